@@ -121,7 +121,7 @@ def norm(a):
 
 # %% ../nbs/00_core.ipynb #8c3ec6bf
 class RunningMean:
-    "Weighted mean of states, folded one at a time: `push(state, weight)`, then `.mean`, `.total`."
+    "Weighted mean of states, folded one at a time: `push(state, weight)` each, then `result()`."
     def __init__(self): self.mean, self.total = None, 0.
 
     def push(self, state, weight=1.):
@@ -129,18 +129,23 @@ class RunningMean:
         if not weight >= 0: raise FdgnbError(f"an aggregation weight is {weight}: weights must be numbers of at least 0")
         self.total += weight
         if self.mean is None: self.mean = {k: v.clone() for k, v in state.items()}
-        elif weight: 
+        elif weight:
             for k, m in self.mean.items():
                 if is_vector(m): m.lerp_(state[k].to(m), weight/self.total)
                 else: torch.maximum(m, state[k], out=m)
         return self
+
+    def result(self):
+        "The mean; FdgnbError where no weight was positive."
+        if not self.total: raise FdgnbError("nothing to average: every aggregation weight is 0")
+        return self.mean
 
 
 def weighted_mean(states, weights=None):
     "$\\sum_k w_k\\theta_k/\\sum_k w_k$ per tensor; uniform without `weights`; integer entries take the largest."
     states, mean = list(states), RunningMean()
     for s, w in zip(states, [1.]*len(states) if weights is None else weights, strict=True): mean.push(s, w)
-    return mean.mean
+    return mean.result()
 
 # %% ../nbs/00_core.ipynb #f43840d4
 KINDS = ("model", "stats", "features", "images", "scalars")
@@ -156,7 +161,7 @@ def part(payload, kind):
     return {k[len(kind)+1:]: v for k, v in payload.items() if k.startswith(kind + ".")}
 
 
-def scalar(x): 
+def scalar(x):
     "A number as a tensor that can travel in a payload (float64, 8 bytes)."
     return torch.tensor(float(x), dtype=torch.float64)
 
