@@ -36,10 +36,9 @@ class Registry(dict):
     def register(self, name):
         "Decorator: put what it decorates under `name`."
         def put(obj):
-            old = super(Registry, self).get(name)
-            if old is not None and getattr(old, "__module__", "") != getattr(obj, "__module__", ""):
-                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {old.__module__} and in {obj.__module__}")
-            self[name] = obj
+            old, here = super(Registry, self).get(name), lambda o: getattr(o, "__module__", "")
+            if old is None or here(obj) in ("__main__", here(old)): self[name] = obj
+            elif here(old) != "__main__": raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {here(old)} and in {here(obj)}")
             return obj
         return put
 
