@@ -8,7 +8,7 @@ __all__ = ['HOOKS', 'METHODS', 'ORDERED', 'hp', 'check_value', 'make', 'Settings
            'method', 'FedAvg', 'hooks_of', 'stack_order', 'merged_hyper', 'method_class', 'one_thread', 'Threads',
            'evaluate', 'assess', 'Ledger', 'digest', 'save_checkpoint', 'load_checkpoint', 'Federation', 'field_of',
            'data_digest', 'answering', 'who_answers', 'run_round', 'evaluate_round', 'adapting', 'adapted', 'Run',
-           'resume', 'checkpoint', 'fit', 'glance']
+           'resume', 'checkpoint', 'fit', 'glance', 'list_methods']
 
 # %% ../nbs/04_federation.ipynb #360522a5
 import copy, dataclasses, hashlib, json, math, os, threading, time
@@ -723,3 +723,11 @@ def glance(fed, rows):
     mean = lambda **want: [v for _, c, s, p, m, v in rows if dict(c=c, s=s, p=p, m=m).items() >= want.items()]
     avg = lambda v: f"{sum(v)/len(v):.3f}" if v else "-"
     return dict(loss=avg(mean(p="training", m="loss")), acc=avg(mean(s="target" if fed.target else "test", p="aggregated", m="accuracy")))
+
+# %% ../nbs/04_federation.ipynb #d641b228
+def list_methods():
+    "DataFrame of the registered methods: name, what it changes, paper, hyper-parameters with defaults, whether it needs target samples."
+    import pandas as pd
+    rows = [dict(method=n, changes=(METHODS[n].__doc__ or "").split("\n")[0], paper=METHODS[n].paper, unlabelled_target=METHODS[n].uses_target,
+                 hyper=", ".join(f"{f.name}={f.default!r}" for f in fields(METHODS[n].Hyper))) for n in METHODS.names()]
+    return pd.DataFrame(rows).set_index("method")
