@@ -1,0 +1,50 @@
+# Two commands do it all on a fresh machine: `make run` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+BIN := .venv/bin
+# one torch thread a process: several busy processes with two threads each spin-wait one another to a halt
+export OMP_NUM_THREADS ?= 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+METHOD ?= fdse
+DATASET ?= digits
+TARGET ?=
+ROUNDS ?=
+SEED ?=
+OUT ?= out
+
+.PHONY: install run test check bench lab clean
+.DEFAULT_GOAL := run
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch torchvision
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+# the main job: one run as an executed notebook, with its record and its arrays beside it
+run: install
+	mkdir -p $(OUT)
+	papermill nbs/run.ipynb $(OUT)/run.ipynb -p method $(METHOD) -p dataset $(DATASET) \
+	  $(if $(TARGET),-p target $(TARGET)) $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) -p out $(OUT)/result
+	@echo "executed notebook: $(OUT)/run.ipynb   record: $(OUT)/result/record.json"
+
+# everything CI checks
+test: install
+	$(BIN)/python tests/clean.py
+	cd nbs && nbdev_test --n_workers 2
+	$(BIN)/python -m pytest
+
+bench: install
+	$(BIN)/python -m pytest bench -p no:cacheprovider --benchmark-disable-gc -s
+
+lab: install
+	jupyter lab nbs
+
+clean:
+	rm -rf .venv out .pytest_cache .cache *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

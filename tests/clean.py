@@ -1,0 +1,16 @@
+"""Fail where a notebook is not clean or `fdgnb/` is not what the notebooks export: run the two tools on a copy and compare."""
+import shutil, subprocess, sys, tempfile
+from pathlib import Path
+
+root = Path(__file__).resolve().parent.parent
+with tempfile.TemporaryDirectory() as d:
+    copy = Path(d)/"repo"
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".venv", ".git", "data", "runs", "out", "__pycache__", ".cache"))
+    for tool in ("nbdev_clean", "nbdev_export"):
+        subprocess.run([str(Path(sys.executable).parent/tool)], cwd=copy, check=True)
+    differ = [str(f.relative_to(copy)) for top in ("nbs", "fdgnb") for f in sorted((copy/top).rglob("*"))
+              if f.suffix in (".ipynb", ".py") and (not (root/f.relative_to(copy)).exists() or f.read_bytes() != (root/f.relative_to(copy)).read_bytes())]
+    stale = [str(f.relative_to(root)) for f in sorted((root/"fdgnb").rglob("*.py")) if not (copy/f.relative_to(root)).exists()]
+if differ or stale:
+    sys.exit("nbdev_clean and nbdev_export change: " + ", ".join(differ + stale) + "\nrun both, look at the diff, commit it")
+print("notebooks are clean, fdgnb/ is what they export")

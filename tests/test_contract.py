@@ -1,0 +1,95 @@
+"""One contract over every registered method: it learns with finite numbers, the same bits on any number of workers, and from odd clients."""
+import dataclasses
+import pytest
+import torch
+import fdgnb
+from fdgnb.core import generator
+from fdgnb.data import Dataset, Domain
+from fdgnb.federation import METHODS, digest
+
+ALL = METHODS.names()
+ODD = dict(one_client=["a", "t"], absent_class=["a", "b", "t"], few=["a", "b", "t"])
+
+
+def toy(names, n=24, classes=3, absent=None, few=None):
+    "Small bright-spot images; `absent`: a domain without class 0; `few`: a domain with 4 images."
+    domains = {}
+    for i, name in enumerate(names):
+        g = generator(7, client=name)
+        m = 4 if name == few else n
+        y = torch.arange(m) % classes
+        if name == absent: y = 1 + y % (classes - 1)
+        x = torch.randint(0, 60, (m, 3, 28, 28), generator=g)
+        for j, c in enumerate(y): x[j, :, 4 + 8*c:10 + 8*c, 6:20] += 120 + 20*i
+        domains[name] = Domain(name, x.to(torch.uint8), y)
+    return Dataset("toy", domains, [str(c) for c in range(classes)], defaults=dict(backbone="cnn2"))
+
+
+def run(name, data, **kw):
+    return fdgnb.fit(name, data, **dict(target="t", rounds=2, lr=.02, batch_size=8, progress=False) | kw)
+
+
+bits = lambda r: digest({f"{o}.{k}": v for o, s in [("server", r.fed.server.state)] + [(c.id, c.state) for c in r.fed.clients] for k, v in s.items() if torch.is_tensor(v)})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_contract(name):
+    data = toy(["a", "b", "c", "t"])
+    r = run(name, data, workers=1)
+    h = r.history
+    assert h.value.map(lambda v: v == v and abs(v) < 1e6).all(), "a number is not finite"
+    assert {("training", "loss"), ("local", "accuracy"), ("aggregated", "accuracy")} <= set(zip(h.point, h.metric))
+    assert h.query("metric == 'accuracy'").value.between(0, 1).all()
+    with torch.no_grad(): assert r.model(torch.rand(5, 3, 28, 28, generator=generator(0))).shape == (5, 3)
+    assert set(r.ledger.direction) == {"up", "down"} and (r.ledger.bytes > 0).all()
+    again = run(name, data, workers=3)
+    assert bits(again) == bits(r) and again.rows == r.rows, "the number of workers changed the bits"
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("case", ODD)
+def test_odd_clients(name, case):
+    r = run(name, toy(ODD[case], absent="a" if case == "absent_class" else None, few="a" if case == "few" else None))
+    assert r.history.value.map(lambda v: v == v).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_resume(name, tmp_path):
+    "A run that breaks after round 1 and is taken up again ends in the same bits."
+    data = toy(["a", "b", "t"])
+    whole = run(name, data, rounds=3)
+    cls = METHODS.get(name)
+    class Breaks(cls):
+        def finish(self, server):
+            super().finish(server)
+            if server.round == 1: raise KeyboardInterrupt
+    METHODS[name] = Breaks
+    try:
+        with pytest.raises(KeyboardInterrupt): run(name, data, rounds=3, out=tmp_path)
+    finally: METHODS[name] = cls
+    resumed = run(name, data, rounds=3, out=tmp_path)
+    assert bits(resumed) == bits(whole) and resumed.rows == whole.rows and resumed.book.rows == whole.book.rows
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if not METHODS.get(n).uses_target])
+def test_in_domain(name):
+    "Without a target every domain is a client."
+    r = run(name, toy(["a", "b"]), target=None, rounds=1)
+    assert set(r.history.client) == {"a", "b"}
+
+
+def test_sums_do_not_depend_on_the_order_written():
+    "Hooks that only add to what lies beneath commute."
+    @fdgnb.method("zz_plus_one")
+    class One(fdgnb.Method):
+        "Adds the squared logits."
+        def criterion(self, logits, y, client): return super().criterion(logits, y, client) + .01*logits.square().mean()
+    @fdgnb.method("zz_plus_two")
+    class Two(fdgnb.Method):
+        "Adds the size of the weights."
+        def loss(self, model, x, y, client): return super().loss(model, x, y, client) + 1e-3*sum(p.square().sum() for p in model.parameters())
+    try:
+        data = toy(["a", "b", "t"])
+        a, b, plain = (run(n, data) for n in ("zz_plus_one+zz_plus_two", "zz_plus_two+zz_plus_one", "fedavg"))
+        assert bits(a) == bits(b) != bits(plain)
+    finally: del METHODS["zz_plus_one"], METHODS["zz_plus_two"]
