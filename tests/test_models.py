@@ -6,7 +6,8 @@ from torch import nn
 from fdgnb import models
 from fdgnb.core import FdgnbError, generator, seeded
 
-SMALL = {"cnn2": 28, "alexnet_bn": 64, "resnet18": 64}            # these also compute; all are built on the meta device
+SMALL = {"cnn2": (3, 28, 28), "cnn4": (3, 28, 28), "mlp2": (384,), "alexnet_bn": (3, 64, 64), "resnet18": (3, 64, 64), "vgg11": (3, 32, 32),
+         "cct_7_3x1": (3, 32, 32)}                                # these also compute; all are built on the meta device
 
 
 def build(name, **kw):
@@ -23,10 +24,10 @@ def one_line(e): return "\n" not in str(e.value)
 @pytest.mark.parametrize("name", models.MODELS.names())
 def test_shapes_on_meta(name):
     with torch.device("meta"):
-        net = models.get(name, 5)
-        x = torch.zeros(2, 3, models.MODELS.get(name).size, models.MODELS.get(name).size)
-    net.eval()
-    assert isinstance(net, models.Net) and net.name == name and net.n_classes == 5 and net.in_channels == 3
+        shape = models.MODELS.get(name).input
+        net, x = models.get(name, 5, shape[0]).eval(), torch.zeros(2, *shape)
+    assert isinstance(net, models.Net) and net.name == name and net.n_classes == 5 and net.in_channels == shape[0]
+    assert models.summary(net, shape).parameters.sum() == models.n_parameters(net) > 0
     phi = net.features(x)
     assert phi.shape == (2, net.feature_dim) and net.head(phi).shape == net(x).shape == (2, 5)
 
@@ -42,7 +43,7 @@ def test_no_foreign_randomness_and_bn(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_trains_on_the_generator_alone(name):
-    net, x = build(name), torch.randn(4, 3, SMALL[name], SMALL[name], generator=generator(0))
+    net, x = build(name, in_channels=SMALL[name][0]), torch.randn(4, *SMALL[name], generator=generator(0))
     before, results = torch.get_rng_state(), []
     for twin in (deepcopy(net), deepcopy(net)):
         out = models.set_generator(twin, generator(1))(x)
@@ -52,11 +53,11 @@ def test_trains_on_the_generator_alone(name):
     assert torch.equal(torch.get_rng_state(), before) and torch.equal(*results)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", models.MODELS.names())
 def test_other_channels_and_wrong_input(name):
-    net = build(name, in_channels=1).eval()
-    assert net(torch.zeros(2, 1, SMALL[name], SMALL[name])).shape == (2, 5)
-    with pytest.raises(FdgnbError, match=rf"{name} takes a batch \(N, 1, H, W\)") as e: net(torch.zeros(2, 3, SMALL[name], SMALL[name]))
+    with torch.device("meta"): net, shape = models.get(name, 5, in_channels=1).eval(), models.MODELS.get(name).input[1:]
+    assert net(torch.zeros(2, 1, *shape, device="meta")).shape == (2, 5)
+    with pytest.raises(FdgnbError, match=rf"{name} takes a batch \(N, 1(, H, W)?\)") as e: net(torch.zeros(2, 3, *shape, device="meta"))
     assert one_line(e)
 
 
@@ -70,6 +71,22 @@ def test_unknown_name_option_and_numbers():
     with pytest.raises(FdgnbError, match="unknown model 'resnet81'; did you mean 'resnet18'"): models.get("resnet81", 5)
     with pytest.raises(FdgnbError, match="cnn2 has no option 'widht'"): models.get("cnn2", 5, widht=2)
     with pytest.raises(FdgnbError, match="at least one class"): models.get("cnn2", 0)
+
+
+def test_sizes():
+    for name, size, message in (("cnn2", 15, "at least 16 px"), ("alexnet_bn", 62, "at least 63 px"), ("vgg11", 31, "at least 32 px"),
+                                ("vit_b_16", 100, "multiple of 16 px"), ("mlp2", 28, r"takes a batch \(N, 3\)")):
+        with torch.device("meta"), pytest.raises(FdgnbError, match=message) as e: models.get(name, 5, size=size)
+        assert one_line(e)
+    for name, size in (("cnn2", 16), ("cnn4", 1), ("alexnet_bn", 63), ("vgg11", 32), ("resnet18", 8), ("vit_b_8", 64), ("cct_7_3x1", 28), ("cct_7_3x1", 33)):
+        with torch.device("meta"): assert models.get(name, 5, size=size).eval()(torch.zeros(2, 3, size, size)).shape == (2, 5)
+    with torch.device("meta"), pytest.raises(FdgnbError, match="this cct_7_3x1 was built for 32 x 32 px, not 28 x 28"):
+        models.get("cct_7_3x1", 5)(torch.zeros(2, 3, 28, 28))
+
+
+def test_published_counts():
+    for name, n_classes, size, printed in (("vgg11", 10, 32, "9.2"), ("cct_7_3x1", 10, 32, "3.8"), ("alexnet_bn", 10, 224, "13.0")):
+        with torch.device("meta"): assert f"{models.n_parameters(models.get(name, n_classes, size=size))/1e6:.1f}" == printed
 
 
 def test_missing_weights(monkeypatch, tmp_path):
@@ -106,6 +123,18 @@ def test_weights_from_a_file(monkeypatch, tmp_path):
     assert one_line(e)
 
 
+def test_vgg_and_vit_weights():
+    tv = models.torchvision_models()
+    given = {f"features.{k}": v for k, v in build("vgg11").features.layers.state_dict().items()}
+    with seeded(7): net = models.MODELS.get("vgg11")(5, 3, state=given)
+    assert all(torch.equal(v, given[f"features.{k}"]) for k, v in net.features.layers.state_dict().items())
+    with seeded(3): theirs = tv.VisionTransformer(32, 8, 1, 3, 48, 192)
+    with seeded(0): small, large = (models._vit("tiny", 8, 5, 3, s, theirs.state_dict(), depth=1, heads=3, dim=48).eval() for s in (32, 64))
+    theirs.heads, x = nn.Identity(), torch.randn(2, 3, 32, 32, generator=generator(0))
+    torch.testing.assert_close(small.features(x), theirs.eval()(x))
+    assert large(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
+
+
 class Evil:
     def __reduce__(self): return exec, ("raise SystemExit('ran code from a weights file')",)
 
@@ -129,7 +158,7 @@ def test_dropout_generator_and_copies():
 
 
 def test_dropout_does_not_depend_on_memory_order_or_dtype():
-    drop, x = models.Dropout(.5), torch.rand(4, 3, 5, 5)
+    drop, x = models.Dropout(.5), torch.rand(4, 3, 5, 5, generator=generator(3))
     a = models.set_generator(drop, generator(0))(x)
     b = models.set_generator(drop, generator(0))(x.to(memory_format=torch.channels_last))
     c = models.set_generator(drop, generator(0))(x.to(torch.bfloat16))
@@ -137,7 +166,11 @@ def test_dropout_does_not_depend_on_memory_order_or_dtype():
 
 
 def test_guard_twice_lazy_and_after_a_failed_import():
-    code = "import sys, fdgnb.models as m; assert 'torchvision' not in sys.modules; assert m.torchvision_models() is m.torchvision_models(); print('ok')"
-    assert run(code).stdout == "ok\n"
-    code = "try: import torchvision\nexcept Exception: pass\nimport fdgnb.models as m; m.torchvision_models().resnet18; import torchvision.transforms; print('ok')"
+    code = """import sys, fdgnb.models as m
+assert 'torchvision' not in sys.modules
+try: import torchvision
+except Exception: pass
+assert m.torchvision_models() is m.torchvision_models()
+import torchvision.transforms
+print('ok')"""
     assert run(code).stdout == "ok\n"
