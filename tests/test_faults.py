@@ -52,7 +52,7 @@ def one_line(call, says):
     (dict(lam_=3), "unknown hyper-parameter 'lam_'"),
     (dict(method="fdse", lam=-1.), "lam=-1.0 is out of range"),
     (dict(method="fdse", tau="small"), "tau='small': expected a number"),
-    (dict(backbone="cnn3"), "unknown model 'cnn3'.*'cnn2'"),
+    (dict(backbone="cnn3"), "unknown model 'cnn3'; did you mean 'cnn"),
     (dict(rounds=2.5), "rounds=2.5: expected a whole number"),
     (dict(batch_size=1), "batch_size=1 does not go with BatchNorm"),
     (dict(fractions=(.5, .1)), "fractions"),
