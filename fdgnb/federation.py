@@ -7,7 +7,7 @@ __all__ = ['SCALES', 'HOOKS', 'METHODS', 'ORDERED', 'hp', 'check_value', 'make',
            'index_batches', 'Method', 'descend', 'make_optimizer', 'keep_optimizer', 'client_update', 'mean_loss',
            'server_update', 'downloads', 'method', 'FedAvg', 'hooks_of', 'stack_order', 'merged_hyper', 'method_class',
            'one_thread', 'Threads', 'evaluate', 'assess', 'Ledger', 'digest', 'save_checkpoint', 'load_checkpoint',
-           'Federation', 'field_of', 'data_digest', 'answering', 'who_answers', 'run_round', 'evaluate_round',
+           'Federation', 'thin', 'field_of', 'data_digest', 'answering', 'who_answers', 'run_round', 'evaluate_round',
            'adapting', 'adapted', 'Run', 'resume', 'checkpoint', 'fit', 'glance', 'list_methods']
 
 # %% ../nbs/04_federation.ipynb #360522a5
@@ -77,6 +77,7 @@ class Settings:
     augment: str = hp("none", "random changes of training images, a name of fdgnb.protocols.AUGMENTATIONS")
     normalize: str = hp("none", "scaling of the channels after /255", choices=("none", "imagenet", "half"))
     partition: tuple = hp((), "how domains become clients: (name of fdgnb.protocols.PARTITIONS, its arguments); empty: one client a domain")
+    limit: int = hp(None, "at most so many images of each domain, drawn by the seed; None: all", low=1)
     target_fraction: float = hp(1., "share of the target that is tested on", low=0., high=1.)
     adapt: str = hp("last", "when a method's label-free adaptation is tried on the target", choices=("never", "last", "every"))
 
@@ -543,8 +544,9 @@ class Federation:
         for name, dom in self.data.domains.items():
             x, y = (dom.x, dom.y) if self.device == "cpu" else (dom.x.to(self.device), dom.y.to(self.device))
             rng = generator(self.seed, client=name, purpose="split")
-            if name == self.target: cut = dict(target=torch.randperm(len(dom), generator=rng)[:math.ceil(self.settings.target_fraction*len(dom))].sort().values)
+            if name == self.target: cut = dict(target=thin(torch.arange(len(dom)), self.settings.target_fraction, rng))
             else: cut = getattr(dom, "split", None) or split_indices(len(dom), dom.y, self.settings.fractions, rng)
+            if self.settings.limit: cut = {s: thin(i, self.settings.limit/len(dom), rng) for s, i in cut.items()}
             c = Client(name, {s: (x, y, i.to(self.device)) for s, i in cut.items()}, self.settings, self.seed, self.rounds, self.device)
             if self.settings.augment != "none":
                 from fdgnb.protocols import AUGMENTATIONS
@@ -566,6 +568,12 @@ class Federation:
         "What makes this run this run, as JSON: two runs with equal args give equal bits."
         return json.loads(json.dumps(dict(method=self.method.name, dataset=self.data.name, data=data_digest(self.data), target=self.target, rounds=self.rounds,
                     protocol=self.protocol, scale=self.scale, seed=self.seed, device=str(self.device).split(":")[0], settings=asdict(self.settings), hyper=asdict(self.method.h))))
+
+
+def thin(index, share, rng):
+    "A random share of some indices, at least one of them, in their order; all where the share is 1 or more."
+    if share >= 1 or not len(index): return index
+    return index[torch.randperm(len(index), generator=rng)[:max(1, round(share*len(index)))].sort().values]
 
 
 def field_of(default, low): return dataclasses.field(default=default, metadata=dict(doc="counted from there", low=low))
