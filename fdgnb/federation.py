@@ -535,7 +535,7 @@ class Federation:
     def network(self):
         "The method's network with its first weights, which depend on the seed alone."
         with seeded(self.seed):
-            net = models.get(self.settings.backbone or "cnn2", self.data.n_classes, self.data.in_channels)
+            net = models.get(self.settings.backbone or "cnn2", self.data.n_classes, self.data.in_channels, size=self.data.size)
             return self.method.build(models.own_dropout(net)).to(self.device).to(memory_format=torch.channels_last)
 
     def participants(self):
