@@ -8,7 +8,7 @@ __all__ = ['DATASETS', 'THIRDS', 'LUMA', 'DIGITS', 'IMAGES', 'OFFICE', 'Domain',
            'digit_fonts', 'digits', 'decode', 'from_folder', 'office_caltech10']
 
 # %% ../nbs/01_data.ipynb #1add776b
-import hashlib, json, os, secrets, shutil, tempfile, time, warnings
+import errno, hashlib, json, os, secrets, shutil, tempfile, time, warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,6 +30,8 @@ class Domain:
     def __post_init__(self):
         if len(self.x) != len(self.y) or not len(self.y):
             raise FdgnbError(f"domain {self.name!r}: {len(self.x)} inputs and {len(self.y)} labels; wanted as many of one as of the other, and at least one")
+        if self.x.dtype not in (torch.uint8, torch.float32) or self.y.dtype != torch.int64:
+            raise FdgnbError(f"domain {self.name!r}: inputs {self.x.dtype}, labels {self.y.dtype}; wanted uint8 pictures or a float32 matrix, and int64 labels")
 
     def __len__(self): return len(self.y)
     def __repr__(self): return f"Domain({self.name!r}, x={tuple(self.x.shape)} {str(self.x.dtype)[6:]})"
@@ -52,18 +54,13 @@ class Dataset:
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
         for d in self.domains.values():
-            if d.y.min() < 0 or d.y.max() >= self.n_classes:
-                raise FdgnbError(f"domain {d.name!r} of {self.name}: labels {int(d.y.min())} to {int(d.y.max())}, wanted 0 to {self.n_classes - 1}")
+            low, high = int(d.y.min()), int(d.y.max())
+            if low < 0 or high >= self.n_classes: raise FdgnbError(f"domain {d.name!r} of {self.name}: labels {low} to {high}, wanted 0 to {self.n_classes - 1}")
 
     names = property(lambda self: list(self.domains))
     n_classes = property(lambda self: len(self.classes))
     in_channels = property(lambda self: next(iter(self.domains.values())).x.shape[1])
-
-    @property
-    def size(self):
-        "Pixels along a side; None for a matrix."
-        x = next(iter(self.domains.values())).x
-        return x.shape[-1] if x.ndim == 4 else None
+    size = property(lambda self: (*next(iter(self.domains.values())).x.shape[2:], None)[0])     # pixels a side; None for a matrix
 
     def __getitem__(self, domain):
         if domain in self.domains: return self.domains[domain]
@@ -146,10 +143,16 @@ def _digest(file):
     with open(file, "rb") as f: return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def _stamp(files): return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
 def _fault(folder):
     "What is wrong with the cache entry `folder`, in one line; None if nothing is."
-    try: files = json.loads((folder/"manifest.json").read_text())["files"]
+    try:
+        manifest = json.loads((folder/"manifest.json").read_text())
+        files = manifest["files"]
     except (OSError, ValueError, KeyError, TypeError) as e: return f"manifest.json cannot be read ({type(e).__name__})"
+    if manifest.get("digest") != _stamp(files): return "manifest.json was altered (its digest is not its own)"
     for name, want in files.items():
         file = folder/name
         if not file.exists(): return f"{name} is missing"
@@ -177,7 +180,7 @@ def _write(folder, arrays):
         else: np.save(file, np.ascontiguousarray(a), allow_pickle=False)
         _sync(file)
         files[file.name] = dict(bytes=file.stat().st_size, blake2b=_digest(file))
-    (folder/"manifest.json").write_text(json.dumps(dict(format=1, files=files), indent=1))
+    (folder/"manifest.json").write_text(json.dumps(dict(format=1, files=files, digest=_stamp(files)), indent=1))
     _sync(folder/"manifest.json"); _sync(folder)
 
 # %% ../nbs/01_data.ipynb #54d599a7
@@ -198,6 +201,13 @@ def _open(folder):
     return {name[:-4]: np.load(folder/name, mmap_mode="c", allow_pickle=False) for name in files}
 
 # %% ../nbs/01_data.ipynb #df90e2b7
+def _sweep(folder, days=1):
+    "Remove an unpublished folder that nobody has touched for a day."
+    try:
+        if time.time() - folder.stat().st_mtime > days * 86400: shutil.rmtree(folder, ignore_errors=True)
+    except FileNotFoundError: pass
+
+# %% ../nbs/01_data.ipynb #e47bfe81
 def cached(key, make, stream=False):
     """The arrays of `make()` (a dict), made once and kept under `key` in `cache_dir()`: dict of memory-mapped arrays.
 
@@ -211,7 +221,11 @@ def cached(key, make, stream=False):
         if fault != "not there": warnings.warn(f"cached data {str(folder)!r}: {fault}; making it anew", stacklevel=2)
         made = folder.with_name(f".{key}.{os.getpid()}-{secrets.token_hex(4)}")
         made.mkdir(parents=True)
-        try: _write(made, make(made) if stream else make()); _publish(made, folder)
+        for old in folder.parent.glob(f".{key}.*"): _sweep(old)
+        try:
+            arrays = make(made) if stream else make()
+            _write(made, arrays); del arrays; _publish(made, folder)
+        except OSError as e: raise FdgnbError(f"cannot keep decoded data in {str(folder.parent)!r}: {e.strerror or e}; set FDGNB_CACHE to a folder with room") from e
         finally: shutil.rmtree(made, ignore_errors=True)
     raise FdgnbError(f"cached data {str(folder)!r} changes while it is being read; is another program writing there?")
 
@@ -238,8 +252,10 @@ def get_dataset(name, size=None, **kw):
     if isinstance(name, Dataset):
         if size not in (None, name.size): raise FdgnbError(f"dataset {name.name!r} is loaded at {name.size} pixels, not {size}; load it anew at that size")
         return name
+    if not isinstance(name, (str, Path)): raise FdgnbError(f"dataset {name!r} is neither a name, nor a folder, nor a Dataset")
     if isinstance(name, Path) or "/" in name or os.sep in name: return from_folder(name, **({} if size is None else {"size": size}), **kw)
-    return _catalogue().get(name)(size=size, **kw)
+    if name not in _catalogue() and Path(name).is_dir(): raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the slash")
+    return DATASETS.get(name)(size=size, **kw)
 
 
 def list_datasets():
@@ -400,7 +416,7 @@ def digits(size=None, domains=None):
     size, info = _size(size or 28), digits.info
     arrays = {d: cached(f"digits-{d}-{size}-v1-{_versions()}", lambda: _digit_domain(d, size)) for d in _chosen("digits", domains, DIGITS)}
     return Dataset("digits", {d: _domain(d, a) for d, a in arrays.items()}, list("0123456789"), info["citation"], info["terms"],
-                   dict(backbone="cnn2" if size == 28 else "alexnet_bn", batch_size=16, lr=.01))
+                   dict(backbone="cnn2" if size == 28 else "alexnet_bn", batch_size=16))
 
 # %% ../nbs/01_data.ipynb #81f3e07e
 def _size(size):
@@ -434,13 +450,24 @@ def _decode_all(files, labels, size, title, folder):
     "Decode `files` into folder/x.npy; arrays x, y, and kept: the index in `files` of each row."
     from tqdm.auto import tqdm
     x = np.lib.format.open_memmap(folder/"x.npy", "w+", np.uint8, (len(files), 3, size, size))
+    _reserve(folder/"x.npy")
     def one(i):
         try: x[i] = decode(files[i], size); return True
         except Exception: return False
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        good = np.fromiter(tqdm(pool.map(one, range(len(files))), desc=title, total=len(files), unit="image", leave=False), bool, len(files))
+        good = np.fromiter(tqdm(pool.map(one, range(len(files))), desc=title, total=len(files), unit="image", leave=False,
+                                disable=bool(os.environ.get("TQDM_DISABLE"))), bool, len(files))
     kept = np.flatnonzero(good)
     return dict(x=x if good.all() else np.array(x[kept]), y=np.asarray(labels, np.int64)[kept], kept=kept)
+
+
+def _reserve(file):
+    "Take a file's room on the disk now: a full disk is then an OSError here and not a crash in the middle."
+    if hasattr(os, "posix_fallocate"):
+        with open(file, "r+b") as f:
+            try: os.posix_fallocate(f.fileno(), 0, os.fstat(f.fileno()).st_size)
+            except OSError as e:
+                if e.errno == errno.ENOSPC: raise
 
 
 def _fingerprint(base, files, labels, size):
@@ -450,14 +477,23 @@ def _fingerprint(base, files, labels, size):
     return hashlib.blake2b("\n".join(lines).encode("utf8", "surrogateescape"), digest_size=12).hexdigest()
 
 # %% ../nbs/01_data.ipynb #daf9b0e9
+def _reason(file, size):
+    "Why an image cannot be read, in one line; None if it can."
+    try: decode(file, size)
+    except Exception as e: return " ".join(f"{type(e).__name__}: {e}".split())
+
+
 def _read_domain(name, base, files, labels, size, on_error, dataset):
     "One domain from its files, decoded or from the cache; refuses or reports what cannot be read."
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in f"{dataset}-{name}")[:80]
-    a = cached(f"{safe}-{size}-{_fingerprint(base, files, labels, size)}", lambda folder: _decode_all(files, labels, size, f"{dataset}/{name}", folder), stream=True)
+    key = f"{safe}-{size}-{_fingerprint(base, files, labels, size)}"
+    a = cached(key, lambda folder: _decode_all(files, labels, size, f"{dataset}/{name}", folder), stream=True)
     if len(a["kept"]) == len(files): return _domain(name, a)
     lost = [files[i] for i in sorted(set(range(len(files))) - set(a["kept"].tolist()))]
-    try: decode(lost[0], size); why = "it could not be read before"
-    except Exception as e: why = " ".join(f"{type(e).__name__}: {e}".split())
+    why = _reason(lost[0], size)
+    if why is None:                                      # it can be read now: the disk or its rights were at fault
+        shutil.rmtree(cache_dir()/key, ignore_errors=True)
+        return _read_domain(name, base, files, labels, size, on_error, dataset)
     more = f" ({len(lost)} such images in {name!r})" if len(lost) > 1 else ""
     if on_error == "raise": raise FdgnbError(f"cannot read image {str(lost[0])!r}{more}: {why}; repair or remove it, or pass on_error=\"skip\"")
     if not len(a["kept"]): raise FdgnbError(f"domain {name!r} of {dataset}: none of its {len(files)} images can be read; the first is {str(lost[0])!r}: {why}")

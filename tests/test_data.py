@@ -1,0 +1,345 @@
+"Data: determinism, the cache, anyone's folders, and the one line that each mistake gets."
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fdgnb import data
+from fdgnb.core import FdgnbError, generator
+from fdgnb.data import (Dataset, Domain, cached, data_dir, from_folder, get_dataset, list_datasets, split_indices, thirds,
+                        to_float)
+
+ROOT = Path(__file__).resolve().parents[1]
+DIGEST = """
+import hashlib, json
+from fdgnb.data import get_dataset
+ds = get_dataset('digits')
+print(json.dumps({k: hashlib.blake2b(d.x.numpy().tobytes() + d.y.numpy().tobytes()).hexdigest() for k, d in ds.domains.items()}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    "Every test decodes into a folder of its own."
+    monkeypatch.setenv("FDGNB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    return tmp_path / "cache"
+
+
+def start(code, folder):
+    "Run `code` in another process with its own cache."
+    env = {**os.environ, "FDGNB_CACHE": str(folder), "OMP_NUM_THREADS": "1",
+           "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+def says(f, *parts):
+    "`f` fails with an FdgnbError of one line that holds `parts`."
+    with pytest.raises(FdgnbError) as e:
+        f()
+    message = str(e.value)
+    assert "\n" not in message
+    for p in parts:
+        assert p in message, message
+
+
+def picture(path, colour=(200, 100, 50), side=12):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (side, side), colour).save(path)
+
+
+@pytest.fixture
+def shop(tmp_path):
+    "Two domains, two classes, two pictures each."
+    for d in ("front", "back"):
+        for c in ("cat", "dog"):
+            for i in range(2):
+                picture(tmp_path / "shop" / d / c / f"{i}.png", (len(d) * 10, ord(c[0]), i))
+    return tmp_path / "shop"
+
+
+# digits
+
+def test_digits_same_bytes_in_two_processes(tmp_path):
+    "Two fresh processes, two fresh caches, the same bytes."
+    a, b = [start(DIGEST, tmp_path / n) for n in "ab"]
+    a, b = json.loads(finish(a)), json.loads(finish(b))
+    assert a == b and len(set(a.values())) == 5
+
+
+def test_digits_shapes_and_balance():
+    ds = get_dataset("digits")
+    assert ds.names == ["optical", "blended", "inked", "rendered", "cluttered"]
+    assert (ds.n_classes, ds.in_channels, ds.size) == (10, 3, 28)
+    for d in ds.domains.values():
+        assert d.x.dtype == torch.uint8 and d.y.dtype == torch.int64 and d.x.shape == (len(d), 3, 28, 28)
+    counts = ds.counts()
+    assert (counts.max(axis=1) - counts.min(axis=1)).max() <= 3
+    assert counts.loc[["rendered", "cluttered"]].eq(100).all().all()
+
+
+def test_digits_no_handwritten_sample_in_two_domains():
+    "From the pixels: each picture is most like the sample it was dealt, and the samples dealt are disjoint."
+    from sklearn.datasets import load_digits
+    hand, ds = load_digits(), get_dataset("digits")
+    dealt = thirds(hand.target)
+    assert sorted(np.concatenate(list(dealt.values()))) == list(range(1797))
+
+    def standard(a):
+        a = a.reshape(len(a), -1) - a.reshape(len(a), -1).mean(1, keepdims=True)
+        return a / np.linalg.norm(a, axis=1, keepdims=True)
+    small = ds["optical"].x[:, 0, 3:25, 3:25].numpy()
+    small = np.stack([np.asarray(Image.fromarray(i).resize((8, 8), Image.BOX), float) for i in small])
+    found = (standard(small) @ standard(hand.images).T).argmax(1)
+    assert (found == dealt["optical"]).mean() > .99
+    assert not set(found) & set(np.concatenate([dealt["blended"], dealt["inked"]]))
+    for name, at in dealt.items():
+        assert np.array_equal(ds[name].y, hand.target[at])
+
+
+def test_digits_other_size():
+    ds = get_dataset("digits", size=32, domains=["inked"])
+    assert ds.names == ["inked"] and ds["inked"].x.shape == (599, 3, 32, 32)
+    says(lambda: get_dataset("digits", size="28"), "size '28'")
+
+
+# names
+
+def test_unknown_dataset_and_domain_name_the_nearest():
+    says(lambda: get_dataset("digitz"), "unknown dataset 'digitz'", "did you mean 'digits'?")
+    says(lambda: get_dataset("digits", domains=["blendid"]), "unknown domain 'blendid' of digits", "did you mean 'blended'?")
+    ds = get_dataset("digits", domains=["inked"])
+    says(lambda: ds["inkd"], "unknown domain 'inkd' of digits", "did you mean 'inked'?")
+    says(lambda: get_dataset(None), "neither a name")
+
+
+def test_missing_dataset_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("FDGNB_DATA", str(tmp_path / "nowhere"))
+    says(lambda: get_dataset("office_caltech10"), "download", str(tmp_path / "nowhere" / "office_caltech10"), "FDGNB_DATA",
+         "dataset=digits needs nothing")
+    table = list_datasets().set_index("name")
+    assert not table.loc["office_caltech10", "available"] and table.loc["digits", "available"]
+    assert not (tmp_path / "nowhere").exists()
+
+
+# cache
+
+def test_cache_makes_once_and_repairs(cache):
+    calls = []
+
+    def make():
+        calls.append(1)
+        return dict(x=np.arange(1000, dtype=np.uint8), y=np.arange(3))
+    good = np.arange(1000, dtype=np.uint8)
+    for _ in range(2):
+        assert np.array_equal(cached("entry", make)["x"], good)
+    assert len(calls) == 1
+    entry = cache / "entry"
+
+    def tear(name, f):
+        b = (entry / name).read_bytes()
+        (entry / name).write_bytes(f(b))
+        os.utime(entry / name, ns=(1, 1))
+    cases = [("x.npy", lambda b: b[:-1], "its manifest says"), ("x.npy", lambda b: b[:500] + b"?" + b[501:], "was altered"),
+             ("y.npy", lambda b: b"", "its manifest says"), ("manifest.json", lambda b: b[: len(b) // 2], "cannot be read"),
+             ("manifest.json", lambda b: b"{}", "cannot be read"), ("manifest.json", lambda b: b.replace(b"1128", b"1127"), "altered")]
+    for k, (name, f, word) in enumerate(cases):
+        tear(name, f)
+        with pytest.warns(UserWarning, match=word) as w:
+            assert np.array_equal(cached("entry", make)["x"], good)
+        assert len(w) == 1 and "\n" not in str(w[0].message) and len(calls) == 2 + k
+    (entry / "y.npy").unlink()
+    with pytest.warns(UserWarning, match="missing"):
+        cached("entry", make)
+    assert [p.name for p in cache.iterdir()] == ["entry"]
+
+
+def test_cache_altered_between_processes(cache):
+    "One flipped byte, length and time stamp kept: found by the digest at the first open of a fresh process."
+    code = "import numpy as np; from fdgnb.data import cached; print(int(cached('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
+    assert finish(start(code, cache)) == "499500"
+    file = cache / "entry" / "x.npy"
+    s, b = file.stat(), bytearray(file.read_bytes())
+    b[-1] ^= 1
+    file.write_bytes(b)
+    os.utime(file, ns=(s.st_atime_ns, s.st_mtime_ns))
+    p = start(code, cache)
+    out, err = p.communicate(timeout=60)
+    assert out.strip() == "499500" and "was altered" in err
+
+
+def test_failed_make_leaves_nothing(cache):
+    def boom(): raise RuntimeError("boom")
+    with pytest.raises(RuntimeError):
+        cached("entry", boom)
+    assert list(cache.iterdir()) == []
+
+
+def test_arrays_are_copy_on_write(cache):
+    a = cached("entry", lambda: dict(x=np.zeros(4)))["x"]
+    torch.from_numpy(a).add_(1)
+    assert a.sum() == 4 and cached("entry", lambda: None)["x"].sum() == 0
+
+
+def test_two_processes_prepare_one_dataset(tmp_path):
+    "Both make it at once, both get the same bytes, one whole entry stays and nothing else; the next one opens it."
+    code = """
+import hashlib, os, sys, time, numpy as np
+from pathlib import Path
+from fdgnb.data import cached, _fault, cache_dir
+def make():
+    print('made', flush=True); Path(READY, str(os.getpid())).touch(); end = time.time() + 60
+    while len(os.listdir(READY)) < 2 and time.time() < end: time.sleep(.01)      # until the other one is making it too
+    return dict(x=np.arange(100000, dtype=np.uint8))
+print(hashlib.blake2b(cached('entry', make)['x'].tobytes()).hexdigest(), _fault(cache_dir()/'entry'))
+""".replace("READY", repr(str(tmp_path / "ready")))
+    (tmp_path / "ready").mkdir()
+    outs = [finish(p).splitlines() for p in [start(code, tmp_path / "shared") for _ in range(2)]]
+    want = f"{hashlib.blake2b(np.arange(100000, dtype=np.uint8).tobytes()).hexdigest()} None"
+    assert outs == [["made", want]] * 2 and len(list((tmp_path / "ready").iterdir())) == 2
+    assert [p.name for p in (tmp_path / "shared").iterdir()] == ["entry"]
+    assert finish(start(code, tmp_path / "shared")) == want                      # the third one opens it
+
+
+def test_two_processes_repair_one_entry(tmp_path):
+    "The same, on an entry that is torn."
+    (tmp_path / "shared" / "digits").mkdir(parents=True)
+    code = "import numpy as np; from fdgnb.data import cached; print(int(cached('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
+    assert [finish(p) for p in [start(code, tmp_path / "shared") for _ in range(2)]] == ["36", "36"]
+
+
+def test_cache_leaves_a_sealed_folder_alone(tmp_path, monkeypatch):
+    "A data folder without write permission is not written, even by root."
+    sealed = tmp_path / "sealed"
+    sealed.mkdir()
+    sealed.chmod(0o555)
+    monkeypatch.delenv("FDGNB_CACHE")
+    monkeypatch.setenv("FDGNB_DATA", str(sealed))
+    assert sealed not in data.cache_dir().parents and list(sealed.iterdir()) == []
+    sealed.chmod(0o755)
+    assert data.cache_dir() == sealed / ".fdgnb_cache"
+
+
+# folders
+
+def test_from_folder_round_trip_and_change(shop, cache):
+    ds = from_folder(shop, size=8)
+    assert ds.names == ["back", "front"] and ds.classes == ["cat", "dog"] and len(ds["back"]) == 4
+    assert ds["front"].x[:, :, 3, 3].tolist() == [[50, ord(c), i] for c in "cd" for i in range(2)]
+    entries = {p: p.stat().st_mtime_ns for p in cache.iterdir()}
+    from_folder(shop, size=8)
+    assert {p: p.stat().st_mtime_ns for p in cache.iterdir()} == entries            # nothing decoded again
+    picture(shop / "front" / "cat" / "0.png", (9, 8, 7))
+    assert from_folder(shop, size=8)["front"].x[0, :, 0, 0].tolist() == [9, 8, 7]
+    assert len(list(cache.iterdir())) == len(entries) + 1                           # one domain, not two
+    assert from_folder(shop, size=8, domains=["front"], classes=["dog"])["front"].y.tolist() == [0, 0]
+    assert len(get_dataset(str(shop), size=8)["front"]) == 4
+
+
+def test_class_absent_from_a_domain(shop):
+    for f in (shop / "back" / "dog").iterdir():
+        f.unlink()
+    says(lambda: from_folder(shop), "class folder", str(shop / "back" / "dog"), "has no images")
+    (shop / "back" / "dog").rmdir()
+    assert from_folder(shop, size=8).counts().loc["back"].tolist() == [2, 0]
+
+
+def test_corrupted_image(shop):
+    bad = shop / "back" / "cat" / "1.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    says(lambda: from_folder(shop, size=8), str(bad), 'on_error="skip"')
+    with pytest.warns(UserWarning, match="skipped 1 of 4") as w:
+        ds = from_folder(shop, size=8, on_error="skip")
+    assert "\n" not in str(w[0].message) and ds["back"].y.tolist() == [0, 1, 1]
+    with pytest.warns(UserWarning, match="skipped 1 of 4"):
+        from_folder(shop, size=8, on_error="skip")                                  # said again when it comes from the cache
+    says(lambda: from_folder(shop, size=8), str(bad))
+    for f in (shop / "back").rglob("*.png"):
+        f.write_bytes(b"nothing")
+    says(lambda: from_folder(shop, size=8, on_error="skip"), "none of its 4 images can be read")
+    says(lambda: from_folder(shop, on_error="skp"), "did you mean 'skip'?")
+
+
+def test_wrong_trees(tmp_path, shop):
+    says(lambda: from_folder(tmp_path / "shpo"), "no folder", "<domain>/<class>/<image>")
+    says(lambda: from_folder(shop / "front" / "cat"), "no domain folders")
+    says(lambda: from_folder(shop / "front"), "has no class folders")
+    says(lambda: from_folder(shop, classes=["cat", "dgo"]), "unknown class 'dgo'", "did you mean 'dog'?")
+    says(lambda: from_folder(shop, domains=["frnt"]), "unknown domain 'frnt'", "did you mean 'front'?")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "bmp", "webp", "tif", "png"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1"])
+def test_formats(tmp_path, suffix, mode):
+    "Every format and mode that can be written is read as RGB, grey stays grey."
+    try:
+        Image.new("L", (9, 9), 255).convert(mode).save(tmp_path / f"a.{suffix}")
+    except OSError:
+        pytest.skip(f"{suffix} cannot hold {mode}")
+    x = data.decode(tmp_path / f"a.{suffix}", 8)
+    assert x.shape == (3, 8, 8) and x.dtype == np.uint8 and x.min() > 250
+
+
+# the real data
+
+def test_office_caltech10_counts(monkeypatch):
+    if not data.DATASETS.get("office_caltech10").info["available"]():
+        pytest.skip(f"office_caltech10 is not in {data_dir()}: set FDGNB_DATA")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ds = get_dataset("office_caltech10", domains=["dslr", "webcam"])
+    assert {k: len(d) for k, d in ds.domains.items()} == dict(dslr=157, webcam=295) and ds.size == 28 and ds.n_classes == 10
+    counts = {d: sum(map(len, t.values())) for d, t in data._scan(data._office_folders()).items()}      # the large ones: without decoding
+    assert counts == dict(amazon=958, caltech=1123, dslr=157, webcam=295)
+
+
+def test_office_caltech10_other_counts_and_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("FDGNB_DATA", str(tmp_path))
+    for d in ("Amazon", "Caltech10", "DSLR", "Webcam"):
+        picture(tmp_path / "office_caltech10" / d / "mug" / "1.jpg")
+    with pytest.warns(UserWarning, match=r"amazon 1 \(published: 958\), caltech 1 \(published: 1123\)") as w:
+        assert get_dataset("office_caltech10").names == ["amazon", "caltech", "dslr", "webcam"]
+    assert "\n" not in str(w[0].message)
+
+
+# splits and batches
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 157])
+@pytest.mark.parametrize("stratify", [False, True])
+def test_split(n, stratify):
+    y = torch.arange(n) % 3
+    a, b = [split_indices(n, y, generator=generator(5), stratify=stratify) for _ in range(2)]
+    assert sorted(torch.cat(list(a.values())).tolist()) == list(range(n)) and len(a["train"]) >= 1
+    assert all(torch.equal(a[k], b[k]) and a[k].dtype == torch.int64 for k in a)
+    says(lambda: split_indices(n, y, fractions=(.5, .5, .5)), "three fractions")
+
+
+def test_split_leaves_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    split_indices(100)
+    get_dataset("digits", domains=["rendered"])
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_bad_domains():
+    y = torch.tensor([0, 3])
+    says(lambda: Dataset("own", {"a": Domain("a", torch.zeros(2, 4), y)}, ["u", "v"]), "labels 0 to 3, wanted 0 to 1")
+    says(lambda: Domain("a", torch.zeros(3, 4), y), "3 inputs and 2 labels")
+    says(lambda: Dataset("own", {}, ["u"]), "no domains")
+    text = Dataset("own", {"a": Domain("a", torch.zeros(2, 4), y)}, list("uvwx"))
+    assert text.size is None and text.in_channels == 4 and to_float(text["a"].x) is text["a"].x
