@@ -6,8 +6,8 @@
 __all__ = ['OWN', 'RULES', 'POINTS', 'FORMAT', 'parties', 'column', 'values', 'aim', 'select', 'row', 'table', 'show',
            'rounds_to', 'args_of', 'flat', 'same_but_seed', 'over_seeds', 'plus_minus', 'readable', 'traffic',
            'counted', 'client_flops', 'flops', 'costs', 'seconds', 'split_of', 'predictions', 'domains_of',
-           'confusion_counts', 'balanced', 'features', 'arrays', 'versions', 'plain', 'seal', 'record', 'stored_table',
-           'file_digest', 'save', 'read_record', 'read_table', 'Saved', 'load']
+           'confusion_counts', 'balanced', 'unseen', 'features', 'arrays', 'versions', 'plain', 'seal', 'record',
+           'stored_table', 'file_digest', 'save', 'read_record', 'read_table', 'Saved', 'load']
 
 # %% ../nbs/06_metrics.ipynb #386fff45
 import copy, hashlib, io, json, os, platform
@@ -183,7 +183,7 @@ def client_flops(fed, client, net, steps):
     m, c = fed.method, copy.copy(client)
     c.state, c.scratch, c.round, c.model = copy.deepcopy(client.state), {}, fed.rounds - 1, net
     models.set_generator(net, c.rng("dropout", c.device))
-    down, rng = m.download(fed.server, c.id), c.rng("batch", c.device)
+    down, rng, augment = m.download(fed.server, c.id), c.rng("batch", c.device), c.rng("augment", c.device)
     m.receive(net, c, down)
     c.optimizer = make_optimizer(m.params(net), c)
     _, around = counted(lambda: m.begin(net, c, down))
@@ -192,7 +192,7 @@ def client_flops(fed, client, net, steps):
     for idx in m.sample(c, c.rng("sample")):
         lengths[len(idx)] += 1
         if len(idx) not in steps:
-            loss, steps[len(idx)] = counted(lambda: m.step(net, *m.batch(*c.take(idx), c, rng), c))
+            loss, steps[len(idx)] = counted(lambda: m.step(net, *m.batch(*c.take(idx, rng=augment), c, rng), c))
             losses.append(loss)
     c.scratch |= dict(steps=sum(lengths.values()), loss=float(losses[-1]))
     around += counted(lambda: (m.end(net, c), m.upload(net, c)))[1]
@@ -261,16 +261,23 @@ def balanced(labels, most, rng):
     return np.sort(order[np.argsort(rank[order], kind="stable")][:most])
 
 
+def unseen(client):
+    "A client whose one split `unseen` holds the target, or its test and validation samples together (its training samples where it has no others)."
+    names = [s for s in ("target", "test", "val") if client.n(s)] or ["train"]
+    view, (x, y, _) = copy.copy(client), client.splits[names[0]]
+    view.splits = dict(unseen=(x, y, torch.cat([client.splits[s][2] for s in names])))
+    return view
+
+
 @torch.inference_mode()
 def features(run, most=600):
     "dict of arrays: features (N, D) float32, feature_label, feature_domain (N,); at most `most` samples, spread over domains and classes."
-    clients, out = run.fed.clients + ([run.fed.newcomer] if run.fed.newcomer else []), []
+    clients, out = [unseen(c) for c in run.fed.clients + ([run.fed.newcomer] if run.fed.newcomer else [])], []
     for c in clients:
-        net, s = run.model_of(c.id), split_of(c)
-        x, y, index = c.splits[s]
+        net, (_, y, index) = run.model_of(c.id), c.splits["unseen"]
         rows = balanced(y[index].cpu().numpy(), most//len(clients), generator(run.fed.seed, client=c.id, purpose="embedding"))
         for idx in torch.from_numpy(rows).split(256):
-            x, y = c.take(idx, s)
+            x, y = c.take(idx, "unseen")
             f = getattr(net, "features", net)(x).flatten(1).float().cpu().numpy()
             out.append((f, y.cpu().numpy(), np.full(len(f), domains_of(run).index(c.id))))
     return dict(zip(("features", "feature_label", "feature_domain"), map(np.concatenate, zip(*out))))

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from ..core import FdgnbError, is_vector, part, tagged, weighted_mean
 from ..data import to_float
-from ..federation import Method, hp, index_batches, method
+from ..federation import Method, hp, index_batches, method, scaled
 from ..models import torchvision_models
 
 # %% ../../nbs/14_fdse.ipynb #76f66cde
@@ -316,7 +316,7 @@ def blank(model):
     return {k: torch.ones_like(v) if k.endswith("var") else torch.zeros_like(v) for k, v in model.state_dict().items() if owner(k) == "local"}
 
 
-def erase(model, x, h, rng, penalty=consistency_loss):
+def erase(model, x, h, rng, penalty=consistency_loss, normalize="none"):
     "Algorithm 3 of FDSE: train the erasers of `model` on unlabelled images `x`, in place; returns the penalty of every step."
     model.eval()
     for b in blocks(model): b.bn_dse.train()
@@ -325,7 +325,7 @@ def erase(model, x, h, rng, penalty=consistency_loss):
     gamma, seen = 1 - blocks(model)[0].bn_dfe.momentum, []
     for _ in range(h.adapt_epochs):
         for idx in index_batches(torch.randperm(len(x), generator=rng), h.adapt_batch):
-            with tapped(model) as taps: model(images(x[idx], train[0].device))
+            with tapped(model) as taps: model(images(x[idx], train[0].device, normalize))
             loss, running = penalty(taps, running, target, gamma, h.beta)
             with torch.no_grad():
                 for p, g in zip(train, torch.autograd.grad(loss, train)): p.sub_(g, alpha=h.adapt_lr)
@@ -334,13 +334,13 @@ def erase(model, x, h, rng, penalty=consistency_loss):
     return seen
 
 
-def images(x, device):
-    "A batch as a network takes it: float32, channels last, on the device."
-    x = to_float(x.to(device))
+def images(x, device, normalize="none"):
+    "A batch as a network takes it: float32, scaled as the settings say, channels last, on the device."
+    x = scaled(to_float(x.to(device)), normalize)
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
-def take_statistics(model, x, size=256):
+def take_statistics(model, x, size=256, normalize="none"):
     "Set BN_DSE's running statistics to the average over batches of `x`; nothing else moves."
     model.eval()
     found = [b.bn_dse for b in blocks(model)]
@@ -348,7 +348,7 @@ def take_statistics(model, x, size=256):
     with torch.no_grad():
         for i, idx in enumerate(index_batches(torch.arange(len(x)), size), 1):
             old = [(bn.momentum, setattr(bn, "momentum", 1/i))[0] for bn in found]
-            model(images(x[idx], found[0].weight.device))
+            model(images(x[idx], found[0].weight.device, normalize))
             for bn, m in zip(found, old): bn.momentum = m
     model.eval()
 
@@ -404,8 +404,9 @@ class FDSE(DSE):
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
         if len(x) < 2: return
-        if self.h.newcomer == "target": take_statistics(model, x)
-        erase(model, x, self.h, client.rng("adapt"), PENALTIES[self.h.penalty])
+        how = dict(normalize=client.settings.normalize)
+        if self.h.newcomer == "target": take_statistics(model, x, **how)
+        erase(model, x, self.h, client.rng("adapt"), PENALTIES[self.h.penalty], **how)
 
     # -- the server's side
     def download(self, server, k):

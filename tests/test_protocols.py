@@ -1,0 +1,187 @@
+"""Protocols resolve for every method and scale; partitions lose and double nothing; augmentation depends on its generator alone; bad names are refused."""
+import itertools
+from dataclasses import fields
+import pytest
+import torch
+import fdgnb
+from fdgnb.core import FdgnbError, generator
+from fdgnb.data import Dataset, Domain
+from fdgnb.federation import METHODS, Settings, check_value, method_class
+from fdgnb.metrics import RULES
+from fdgnb.models import MODELS
+from fdgnb.protocols import AUGMENTATIONS, PARTITIONS, PROTOCOLS, SCALES, Augment, list_augmentations, list_protocols, protocol_table, resolve
+
+DATA = ["digits", "office_caltech10", "pacs", "vlcs", "officehome", "terra_incognita", "domainnet", "domainnet10", "digit_five", "rotated_mnist",
+        "cifar10", "cifar100", "amazon_review", "somebody's own"]
+SETTINGS = {f.name: f for f in fields(Settings)}
+TO_COME = {"local_steps", "weights", "pretrained"}                       # settings a loop may or may not have
+
+
+def toy(sizes=(60, 45, 33), classes=5, side=8, official=False):
+    "Domains whose first two pixels carry the number of the image."
+    out, start = {}, 0
+    for name, n in zip("abcdefgh", sizes):
+        x = torch.zeros(n, 3, side, side, dtype=torch.uint8)
+        i = start + torch.arange(n); start += n
+        x[:, 0], x[:, 1] = (i//256).to(torch.uint8)[:, None, None], (i % 256).to(torch.uint8)[:, None, None]
+        out[name] = Domain(name, x, torch.randint(classes, (n,), generator=generator(n)))
+        if official: out[name].split = dict(train=torch.arange(2*n//3), test=torch.arange(2*n//3, n))
+    return Dataset("toy", out, [str(c) for c in range(classes)])
+
+
+def number(d): return (d.x[:, 0, 0, 0].long()*256 + d.x[:, 1, 0, 0]).tolist()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_value_is_allowed_for_every_method_scale_and_data_set(protocol):
+    for scale, data in itertools.product((None, *SCALES), DATA):
+        for method in [*METHODS.names(), "fedprox+ga"]:
+            values = resolve(protocol, scale, data, method)
+            assert isinstance(values.pop("rounds"), int)
+            own = {f.name: f for f in fields(method_class(method).Hyper)} if method in METHODS else {}
+            for k, v in values.items():
+                if f := (own | SETTINGS).get(k): assert check_value(k, v, f) == v, k
+            if "backbone" in values: MODELS.get(values["backbone"])
+            if "augment" in values: AUGMENTATIONS.get(values["augment"])
+            for name, *rest in [values["partition"]] if "partition" in values else []:
+                for n, *_ in (rest if name == "chain" else [(name, *rest)]): PARTITIONS.get(n)
+
+
+def test_no_row_is_written_in_vain():
+    known = set(SETTINGS) | TO_COME | {"rounds"} | {f.name for m in METHODS.names() for f in fields(METHODS.get(m).Hyper)}
+    for p in PROTOCOLS.values():
+        for r in p.rows:
+            assert r.source and r.scale in SCALES and set(r.data) <= set(DATA), r
+            assert r.name in known or (r.method and not set(r.method) & set(METHODS.names())), r
+        seen = [(r.name, d, m, r.scale) for r in p.rows for d in r.data or ("",) for m in r.method or ("",)]
+        assert len(seen) == len(set(seen)), f"{p.name} gives a value twice"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_tables_and_reporting(protocol):
+    p = PROTOCOLS[protocol]
+    assert p.name == protocol and p.select in RULES and p.point in ("local", "aggregated", "both") and p.metric
+    table = protocol_table(protocol)
+    assert {"client", "validation", "seeds", "selection", "rounds", "lr", "batch_size", "weights"} <= set(table.index) and (table.columns == ["of", "paper", "cpu", "smoke", "source"]).all()
+    assert list_protocols().loc[protocol, "select"] == p.select
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_scales_only_shrink(protocol):
+    for data in DATA:
+        smoke, cpu, paper = (resolve(protocol, s, data) for s in SCALES)
+        assert smoke["rounds"] < cpu["rounds"] < paper["rounds"]
+        for k in ("rounds", "local_epochs", "local_steps", "size", "limit"):
+            v = [s.get(k, float("inf")) for s in (smoke, cpu, paper)]
+            assert v == sorted(v), (data, k, v)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_smoke_runs(protocol):
+    for target in (None, "a"):
+        r = fdgnb.fit("fedavg", toy((40, 40, 40), side=28), target=target, protocol=protocol, scale="smoke", backbone="cnn2", rounds=1, progress=False)
+        assert r.history.value.map(lambda v: v == v).all()
+
+
+@pytest.mark.parametrize("steps", [("halves",), ("split", 3), ("split", 1), ("lda", 4, .1, "hsu"), ("lda", 4, .1, "ones"), ("lda", 7, 100., "ones"),
+                                   ("chain", ("lda", 4, .1, "hsu"), ("split", 2)), ("chain", ["halves"], ["split", 2])])
+@pytest.mark.parametrize("target", [None, "b"])
+@pytest.mark.parametrize("official", [False, True])
+def test_partitions_lose_and_double_nothing(steps, target, official):
+    data = toy(official=official)
+    (name, *rest), make = steps, lambda seed: PARTITIONS.get(steps[0])(data, target, generator(seed), *steps[1:])
+    out = make(0)
+    used = sum((number(d) for k, d in out.domains.items() if k != target), [])
+    have = sum((number(d) for k, d in data.domains.items() if k != target), [])
+    assert len(used) == len(set(used)) and set(used) <= set(have)
+    y = {i: c for d in data.domains.values() for i, c in zip(number(d), d.y.tolist())}
+    assert all([y[i] for i in number(d)] == d.y.tolist() for d in out.domains.values()), "an image changed its label"
+    if "lda" not in str(steps): assert set(used) == set(have)
+    else: assert len(have) - len(used) < 7
+    if target:
+        assert out.names[-1] == target and torch.equal(out[target].x, data[target].x) and out[target] is data[target]
+    if official:
+        exam = {i for d in data.domains.values() for i in torch.tensor(number(d))[d.split["test"]].tolist()}
+        for k, d in out.domains.items():
+            n = torch.tensor(number(d))
+            assert sorted(torch.cat(list(d.split.values())).tolist()) == list(range(len(d)))
+            assert set(n[d.split["test"]].tolist()) <= exam and not set(n[d.split["train"]].tolist()) & exam
+    again, other = make(0), make(1)
+    same = lambda b: all(torch.equal(d.x, b.domains[k].x) for k, d in out.domains.items() if k in b.domains and d.x.shape == b.domains[k].x.shape)
+    assert same(again) and (name == "halves" and len(rest) == 0 or steps == ("split", 1) or not same(other))
+
+
+def test_lda_sizes_and_more_clients_than_classes():
+    sizes = [len(d) for d in PARTITIONS.get("lda")(toy((1000,)), None, generator(0), 100, .1, "hsu").domains.values()]
+    assert sizes == [10]*100
+    tiny = PARTITIONS.get("lda")(toy((50,)), None, generator(0), 5, 1e-6, "hsu")        # q underflows: still whole
+    assert sum(map(len, tiny.domains.values())) == 50
+
+
+def test_a_hundred_clients_ten_a_round():
+    r = fdgnb.fit("fedavg", toy((400,), side=28), rounds=2, partition=("lda", 100, .1, "hsu"), per_round=10, backbone="cnn2", batch_size=4, eval_every=0, progress=False)
+    assert r.ledger.query("direction == 'down'").groupby("round").client.nunique().tolist() == [10, 10]
+
+
+def test_turning():
+    data = toy((20, 20, 20))
+    out = PARTITIONS.get("rotate")(data, "c", generator(0), 90)
+    assert torch.equal(out["a"].x, data["a"].x) and torch.equal(out["b"].x, data["b"].x.rot90(1, (2, 3))) and torch.equal(out["c"].x, data["c"].x)
+    x = torch.randint(0, 256, (200, 1, 9, 9), dtype=torch.uint8, generator=generator(0))
+    one = Dataset("one", {"a": Domain("a", x, torch.arange(200) % 2)}, ["0", "1"])
+    out = PARTITIONS.get("turn")(one, None, generator(0), 90, 4, 10.)["a"].x
+    which = [[torch.equal(a.rot90(k, (1, 2)), b) for k in range(4)] for a, b in zip(x, out)]
+    assert all(map(any, which)) and all(any(w[k] for w in which) for k in range(4))
+
+
+@pytest.mark.parametrize("steps, says", [(("lda", 4, .1, "hsuu"), "did you mean 'hsu'"), (("lda", 400, .1), "400 clients"), (("lda", 4, 0.), "alpha 0"), (("split", 100), "100 clients"),
+                                         (("chain", ("halve",)), "did you mean 'halves'"), (("rotat", 3), "did you mean 'rotate'"), (("halves", 2), "takes")])
+def test_bad_partitions(steps, says):
+    with pytest.raises((FdgnbError, TypeError), match=says): fdgnb.fit("fedavg", toy(side=28), rounds=1, partition=steps, backbone="cnn2", progress=False)
+
+
+def test_nobody_left():
+    for steps in (("lda", 2, .1), ("halves",), ("split", 2), ("rotate", 15)):
+        with pytest.raises(FdgnbError, match="no domain besides the target"): PARTITIONS.get(steps[0])(toy((20,)), "a", generator(0), *steps[1:])
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("shape", [(1, 3, 28, 28), (5, 3, 32, 20), (4, 1, 28, 28), (2, 3, 8, 8)])
+def test_augmentation_by_its_generator_alone(name, shape):
+    "(The global generator is watched by conftest.)"
+    x = torch.rand(*shape, generator=generator(0))
+    kept, f = x.clone(), AUGMENTATIONS[name]
+    out = f(x, generator(1))
+    assert torch.equal(out, f(x, generator(1))) and torch.equal(x, kept) and out.shape == x.shape and out.dtype == x.dtype
+    assert out.isfinite().all() and out.min() >= -1e-6 and out.max() <= 1 + 1e-5
+    assert (name == "none") == all(torch.equal(out, f(x, generator(s))) for s in range(2, 12))
+
+
+def test_each_image_its_own_change():
+    x = torch.rand(1, 3, 16, 16, generator=generator(0)).expand(16, -1, -1, -1)
+    out = AUGMENTATIONS["ga"](x, generator(0))
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(out, 2))
+
+
+def test_augmented_runs_do_not_depend_on_the_workers():
+    a, b = (fdgnb.fit("fedavg", toy(side=28), rounds=2, augment="ga", backbone="cnn2", workers=w, progress=False).rows for w in (1, 3))
+    assert a == b
+
+
+def test_text_is_not_augmented():
+    text = Dataset("text", {k: Domain(k, torch.randn(20, 6, generator=generator(i)), torch.arange(20) % 2) for i, k in enumerate("ab")}, ["0", "1"])
+    with pytest.raises(FdgnbError, match="augmentation is for images"): fdgnb.fit("fedavg", text, rounds=1, augment="flip", backbone="mlp2", progress=False)
+    with pytest.raises(FdgnbError, match="only images can be turned"): PARTITIONS.get("rotate")(text, None, generator(0), 15)
+    with pytest.raises(FdgnbError, match="1 or 3 channels"): Augment(gray=.5)(torch.rand(2, 4, 8, 8, generator=generator(0)), generator(0))
+
+
+def test_bad_names():
+    for kw, says in ((dict(protocol="fdsee"), "unknown protocol 'fdsee'; did you mean 'fdse'"), (dict(protocol="ga", scale="cpuu"), "unknown scale 'cpuu'; did you mean 'cpu'"),
+                     (dict(augment="gaa"), "unknown augmentation 'gaa'; did you mean 'ga'")):
+        with pytest.raises(FdgnbError, match=says): fdgnb.fit("fedavg", toy(side=28), rounds=1, backbone="cnn2", progress=False, **kw)
+    assert set(list_augmentations().index) == set(AUGMENTATIONS)
+
+
+def test_what_is_given_goes_before_the_protocol():
+    fed = fdgnb.fit("fedavg", toy(side=28), protocol="fdse", scale="smoke", rounds=1, lr=.3, backbone="cnn2", progress=False).fed
+    assert (fed.settings.lr, fed.settings.clip, fed.rounds) == (.3, 10., 1)
