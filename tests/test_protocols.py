@@ -14,7 +14,7 @@ from fdgnb.protocols import AUGMENTATIONS, PARTITIONS, PROTOCOLS, SCALES, Augmen
 DATA = ["digits", "office_caltech10", "pacs", "vlcs", "officehome", "terra_incognita", "domainnet", "domainnet10", "digit_five", "rotated_mnist",
         "cifar10", "cifar100", "amazon_review", "somebody's own"]
 SETTINGS = {f.name: f for f in fields(Settings)}
-TO_COME = {"local_steps", "weights", "pretrained", "samples", "votes"}                       # settings a loop may or may not have
+TO_COME = {"local_steps", "weights", "pretrained", "samples", "votes", "target_samples", "mmd_batch"}                       # settings a loop may or may not have
 
 
 def toy(sizes=(60, 45, 33), classes=5, side=8, official=False):
