@@ -89,9 +89,15 @@ def test_everybody_takes_the_same_steps(h):
     assert counts == {6}
 
 
+def steps(n, epochs, **h):
+    "How many batches of 8 a client of n samples with budget 24 takes in `epochs` local epochs."
+    data = dict(train=(torch.zeros(n, 1), torch.zeros(n, dtype=torch.long)))
+    client = Client("a", data, Settings(batch_size=8, local_epochs=epochs))
+    return len(list(Budget(S=24, **h).sample(client, client.rng("sample"))))
+
+
 def test_released_counts_the_total_whatever_the_epochs():
-    steps = lambda E, **h: sum(1 for _ in Budget(S=24, **h).sample(c := Client("a", dict(train=(torch.zeros(50, 1), torch.zeros(50, dtype=torch.long))), Settings(batch_size=8, local_epochs=E)), c.rng("sample")))
-    assert (steps(3), steps(3, variant="released")) == (9, 3)
+    assert (steps(50, 3), steps(50, 3, variant="released")) == (9, 3)
 
 
 @pytest.mark.parametrize("bad", [dict(epsilon=1.2), dict(S=0), dict(S=1.5), dict(redraw="never"), dict(variant="printed")])

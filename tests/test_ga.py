@@ -12,7 +12,9 @@ def run(name, data, **kw):
     return fdgnb.fit(name, data, **dict(target="blended", rounds=3, lr=.05, batch_size=16, eval_every=0, progress=False) | kw)
 
 
-def bits(r, only=""): return digest({f"{o}.{k}": v for o, s in [("server", r.fed.server.state)] + [(c.id, c.state) for c in r.fed.clients] for k, v in s.items() if torch.is_tensor(v) and k.startswith(only)})
+def bits(r, only=""):
+    states = {"server": r.fed.server.state} | {c.id: c.state for c in r.fed.clients}
+    return digest({f"{o}.{k}": v for o, s in states.items() for k, v in s.items() if torch.is_tensor(v) and k.startswith(only)})
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,8 @@ def test_on_fedsb(tiny):
 
 
 def test_inherits_the_weights_beneath(tiny):
-    n = torch.tensor([c.n() for c in (r := run("fedavg+ga", tiny, d=0., start="inherit")).fed.clients], dtype=torch.float64)
+    r = run("fedavg+ga", tiny, d=0., start="inherit")
+    n = torch.tensor([c.n() for c in r.fed.clients], dtype=torch.float64)
     assert torch.allclose(r.fed.server.state["ga.a"], n/n.sum())
     a = run("fedsb+ga", tiny, d=0., S=32, start="inherit").fed.server.state["ga.a"]
     assert torch.allclose(a, torch.full((3,), 1/3, dtype=torch.float64))
