@@ -1,0 +1,211 @@
+"""FedKA and its pieces: composition, workers, resume, what travels which way, switches, odd clients, bad input; MK-MMD and the vote by hand."""
+import dataclasses, math
+import pytest
+import torch
+import fdgnb
+from fdgnb.core import FdgnbError, generator
+from fdgnb.federation import METHODS, digest, method_class
+from fdgnb.methods.fedka import SWITCHES, group_effect, group_effects, mk_mmd, ramp, tta, vote
+
+PIECES = ("voting", "disentangler", "mkmmd", "fdann", "fdan")
+MATCHING = ("mkmmd", "fdan", "fedka")
+
+
+def run(name, data, **kw):
+    if any(n in MATCHING for n in name.split("+")): kw.setdefault("mmd_batch", 32)
+    return fdgnb.fit(name, data, **dict(target="blended", rounds=2, batch_size=16, eval_every=0, progress=False) | kw)
+
+
+def bits(r, only=""):
+    states = {"server": r.fed.server.state} | {c.id: c.state for c in r.fed.clients}
+    return digest({f"{o}.{k}": v for o, s in states.items() for k, v in s.items() if torch.is_tensor(v) and k.startswith(only)})
+
+
+def kinds(r, direction):
+    "Kinds of what travels in one direction in the second round."
+    return set(r.ledger.query("round == 2 and direction == @direction and bytes > 0").kind)
+
+
+@pytest.fixture(scope="module")
+def tiny(small):
+    sizes = dict(optical=40, inked=24, blended=24)
+    return dataclasses.replace(small, domains={k: type(small[k])(k, small[k].x[:n], small[k].y[:n]) for k, n in sizes.items()})
+
+
+@pytest.fixture(scope="module")
+def whole(tiny): return run("fedka", tiny)
+
+
+def test_fedka_is_the_sum_of_its_pieces(tiny, whole):
+    for name in ("voting+mkmmd+disentangler", "disentangler+voting+mkmmd"): assert bits(run(name, tiny)) == bits(whole)
+    for name in ("disentangler+voting", "mkmmd+voting", "disentangler+mkmmd"): assert bits(run(name, tiny)) != bits(whole)
+
+
+@pytest.mark.parametrize("a, b", [("voting", "mkmmd"), ("voting", "disentangler"), ("mkmmd", "disentangler"), ("fdan", "fdann")])
+def test_pieces_commute(tiny, a, b): assert bits(run(f"{a}+{b}", tiny)) == bits(run(f"{b}+{a}", tiny))
+
+
+@pytest.mark.parametrize("h", [dict(), dict(variant="released"), dict(exchange="up"), dict(critic="kept"), dict(votes=None, target_samples=None, sent="plain"),
+                               dict(optimizer="adam", lr=3e-4, keep_optimizer=True, drops=((2, "inked"),))])
+def test_same_bits_on_any_number_of_workers(tiny, h):
+    one, two = run("fedka", tiny, workers=1, **h), run("fedka", tiny, workers=2, **h)
+    assert bits(one) == bits(two) and one.book.rows == two.book.rows and one.rows == two.rows
+
+
+ADAM = dict(optimizer="adam", lr=1e-3, keep_optimizer=True)
+MEMORY = pytest.mark.xfail(reason="federation: kept optimiser states come back from a checkpoint in another memory format than their weights", strict=False)
+
+
+@pytest.mark.parametrize("h", [dict(), dict(variant="released"), dict(exchange="up"), dict(critic="kept"), pytest.param(ADAM, marks=MEMORY)])
+def test_resume(tiny, tmp_path, h):
+    "Broken off after two of three rounds, the run ends in the same bits."
+    h = h | dict(rounds=3)
+    uninterrupted, cls = run("fedka", tiny, **h), METHODS.get("fedka")
+    class Breaks(cls):
+        def finish(self, server):
+            super().finish(server)
+            if server.round == 2: raise KeyboardInterrupt
+    METHODS["fedka"] = Breaks
+    try:
+        with pytest.raises(KeyboardInterrupt): run("fedka", tiny, out=tmp_path, **h)
+    finally: METHODS["fedka"] = cls
+    again = run("fedka", tiny, out=tmp_path, **h)
+    assert bits(again) == bits(uninterrupted) and again.rows == uninterrupted.rows and again.book.rows == uninterrupted.book.rows
+
+
+@pytest.mark.parametrize("name, h, down, up", [
+    ("voting", {}, set(), set()), ("disentangler", {}, {"features"}, set()), ("mkmmd", {}, {"features"}, set()), ("fedka", {}, {"features"}, set()),
+    ("fdann", {}, {"images"}, set()), ("fdan", {}, {"images"}, set()), ("fdan", dict(variant="released"), {"features"}, set()),
+    ("fedka", dict(variant="released"), {"features", "images"}, set()), ("fedka", dict(exchange="up"), {"features"}, {"features"}),
+    ("fedka", dict(gamma=0.), set(), set())])
+def test_what_travels(tiny, name, h, down, up):
+    r, extra = run(name, tiny, **h), {"features", "images"}
+    assert kinds(r, "down") & extra == down and kinds(r, "up") & extra == up
+
+
+def test_the_target_never_goes_down_when_features_go_up(tiny):
+    "In round 1 nothing but the model; later as many gradients as a client has training samples, whatever the target has."
+    r = run("mkmmd", tiny, exchange="up")
+    down = r.ledger.query("direction == 'down' and kind == 'features'")
+    assert set(down["round"]) == {2}
+    assert {k: b//(4*800) for k, b in zip(down.client, down.bytes)} == {c.id: c.n() for c in r.fed.clients}
+
+
+def test_the_discriminator_stays_where_it_is_put(tiny):
+    plain, averaged, kept, up = (run(n, tiny, **h) for n, h in [("fedavg", {}), ("disentangler", {}), ("disentangler", dict(critic="kept")), ("disentangler", dict(exchange="up"))])
+    sent = lambda r: r.ledger.query("kind == 'model' and direction == 'up'").bytes.sum()
+    assert sent(kept) == sent(up) == sent(plain) < sent(averaged)
+    assert all(any(k.startswith("critic.") for k in c.state) for c in kept.fed.clients)
+    assert any(k.startswith("critic.") for k in up.fed.server.state) and not any(k.startswith("critic.") for c in up.fed.clients for k in c.state)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches(tiny, whole, name):
+    "Each changes the run where its two readings differ."
+    paper, released = SWITCHES[name]
+    assert method_class("fedka")().chosen(name) == paper and method_class("fedka")(variant="released").chosen(name) == released
+    if paper != released: assert bits(run("fedka", tiny, **{name: released})) != bits(whole)
+
+
+def test_a_variant_is_all_switches_at_once(tiny, whole):
+    assert bits(run("fedka", tiny, **{k: v[0] for k, v in SWITCHES.items()})) == bits(whole)
+    assert bits(run("fedka", tiny, variant="released")) == bits(run("fedka", tiny, **{k: v[1] for k, v in SWITCHES.items()}))
+
+
+@pytest.mark.parametrize("name", [*PIECES, "fedka"])
+def test_without_the_ramp_it_is_fedavg(tiny, name):
+    plain, off = run("fedavg", tiny).fed.server.model, run(name, tiny, gamma=0.).fed.server.model
+    assert all(torch.equal(off[k], v) for k, v in plain.items())
+
+
+def test_plain_is_what_clients_start_from(tiny):
+    "sent='plain': what is tuned is judged, but in the next round the clients start as if nobody had voted."
+    r = run("voting", tiny, rounds=1, sent="plain")
+    download = r.fed.method.download(r.fed.server, "inked")
+    average = run("fedavg", tiny, rounds=1).fed.server.model
+    assert all(torch.equal(download[f"model.{k}"], v) for k, v in average.items())
+    assert any(not torch.equal(r.fed.server.model[k], v) for k, v in average.items())
+
+
+@pytest.mark.parametrize("name", ["fedka", "fdann", "fdan"])
+@pytest.mark.parametrize("h", [dict(), dict(drop_last=True), dict(batch_size=64, samples=5), dict(variant="released", mmd_batch=16)])
+def test_a_client_smaller_than_a_batch(small, name, h):
+    cut = {k: type(small[k])(k, small[k].x[:n], small[k].y[:n]) for k, n in dict(optical=60, inked=7, blended=9).items()}
+    if name == "fdann": h = {k: v for k, v in h.items() if k != "mmd_batch"}
+    r = run(name, dataclasses.replace(small, domains=cut), **h)
+    assert r.history.value.map(math.isfinite).all()
+
+
+@pytest.mark.parametrize("name", [*PIECES, "fedka", "fedavg+voting"])
+@pytest.mark.parametrize("target", [None, "none"])
+def test_no_target(tiny, name, target):
+    with pytest.raises(FdgnbError, match="target") as e: run(name, tiny, target=target)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("h, says", [
+    (dict(mmd_batch=1), "mmd_batch"), (dict(votes=0), "votes"), (dict(gamma=-1.), "gamma"), (dict(samples=0), "samples"), (dict(target_samples=1), "target_samples"),
+    (dict(exchange="upp"), "did you mean 'up'"), (dict(kernels="men"), "did you mean 'mean'"), (dict(variant="relased"), "did you mean 'released'"),
+    (dict(gama=1.), "gamma"), (dict(votes="many"), "votes"), (dict(exchange="up", domain_encoder="client"), "needs the target's images")])
+def test_bad_hyper_parameters(tiny, h, says):
+    with pytest.raises(FdgnbError, match=says) as e: run("fedka", tiny, **h)
+    assert "\n" not in str(e.value)
+
+
+def test_names_that_clash():
+    with pytest.raises(FdgnbError, match="already contains"): method_class("fedka+voting")
+
+
+def by_double_loop(hs, ht):
+    "Eqs. 5 and 6, pair by pair; the bandwidths are numbers, without gradient."
+    z, n, m = torch.cat([hs, ht]), len(hs), len(ht)
+    N = n + m
+    d = [[((z[i] - z[j])**2).sum() for j in range(N)] for i in range(N)]
+    mean = float(sum(d[i][j].detach() for i in range(N) for j in range(N)))/(N*N - N)
+    w = [1/n]*n + [-1/m]*m
+    return sum(w[i]*w[j]*torch.exp(-d[i][j]/(f*mean))/5 for f in (1/4, 1/2, 1, 2, 4) for i in range(N) for j in range(N))
+
+
+@pytest.mark.parametrize("n, m, u", [(6, 9, 4), (1, 1, 3), (16, 2, 1), (5, 5, 30)])
+def test_mk_mmd_and_its_gradient(n, m, u):
+    g = generator(n)
+    hs = torch.randn(n, u, generator=g, dtype=torch.float64, requires_grad=True)
+    ht = .5 + torch.randn(m, u, generator=g, dtype=torch.float64)
+    ht.requires_grad_()
+    fast, slow = mk_mmd(hs, ht), by_double_loop(hs, ht)
+    assert fast.item() == pytest.approx(slow.item(), abs=1e-12)
+    for a, b in zip(torch.autograd.grad(fast, [hs, ht]), torch.autograd.grad(slow, [hs, ht])): torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_mk_mmd_of_equal_points_has_a_finite_gradient():
+    h = torch.ones(4, 3, requires_grad=True)
+    loss = mk_mmd(h, torch.ones(5, 3))
+    loss.backward()
+    assert abs(loss.item()) < 1e-6 and torch.isfinite(h.grad).all()
+
+
+def test_vote():
+    ballots = torch.randint(4, (5, 400), generator=generator(0))
+    won = vote(ballots, 4, generator(1))
+    for column, w in zip(ballots.T.tolist(), won.tolist()): assert column.count(w) == max(map(column.count, column))
+    assert torch.equal(won, vote(ballots, 4, generator(1))), "ties depend on the generator alone"
+    tied = torch.tensor([[0], [1], [2], [3]]).expand(4, 4000)
+    first, second = vote(tied, 6, generator(2)), vote(tied, 6, generator(3))
+    assert not torch.equal(first, second) and first.max() == 3
+    assert (torch.bincount(first, minlength=6)/4000).tolist() == pytest.approx([.25]*4 + [0]*2, abs=.03)
+    assert torch.equal(vote(ballots[:1], 4, generator(4)), ballots[0]), "one voter decides"
+
+
+def test_ramp():
+    assert ramp(0) == 0 and ramp(1) == pytest.approx(math.tanh(2.5)) and ramp(.7, 0.) == 0
+
+
+def test_measures_on_any_method(tiny):
+    r = run("fedavg", tiny, eval_every=1)
+    h = r.history.query("split == 'target' and metric == 'accuracy'")
+    for t in (1, 2):
+        local, glob = (h[(h.point == p) & (h["round"] == t)].value for p in ("local", "aggregated"))
+        assert group_effects(r.history)[t] == pytest.approx(local.mean() - glob.item())
+        assert tta(r.history)[t] == glob.item() and sorted(tta(r.history, "local").loc[t]) == sorted(local)
+    assert group_effect([.5, .7], .4) == pytest.approx(.2)
+    with pytest.raises(FdgnbError, match="no accuracy on a target"): tta(run("fedavg", tiny, target=None).history)
