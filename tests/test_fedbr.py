@@ -1,0 +1,127 @@
+"""FedBR: every switch, the pseudo-data's way through a run, workers, resume, sums."""
+import pytest
+import torch
+import torch.nn.functional as F
+import fdgnb
+from fdgnb.core import FdgnbError, generator
+from fdgnb.data import Dataset, Domain
+from fdgnb.federation import METHODS, Method, digest, hooks_of
+from fdgnb.methods.fedbr import contrastive_loss, mixture, random_sample_mean
+
+
+def data(n=20, names=("a", "b", "t"), size=16):
+    g, domains = generator(3), {}
+    for i, name in enumerate(names):
+        y = torch.arange(n - 5*(name == "b")) % 3                        # b has fewer: n_k and equal weights differ
+        x = torch.randint(0, 60, (len(y), 3, size, size), generator=g)
+        for j, c in enumerate(y): x[j, :, 5*c:5*c + 5, 3:12] += 120 + 20*i
+        domains[name] = Domain(name, x.to(torch.uint8), y)
+    return Dataset("toy", domains, ["0", "1", "2"], defaults=dict(backbone="cnn2"))
+
+
+def run(name="fedbr", d=None, **kw):
+    return fdgnb.fit(name, d or data(), **dict(target="t", rounds=3, lr=.02, batch_size=8, eval_every=3, progress=False, workers=1) | kw)
+
+
+def bits(r):
+    return digest({f"{o}.{k}": v for o, s in [("server", r.fed.server.state)] + [(c.id, c.state) for c in r.fed.clients] for k, v in s.items() if torch.is_tensor(v)})
+
+
+def images(r):
+    "{(round, direction): bytes of images}"
+    return r.ledger.query("kind == 'images'").groupby(["round", "direction"]).bytes.sum().to_dict()
+
+
+SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False), dict(projection=False), dict(refresh="once"), dict(pseudo="mixture"),
+            dict(pseudo="mixture", K=0), dict(pseudo="mixture", reference="first"), dict(pseudo="mixture", K=2, refresh="once"), dict(similarity="multiply"),
+            dict(width="features"), dict(statistics="kept"), dict(statistics="running"), dict(average="uniform"), dict(start="averaged"),
+            dict(variant="released"), dict(variant="released", pseudo="mixture"), dict(m=100), dict(normalize="half", pseudo="mixture"), dict(clip=1.)]
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=str)
+def test_every_switch_is_finite_and_does_something(switch):
+    r = run(**switch)
+    assert r.history.value.map(lambda v: v == v and abs(v) < 1e6).all()
+    assert bits(r) != bits(run())
+
+
+def test_names_are_checked():
+    with pytest.raises(FdgnbError, match="did you mean 'once'"): run(refresh="onec")
+    with pytest.raises(FdgnbError, match="lam=-1"): run(lam=-1)
+    with pytest.raises(FdgnbError, match="unknown"): run(pseudo="mixture", proxy="digitz")
+
+
+@pytest.mark.parametrize("switch", [{}, dict(refresh="once"), dict(pseudo="mixture"), dict(variant="released")], ids=str)
+def test_workers_do_not_change_a_bit(switch):
+    a, b = run(**switch), run(workers=2, **switch)
+    assert bits(a) == bits(b) and a.rows == b.rows
+
+
+@pytest.mark.parametrize("switch", [{}, dict(refresh="once"), dict(pseudo="mixture")], ids=str)
+def test_resume_keeps_the_pseudo_data(switch, tmp_path):
+    whole, cls = run(**switch), METHODS.get("fedbr")
+    class Breaks(cls):
+        def finish(self, server):
+            super().finish(server)
+            if server.round == 2: raise KeyboardInterrupt
+    METHODS["fedbr"] = Breaks
+    try:
+        with pytest.raises(KeyboardInterrupt): run(out=tmp_path, **switch)
+    finally: METHODS["fedbr"] = cls
+    again = run(out=tmp_path, **switch)
+    assert bits(again) == bits(whole) and again.book.rows == whole.book.rows
+    assert "fedbr.pool" in again.fed.server.state
+    if switch.get("refresh") == "once": assert all("fedbr.pool" in c.state for c in again.fed.clients)
+
+
+def test_the_ledger_shows_the_images():
+    one = 3*16*16*4
+    assert images(run()) == {(1, "up"): 8*one, (2, "up"): 8*one, (3, "up"): 8*one, (2, "down"): 16*one, (3, "down"): 16*one}
+    assert images(run(refresh="once")) == {(1, "up"): 8*one, (2, "down"): 16*one}
+    assert {d for _, d in images(run(pseudo="mixture"))} == {"down"}                      # a proxy: nothing of a client's goes up
+    assert not images(run(component1=False, component2=False))
+
+
+def test_once_reaches_those_who_come_late():
+    r = run(refresh="once", rounds=4, drops=((1, "b"), (2, "b")))
+    assert [k for k in images(r) if k[1] == "down"] == [(2, "down"), (3, "down")]         # a in round 2, b in round 3
+    assert all("fedbr.pool" in c.state for c in r.fed.clients)
+
+
+def test_neutral_is_fedavg():
+    avg = run("fedavg").fed.server.model
+    for kw in (dict(lam=0., mu=0.), dict(component1=False, component2=False), dict(lam=1e-30, mu=1e-30)):
+        m = run(**kw).fed.server.model
+        assert all(torch.equal(m[k], v) for k, v in avg.items()), kw
+
+
+def test_min_player_cannot_move_the_projection():
+    start = run(rounds=1).fed.server.model
+    still, moves = run(max_step=False).fed.server.model, run().fed.server.model
+    for k in (k for k in start if k.startswith("projection.")):
+        assert torch.equal(still[k], start[k]) and not torch.equal(moves[k], start[k])
+
+
+def test_sums():
+    @fdgnb.method("zz_shift")
+    class Shift(Method):
+        "Mirrors the batch."
+        def batch(self, x, y, client, rng): return super().batch(x.flip(-1), y, client, rng)
+    try:
+        assert not any(hooks_of(METHODS.get("fedbr")).values()), "FedBR claims a hook"
+        a, b = run("fedbr+zz_shift"), run("zz_shift+fedbr")
+        assert bits(a) == bits(b) != bits(run())
+        assert bits(run("fedbr+labelsmoothing")) != bits(run())
+    finally: del METHODS["zz_shift"]
+
+
+def test_functions():
+    x = torch.rand(9, 2, generator=generator(0))
+    assert random_sample_mean(x, 4, 5, generator(1)).shape == (5, 2)
+    assert torch.allclose(random_sample_mean(x, 9, 1, generator(1))[0], x.mean(0))
+    xt, q = mixture(x[:2], x[2:4], torch.tensor([0, 1]), 4)
+    assert torch.allclose(xt, (x[:2] + x[2:4])/2) and torch.allclose(q.sum(1), torch.ones(2)) and q[0, 0] == .625
+    a, g, l = (torch.randn(6, 3, generator=generator(i)) for i in range(3))
+    want = F.cross_entropy(torch.stack([F.cosine_similarity(a, g), F.cosine_similarity(a, l)], 1)/.5, torch.zeros(6, dtype=torch.long))
+    assert torch.allclose(contrastive_loss(a, g, l, .5, .5), want)
+    assert torch.allclose(contrastive_loss(a, g, l, 2., 2., "released"), want)           # times 2 is divided by a half
