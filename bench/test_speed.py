@@ -163,3 +163,10 @@ def test_import(benchmark, capsys):
     with capsys.disabled():
         print()
         for k, t in times.items(): print(f"import {k}: {statistics.median(t[1:]):.2f} s, {statistics.median(t[1:])/base:.2f} of torch and torchvision" + ("   goal at most 1.2" if k != "torch, torchvision" else ""))
+
+
+def test_digits(benchmark, capsys):
+    "Seconds to make the embedded data set on an empty cache, one thread."
+    from fdgnb.data import DIGITS, _digit_domain
+    seconds = benchmark.pedantic(lambda: [_digit_domain(d) for d in DIGITS], rounds=1) and benchmark.stats.stats.max
+    with capsys.disabled(): print(f"\ndigits made in {seconds:.1f} s   goal at most 20   {'met' if seconds <= 20 else 'MISSED'}")
