@@ -14,7 +14,7 @@ ROUNDS ?=
 SEED ?=
 OUT ?= out
 
-.PHONY: install run test check bench lab clean
+.PHONY: install run test notebooks reports bench lab clean
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -38,6 +38,17 @@ test: install
 	$(BIN)/python tests/clean.py
 	cd nbs && nbdev_test --n_workers 2
 	$(BIN)/python -m pytest
+
+# the committed outputs of the method pages, slow cells included
+notebooks: install
+	for n in $(or $(NB),10_fedsb 11_ga 12_fedka 13_fedbr 14_fdse); do \
+	  TQDM_DISABLE=1 jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace nbs/$$n.ipynb; done
+	nbdev_clean
+
+# every table and figure of reports/; finished runs are kept in runs/ and not run again
+reports: install
+	papermill nbs/46_fidelity.ipynb reports/46_fidelity.ipynb -p report reports
+	papermill nbs/42_table_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports
 
 bench: install
 	$(BIN)/python -m pytest bench -p no:cacheprovider --benchmark-disable-gc -s
