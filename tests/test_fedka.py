@@ -4,8 +4,8 @@ import pytest
 import torch
 import fdgnb
 from fdgnb.core import FdgnbError, generator
-from fdgnb.federation import METHODS, digest, method_class
-from fdgnb.methods.fedka import SWITCHES, group_effect, group_effects, mk_mmd, ramp, tta, vote
+from fdgnb.federation import METHODS, Federation, digest, method_class
+from fdgnb.methods.fedka import DIFFERENCES, SWITCHES, group_effect, group_effects, mk_mmd, ramp, tta, vote
 
 PIECES = ("voting", "disentangler", "mkmmd", "fdann", "fdan")
 MATCHING = ("mkmmd", "fdan", "fedka")
@@ -209,3 +209,8 @@ def test_measures_on_any_method(tiny):
         assert tta(r.history)[t] == glob.item() and sorted(tta(r.history, "local").loc[t]) == sorted(local)
     assert group_effect([.5, .7], .4) == pytest.approx(.2)
     with pytest.raises(FdgnbError, match="no accuracy on a target"): tta(run("fedavg", tiny, target=None).history)
+
+
+def test_the_list_of_differences_can_be_run(tiny):
+    assert next(iter(DIFFERENCES)) == "as printed"
+    for name, h in DIFFERENCES.values(): Federation(name, tiny, "blended", 1, **h)
