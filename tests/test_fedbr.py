@@ -34,7 +34,7 @@ def images(r):
 
 SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False), dict(projection=False), dict(refresh="once"), dict(pseudo="mixture"),
             dict(pseudo="mixture", K=0), dict(pseudo="mixture", reference="first"), dict(pseudo="mixture", K=2, refresh="once"), dict(similarity="multiply"),
-            dict(width="features"), dict(statistics="kept"), dict(statistics="running"), dict(average="uniform"), dict(start="averaged"),
+            dict(width="features"), dict(statistics="kept"), dict(statistics="running"), dict(average="uniform"), dict(first="averaged"),
             dict(variant="released"), dict(variant="released", pseudo="mixture"), dict(m=100), dict(normalize="half", pseudo="mixture"), dict(clip=1.)]
 
 
