@@ -106,5 +106,8 @@ def test_bad_values_are_refused_in_one_line(bad):
     assert "\n" not in str(e.value) and next(iter(bad)) in str(e.value)
 
 
-def test_the_list_of_differences_can_be_run():
-    for name, h in DIFFERENCES.values(): method_class(name)(**h)
+def test_the_list_of_differences_starts_as_printed_and_leaves_the_budget_to_the_caller():
+    assert next(iter(DIFFERENCES.items())) == ("as printed", ("fedsb", {})) and "as released" in DIFFERENCES
+    for name, h in DIFFERENCES.values():
+        assert "S" not in h
+        method_class(name)(**h, S=48)

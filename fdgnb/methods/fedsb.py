@@ -64,7 +64,8 @@ class Budget(Method):
 
     @dataclass(frozen=True)
     class Hyper:
-        S: int = hp(512, "samples a client trains on in a pass", low=1, source="FedSB, before Eq. 7, no value in the text; README 45 batches of 64 = 2880 (PACS)")
+        S: int = hp(512, "samples a client trains on in a pass", low=1,
+                    source="FedSB, before Eq. 7, no value in the text; README 45 batches of 64 = 2880 (PACS)")
         redraw: str = hp("epoch", "draw the S samples for each pass, or once for all", choices=("epoch", "once"), source="the paper does not say")
         variant: str = hp("paper", "formulas as printed, or what the released code computes", choices=("paper", "released"))
 
@@ -97,15 +98,12 @@ class FedSB(LabelSmoothing, Budget, Uniform):
     class Hyper(LabelSmoothing.Hyper, Budget.Hyper):
         "Those of its parts."
 
-# %% ../../nbs/10_fedsb.ipynb #f543da24
-DIFFERENCES = {                                      # label -> (method, hyper-parameters); S is the report's to choose, the same for all
-    "control: FedAvg": ("fedavg", {}),
-    "control: uniform": ("uniform", {}),
-    "labelsmoothing": ("labelsmoothing", {}),
-    "budget, uniform": ("budget+uniform", {}),
-    "budget, FedAvg's weights": ("budget", {}),
+# %% ../../nbs/10_fedsb.ipynb #3610d560
+DIFFERENCES = {                                      # label -> (method, hyper-parameters), each one thing away from the first; S is the caller's
     "as printed": ("fedsb", {}),
-    "drawn once": ("fedsb", dict(redraw="once")),
-    "as released": ("fedsb", dict(variant="released")),
-    "as released, README's epsilon": ("fedsb", dict(variant="released", epsilon=.01)),
+    "samples drawn once": ("fedsb", dict(redraw="once")),
+    "first batches, fixed order": ("fedsb", dict(variant="released")),
+    "epsilon of the README, 0.01": ("fedsb", dict(epsilon=.01)),
+    "epsilon of the command line, 0": ("fedsb", dict(epsilon=0.)),
+    "as released": ("fedsb", dict(variant="released", epsilon=.01)),
 }

@@ -46,19 +46,21 @@ class Gaps(Method):
         gap_on: str = hp(None, "the samples it is measured on; None: the variant's (train; released: val)", choices=(None, "train", "val"))
         centre: bool = hp(None, "subtract the mean gap; None: the variant's (True; released: False)", choices=(None, True, False))
         absolute: bool = hp(None, "scale by the largest |deviation|; None: the variant's (False; released: True)", choices=(None, True, False))
-        start: str = hp("uniform", "first weights: 1/M (Algorithm 1), or those of the method beneath", choices=("uniform", "inherit"))
+        initial: str = hp("uniform", "first weights: 1/M (Algorithm 1), or those of the method beneath", choices=("uniform", "inherit"))
 
     def risk(self, model, client):
         "How badly a network serves a client: its loss, or minus its accuracy."
         released = self.h.variant == "released"
         split = self.h.gap_on or ("val" if released else "train")
-        if not client.n(split): raise FdgnbError(f"ga: client {client.id!r} has no {split} samples to measure its gap on; set gap_on, or fractions")
+        if not client.n(split):
+            raise FdgnbError(f"ga: client {client.id!r} has no {split} samples to measure its gap on; set gap_on, or fractions")
         accuracy, loss = evaluate(model, client, split)
         return -accuracy if (self.h.gap or ("accuracy" if released else "loss")) == "accuracy" else loss
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        if client.state.get("ga.round") == client.round - 1: client.scratch["ga.gap"] = self.risk(model, client) - client.state["ga.before"]
+        if client.state.get("ga.round") == client.round - 1:
+            client.scratch["ga.gap"] = self.risk(model, client) - client.state["ga.before"]
 
     def end(self, model, client):
         super().end(model, client)
@@ -78,7 +80,9 @@ def trade(a, gaps, step, variant="paper", centre=None, absolute=None):
 
 
 def seat(a, w):
-    "Give first weights to clients seen for the first time (NaN in `a`, not in `w`): as a group by their number, within it in proportion to `w`."
+    """First weights for clients seen for the first time (NaN in `a`, not in `w`). (K,), (K,) -> (K,).
+
+    As a group they get the share of their number, within it in proportion to `w`."""
     new = a.isnan() & ~w.isnan()
     if not new.any(): return a
     share = int(new.sum())/int((~a.isnan() | new).sum())
@@ -93,7 +97,7 @@ class GA(Gaps):
     def setup(self, server):
         super().setup(server)
         K = len(server.clients)
-        server.state["ga.a"] = torch.full((K,), 1/K if self.h.start == "uniform" else math.nan, dtype=torch.float64)
+        server.state["ga.a"] = torch.full((K,), 1/K if self.h.initial == "uniform" else math.nan, dtype=torch.float64)
         server.state["ga.log"] = torch.zeros(0, 2, K, dtype=torch.float64)
 
     def weight(self, server, k, upload):
@@ -103,11 +107,15 @@ class GA(Gaps):
 
     def aggregate(self, server, uploads):
         uploads, h = list(uploads), self.h
-        def column(f): got = {k: f(k, u) for k, u in uploads}; return torch.tensor([got.get(k, math.nan) for k in server.clients], dtype=torch.float64)
-        gaps, there = column(lambda k, u: float(u.get("scalars.gap", math.nan))), ~column(lambda k, u: 0.).isnan()
+        def column(value):
+            "A number of each client in the server's order, NaN where it did not answer."
+            got = {k: value(k, u) for k, u in uploads}
+            return torch.tensor([got.get(k, math.nan) for k in server.clients], dtype=torch.float64)
+        gaps = column(lambda k, u: float(u.get("scalars.gap", math.nan)))
         if gaps.isinf().any(): raise FdgnbError(f"ga: a generalization gap is infinite in round {server.round + 1}: try a smaller lr, or clip=10")
         a = seat(server.state["ga.a"].cpu(), column(lambda k, u: self.weight(server, k, u)))
         a = trade(a, gaps, step_size(server.round - 1, server.rounds, h.d, h.variant), h.variant, h.centre, h.absolute)
+        there = ~column(lambda k, u: 0.).isnan()
         if not a[there].sum() > 0: a[there] = 1.                     # all who answered have weight zero: they count alike
         server.state["ga.a"] = a = a/a.nansum()
         server.state["ga.log"] = torch.cat([server.state["ga.log"].cpu(), torch.stack([a, gaps])[None]])
@@ -122,14 +130,14 @@ def trace(run):
                         columns=["round", "client", "weight", "gap"])
 
 # %% ../../nbs/11_ga.ipynb #79221398
-DIFFERENCES = {                                      # label -> (method, hyper-parameters): each differs from "as printed" in one thing
-    "control: uniform": ("uniform", {}),
-    "control: FedAvg": ("fedavg", {}),
+DIFFERENCES = {                                      # label -> (method, hyper-parameters), each one thing away from the first
     "as printed": ("ga", {}),
     "accuracy, not loss": ("ga", dict(gap="accuracy")),
     "on validation samples": ("ga", dict(gap_on="val")),
     "no mean subtracted": ("ga", dict(centre=False)),
     "largest absolute deviation": ("ga", dict(absolute=True)),
     "a third of the step": ("ga", dict(d=.2/3)),
+    "first weights by size": ("ga", dict(initial="inherit")),
+    "no adjustment (uniform)": ("ga", dict(d=0.)),
     "as released": ("ga", dict(variant="released")),
 }
