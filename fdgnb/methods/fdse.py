@@ -143,14 +143,14 @@ def blocks(model):
     "The DSEBlocks of a network, in the order of depth."
     return [m for m in model.modules() if isinstance(m, DSEBlock)]
 
-# %% ../../nbs/14_fdse.ipynb #5aed89d3
+# %% ../../nbs/14_fdse.ipynb #96eea435
 def moments(z):
     "Mean and variance of each channel over batch and space, (N, C, ...) -> (C,), (C,); FDSE, Eq. 4 (divides by the number, not by one less)."
     z = z.transpose(0, 1).flatten(1)
     mean = z.mean(1)
     return mean, (z - mean[:, None]).square().mean(1)
 
-# %% ../../nbs/14_fdse.ipynb #0a910ae1
+
 def consistency_loss(batch, running, target, gamma=.9, beta=.001):
     """$\\mathcal L_\\mathrm{Con}$ of FDSE, Eqs. 5 to 7, and the new running statistics (detached).
 
@@ -484,7 +484,6 @@ class FDSE(Served):
 ABLATION = {"".join(m for m, on in zip("ABC", row) if on) or "none": ("fdse", dict(zip("ABC", row)))
             for row in ((False,)*3, (False, True, True), (True, False, True), (True, True, False), (True,)*3)}
 
-# %% ../../nbs/14_fdse.ipynb #9f5023a0
 DIFFERENCES = {
     "as printed": ("fdse", {}),
     "no ReLU before the eraser": ("fdse", dict(inner=False)),
