@@ -20,7 +20,7 @@ import torch
 from .core import FdgnbError, generator, nearest
 from .data import DATASETS, OFFICE, Dataset, Domain, cached, data_dir, dataset, decode, get_dataset, split_indices
 from .data import _catalogue, _chosen, _domain, _folders, _images, _office_folders, _read_domain, _reserve, _size
-from .text import _encoder_folder, _in_threads, encode
+from .text import TOKENS, _encoder_folder, _in_threads, encode
 
 # %% ../nbs/02_datasets.ipynb #c45beb65
 @dataclass
@@ -155,7 +155,7 @@ def _load(load, size, domains, on_error, options):
     for d, get in _found(load, domains, options).items():
         f = get()
         if not len(f.y): raise FdgnbError(f"domain {d!r} of {name} in {home!r} has none of the {len(info['class_names'])} classes")
-        if f.kind == "text": dom = _vectors(name, d, f, options.get("encoder", "minilm"), options.get("tokens", 256))
+        if f.kind == "text": dom = _vectors(name, d, f, options.get("encoder", "minilm"), options.get("tokens"))
         else: dom = _read(name, d, f, size, on_error)
         rows = dom.y.numpy()
         made[d] = _official(Domain(d, dom.x, torch.from_numpy(f.y[rows])), f, rows, name)
@@ -744,8 +744,8 @@ def _reviews(folder):
         "the Multi-Domain Sentiment Dataset (Blitzer et al. 2007; domain_sentiment_data.tar.gz), put its folder sorted_data_acl into "
         "amazon_review/", backbone="mlp2", batch_size=16,
         citation="J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood, Boom-boxes and Blenders, ACL 2007")
-def amazon_review(encoder="minilm", tokens=256):
-    "Amazon Review as vectors of a frozen encoder (minilm or bert), of at most `tokens` tokens a review; `size` is ignored."
+def amazon_review(encoder="minilm", tokens=None):
+    "Amazon Review as vectors of a frozen encoder (minilm or bert), of at most `tokens` tokens a review (None: 128 or 256)."
     home = _home("amazon_review", "sorted_data_acl")
     home = _under(home, "sorted_data_acl") or home
     def find(p): texts, y, files = _reviews(p); return Found(y, "text", lambda: texts, files)
@@ -756,8 +756,9 @@ def amazon_review(encoder="minilm", tokens=256):
 
 def _vectors(name, d, f, encoder, tokens):
     "A text domain as a matrix, encoded once."
-    if not isinstance(tokens, int) or not 3 <= tokens <= 512: raise FdgnbError(f"tokens={tokens!r}: an encoder reads 3 to 512")
     weights = _encoder_folder(encoder)
+    tokens = TOKENS[encoder] if tokens is None else tokens
+    if not isinstance(tokens, int) or not 3 <= tokens <= 512: raise FdgnbError(f"tokens={tokens!r}: an encoder reads 3 to 512")
     key = _key(name, d, encoder, tokens, files=[*f.files, *sorted(weights.glob("*model.*"))])
     make = lambda folder: dict(x=encode(f.samples(), encoder, tokens, folder, title=f"{name}/{d}"), y=np.arange(len(f.y)))
     return _domain(d, cached(key, make, stream=True))
