@@ -176,10 +176,12 @@ class TappedBN(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, g, g_mean, g_var):
         z, weight, mean, invstd = ctx.saved_tensors
-        gz, gw, gb = torch.ops.aten.native_batch_norm_backward(g, z, weight, None, None, mean, invstd, True, ctx.eps, [True]*3)
-        slope = 2*g_var*mean.numel()/z.numel()
-        shift = g_mean*mean.numel()/z.numel() - slope*mean
-        return gz.addcmul_(z, slope.to(z)[:, None, None]).add_(shift.to(z)[:, None, None]), gw, gb, None
+        _, gw, gb = torch.ops.aten.native_batch_norm_backward(g, z, weight, None, None, mean, invstd, True, ctx.eps, [False, True, True])
+        n, a = z.numel()/mean.numel(), weight*invstd
+        b = (2*g_var - a*invstd*gw)/n
+        c = (g_mean - a*gb)/n - b*mean
+        a, b, c = (v.to(z)[:, None, None] for v in (a, b, c))
+        return torch.addcmul(c, z, b).addcmul_(g, a), gw, gb, None
 
 # %% ../../nbs/14_fdse.ipynb #ccb78553
 @contextmanager
