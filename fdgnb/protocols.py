@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SCALES', 'PROTOCOLS', 'SB', 'GA', 'BR', 'DS', 'PHOTOS', 'PARTITIONS', 'AUGMENTATIONS', 'Row', 'row', 'at', 'Protocol',
            'resolve', 'list_protocols', 'protocol_table', 'readable', 'piece', 'sources', 'clients_of', 'halves',
-           'split', 'log_dirichlet', 'class_counts', 'lda', 'pooled', 'show_clients', 'turned', 'rotate', 'turn',
-           'chain', 'Augment', 'crop_boxes', 'colour_draws', 'draw', 'positions', 'resample', 'place', 'luma', 'blend',
-           'turn_hue', 'recolour', 'apply', 'list_augmentations']
+           'split', 'log_dirichlet', 'class_counts', 'lda', 'pooled', 'show_clients', 'turned', 'load', 'rotate',
+           'turn', 'chain', 'Augment', 'crop_boxes', 'colour_draws', 'draw', 'positions', 'resample', 'place', 'luma',
+           'blend', 'turn_hue', 'recolour', 'apply', 'list_augmentations']
 
 # %% ../nbs/05_protocols.ipynb #477036fe
 import math
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from .core import FdgnbError, Registry, nearest
-from .data import Dataset, Domain
+from .data import Dataset, Domain, get_dataset
 
 # %% ../nbs/05_protocols.ipynb #683c353d
 SCALES = dict(smoke="seconds to a minute, to see that it runs", cpu="minutes to an hour on two cores", paper="as printed; wants a GPU")
@@ -134,7 +134,7 @@ PROTOCOLS["fedka"] = Protocol("fedka", "Sun et al., ACML 2022", "target", "aggre
     row("votes", None, "text, 4.2.1: all of a small target", "office_caltech10"),
     row("samples", 128, "text, 4.2.2", "amazon_review"), row("target_samples", 128, "text, 4.2.2, by analogy", "amazon_review"),
     row("mmd_batch", 16, "text, 4.2.2", "amazon_review"), row("votes", 128, "text, 4.2.2", "amazon_review"),
-    *at("cpu", rounds=40, limit=6000), *at("smoke", rounds=2, limit=128, local_steps=8, samples=128, target_samples=128, votes=128, mmd_batch=16),
+    *at("cpu", rounds=30, limit=6000, eval_every=3), *at("smoke", rounds=2, limit=128, local_steps=8, samples=128, target_samples=128, votes=128, mmd_batch=16),
 ), (("client", "one a source domain", "text, 4.2"), ("target", "each domain in turn; its images train without labels and are tested on", "text, 4.2"),
     ("validation", "none: the maximum over the rounds of the accuracy on the target (an oracle)", "text, 4.3"),
     ("test images", "5,008 random ones of the target's training set, drawn anew each round; the network left in training mode", "code"),
@@ -152,7 +152,7 @@ PROTOCOLS["fedbr"] = Protocol("fedbr", "Guo et al., ICML 2023", "top5", "aggrega
     row("backbone", "cnn4", "text, 5.1", "rotated_mnist"), row("backbone", "vgg11", "text, 5.1, App. A", "cifar10 pacs"), row("backbone", "cct_7_3x1", "text, 5.1", "cifar100"),
     row("size", 28, "code", "rotated_mnist"), row("size", 32, "text, 5.1: CCT for 32 pixels", "cifar10 cifar100"), row("size", 224, "code, DomainBed's size", "pacs"),
     row("augment", "cifar", "text, App. A (code: once, when the images are made)", "cifar100"), row("normalize", "half", "text, App. A: normalised; by what is not printed", "cifar100"),
-    row("partition", ("chain", ("lda", 10, .1, "hsu"), ("rotate", 15)), "text, App. A; concentration: code", "rotated_mnist"),
+    row("partition", ("chain", ("load", "mnist"), ("lda", 10, .1, "hsu"), ("rotate", 15)), "text, App. A; concentration: code", "rotated_mnist"),
     row("partition", ("chain", ("lda", 10, .1, "hsu"), ("turn", 15, 10, 1.)), "text, App. A; concentration: code", "cifar10"),
     row("partition", ("lda", 10, .1, "ones"), "text, App. A; concentration: code", "cifar100"), row("partition", ("halves",), "text, App. A: classes 0-3 and 4-6", "pacs"),
     row("mu", .5, "text, App. A", method="fedbr"), row("lam", 1., "text, App. A", method="fedbr"), row("lam", .1, "text, App. A (code: 1)", "cifar10 pacs", "fedbr"),
@@ -343,6 +343,14 @@ def turned(x, degrees):
     if x.ndim != 4: raise FdgnbError(f"only images can be turned; these samples have the shape {tuple(x.shape[1:])}")
     out = [xs if not a.any() else rotate(xs.float(), a.float()).round_().clamp_(0, 255).to(x.dtype) for xs, a in zip(x.split(2048), degrees.split(2048))]
     return torch.cat(out)
+
+
+@PARTITIONS.register("load")
+def load(dataset, target, generator, name):
+    "The domains of the data set `name`, of the same classes and size, in place of the sources."
+    other = get_dataset(name, size=dataset.size)
+    if other.classes != dataset.classes: raise FdgnbError(f"partition 'load': {name!r} has other classes than {dataset.name!r}")
+    return clients_of(dataset, target, list(other.domains.values()), "load")
 
 
 @PARTITIONS.register("rotate")
