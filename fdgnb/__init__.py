@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 # %% ../nbs/index.ipynb #08f59fb3
 _where = dict(fit="federation", list_methods="federation", Run="federation", Method="federation", method="federation", hp="federation",
               Settings="federation", from_folder="data", list_datasets="data", get_dataset="data", FdgnbError="core")
-_modules = ("core", "data", "models", "federation", "metrics", "plots", "methods")
+_modules = ("core", "data", "datasets", "models", "federation", "protocols", "metrics", "plots", "methods")
 
 
 def __getattr__(name):

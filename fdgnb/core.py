@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'FdgnbError', 'nearest', 'Registry', 'root', 'seed_of', 'generator', 'seeded', 'is_vector', 'tmap', 'add',
-           'sub', 'scale', 'dot', 'norm', 'RunningMean', 'weighted_mean', 'tagged', 'part', 'scalar', 'nbytes',
+           'sub', 'scale', 'dot', 'norm', 'wide', 'RunningMean', 'weighted_mean', 'tagged', 'part', 'scalar', 'nbytes',
            'atomic_write']
 
 # %% ../nbs/00_core.ipynb #7afebcfd
-import difflib, hashlib, os
+import difflib, hashlib, math, os, secrets, threading
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +31,9 @@ def nearest(name, options):
 # %% ../nbs/00_core.ipynb #6facefd3
 class Registry(dict):
     "Name -> object. `kind` names it in errors; the modules of `package`, if given, are imported at first use."
-    def __init__(self, kind, package=None): super().__init__(); self.kind, self.package = kind, package
+    def __init__(self, kind, package=None):
+        super().__init__()
+        self.kind, self.package, self.lock = kind, package, threading.RLock()
 
     def register(self, name):
         "Decorator: put what it decorates under `name`."
@@ -44,9 +46,12 @@ class Registry(dict):
 
     def load(self):
         "Import every module of `package`, once; returns the registry."
-        if self.package:
-            package, self.package = import_module(self.package), None
-            for m in sorted(m.name for m in iter_modules(package.__path__)): import_module(f"{package.__name__}.{m}")
+        with self.lock:                                            # another thread waits until all are there
+            package, self.package = self.package, None
+            try:
+                if package:
+                    for m in sorted(m.name for m in iter_modules(import_module(package).__path__)): import_module(f"{package}.{m}")
+            except BaseException: self.package = package; raise    # so that the next call says the same
         return self
 
     def get(self, name):
@@ -76,11 +81,14 @@ def generator(seed, round=0, client="", purpose="", device="cpu"):
     return torch.Generator(device).manual_seed(seed_of(seed, round, client, purpose))
 
 
+_seeding = threading.RLock()
+
+
 @contextmanager
 def seeded(seed, purpose="init"):
-    "Inside, torch's global generator (which `nn` modules draw their first weights from) is seeded; outside, it is untouched."
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, purpose=purpose))
+    "Inside, torch's global CPU generator (which `nn` modules draw their first weights from) is seeded; outside, untouched. One thread at a time."
+    with _seeding, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_of(seed, purpose=purpose))
         yield
 
 # %% ../nbs/00_core.ipynb #57873893
@@ -119,15 +127,23 @@ def norm(a):
     return dot(a, a)**.5
 
 # %% ../nbs/00_core.ipynb #8c3ec6bf
+def wide(v):
+    "A copy to accumulate in: half precision becomes float32."
+    return v.to(torch.float32, copy=True) if v.dtype in (torch.float16, torch.bfloat16) else v.clone()
+
+
 class RunningMean:
     "Weighted mean of states, folded one at a time: `push(state, weight)` each, then `result()`."
     def __init__(self): self.mean, self.total = None, 0.
 
     def push(self, state, weight=1.):
-        "Fold in one state. Weights are non-negative and need not sum to one."
-        if not weight >= 0: raise FdgnbError(f"an aggregation weight is {weight}: weights must be numbers of at least 0")
+        "Fold in one state. Weights are finite, not negative, and need not sum to one."
+        if not 0 <= weight < math.inf: raise FdgnbError(f"an aggregation weight is {weight}: weights must be finite numbers of at least 0")
+        if self.mean is not None and state.keys() != self.mean.keys():
+            raise FdgnbError(f"states of different entries cannot be averaged: {sorted(state.keys() ^ self.mean.keys())[0]!r} is not in both")
         self.total += weight
-        if self.mean is None: self.mean = {k: v.clone() for k, v in state.items()}
+        if self.mean is None or self.total == weight:              # nothing of weight so far: start from this state
+            self.dtypes, self.mean = {k: v.dtype for k, v in state.items()}, {k: wide(v) for k, v in state.items()}
         elif weight:
             for k, m in self.mean.items():
                 if is_vector(m): m.lerp_(state[k].to(m), weight/self.total)
@@ -137,7 +153,7 @@ class RunningMean:
     def result(self):
         "The mean; FdgnbError where no weight was positive."
         if not self.total: raise FdgnbError("nothing to average: every aggregation weight is 0")
-        return self.mean
+        return {k: v.to(self.dtypes[k]) for k, v in self.mean.items()}
 
 
 def weighted_mean(states, weights=None):
@@ -179,9 +195,11 @@ def atomic_write(path, data):
     "Write bytes or text to `path` so that a reader sees the old file or the whole new one, even after a crash."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(tmp, "wb") as f:
-        f.write(data.encode() if isinstance(data, str) else data)
-        f.flush(); os.fsync(f.fileno())
-    os.replace(tmp, path)
+    tmp = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with open(tmp, "wb") as f:
+            f.write(data.encode() if isinstance(data, str) else data)
+            f.flush(); os.fsync(f.fileno())
+        os.replace(tmp, path)
+    finally: tmp.unlink(missing_ok=True)
     return path

@@ -53,7 +53,12 @@ class Dataset:
 
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
-        for d in self.domains.values():
+        first = next(iter(self.domains.values()))
+        for key, d in self.domains.items():
+            if key != d.name: raise FdgnbError(f"dataset {self.name!r}: the domain named {d.name!r} stands under the key {key!r}; they must be the same")
+            if d.x.shape[1:] != first.x.shape[1:] or d.x.dtype != first.x.dtype:
+                raise FdgnbError(f"domain {d.name!r} of {self.name}: samples {tuple(d.x.shape[1:])} {d.x.dtype}, but {first.name!r} has "
+                                 f"{tuple(first.x.shape[1:])} {first.x.dtype}; wanted one shape for all")
             low, high = int(d.y.min()), int(d.y.max())
             if low < 0 or high >= self.n_classes: raise FdgnbError(f"domain {d.name!r} of {self.name}: labels {low} to {high}, wanted 0 to {self.n_classes - 1}")
 
@@ -63,7 +68,7 @@ class Dataset:
     size = property(lambda self: (*next(iter(self.domains.values())).x.shape[2:], None)[0])     # pixels a side; None for a matrix
 
     def __getitem__(self, domain):
-        if domain in self.domains: return self.domains[domain]
+        if str(domain) in self.domains: return self.domains[str(domain)]           # a year or a number names a domain too
         raise FdgnbError(f"unknown domain {domain!r} of {self.name}{nearest(domain, self.names)}")
 
     def counts(self):

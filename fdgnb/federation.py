@@ -6,14 +6,15 @@
 __all__ = ['SCALES', 'BASES', 'HOOKS', 'METHODS', 'ORDERED', 'hp', 'check_value', 'make', 'Settings', 'scaled', 'Client',
            'Server', 'index_batches', 'Exchange', 'LocalSteps', 'ServerSide', 'Method', 'descend', 'make_optimizer',
            'keep_optimizer', 'client_update', 'server_update', 'downloads', 'mean_loss', 'method', 'FedAvg', 'hooks_of',
-           'must_lie_below', 'stack_order', 'merged_hyper', 'named_parts', 'method_class', 'one_thread', 'cores',
-           'Threads', 'evaluate', 'assess', 'Ledger', 'digest', 'save_checkpoint', 'load_checkpoint', 'field_of',
-           'arguments', 'thin', 'shares', 'participants', 'check_run', 'data_digest', 'partitioned', 'Federation',
-           'answering', 'who_answers', 'run_round', 'evaluate_round', 'adapting', 'adapted', 'Run', 'resume',
+           'must_lie_below', 'stack_order', 'merged_hyper', 'named_parts', 'check_helpers', 'method_class',
+           'one_thread', 'cores', 'Threads', 'evaluate', 'assess', 'Ledger', 'digest', 'save_checkpoint',
+           'load_checkpoint', 'field_of', 'arguments', 'thin', 'shares', 'thinned', 'participants', 'check_device',
+           'check_run', 'data_digest', 'partitioned', 'Federation', 'answering', 'who_answers', 'run_round',
+           'check_finite', 'evaluate_round', 'adapting', 'adapted', 'Run', 'flat', 'same_args', 'claim', 'resume',
            'checkpoint', 'fit', 'glance', 'list_methods']
 
 # %% ../nbs/04_federation.ipynb #360522a5
-import copy, dataclasses, hashlib, json, math, os, threading, time
+import copy, dataclasses, hashlib, inspect, itertools, json, math, os, secrets, threading, time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 import fdgnb.models as models
 from .core import (FdgnbError, Registry, RunningMean, atomic_write, generator, nbytes, nearest, part, scalar, seeded, tagged)
-from .data import Dataset, get_dataset, split_indices, to_float
+from .data import Dataset, Domain, get_dataset, split_indices, to_float
 
 # %% ../nbs/04_federation.ipynb #cf0341a1
 def hp(default, doc, low=None, high=None, choices=None, source=""):
@@ -35,6 +36,9 @@ def hp(default, doc, low=None, high=None, choices=None, source=""):
 def check_value(name, value, f):
     "Refuse a value out of its field's range or of another type than its default: FdgnbError in one line."
     m, want = f.metadata, type(f.default)
+    if value is None and f.default is not None and "None" not in m["doc"]: raise FdgnbError(f"{name}=None: wanted a value like {f.default!r} ({m['doc']})")
+    if want is bool and not isinstance(value, bool): raise FdgnbError(f"{name}={value!r}: expected True or False ({m['doc']})")
+    if want is tuple and not isinstance(value, (tuple, list)): raise FdgnbError(f"{name}={value!r}: expected a list ({m['doc']})")
     if m.get("choices") is not None and value not in m["choices"]:
         raise FdgnbError(f"{name}={value!r} is not allowed{nearest(value, m['choices'])}")
     number = want in (int, float) or m.get("low") is not None or m.get("high") is not None
@@ -62,13 +66,15 @@ class Settings:
     pretrained: bool = hp(False, "start from torchvision's weights, read from a file on disk")
     size: int = hp(None, "pixels a side; None: the data set's own", low=8)
     local_epochs: int = hp(1, "passes over a client's data a round", low=0)
+    local_steps: int = hp(None, "local steps a round, pass after pass, instead of local_epochs; None: by epochs", low=1)
+    client_weights: str = hp("samples", "weights of the clients in the average", choices=("samples", "uniform"))
     batch_size: int = hp(32, "samples a step", low=1)
     drop_last: bool = hp(False, "leave out an incomplete last batch")
     lr: float = hp(.05, "learning rate", low=0.)
     optimizer: str = hp("sgd", "local optimiser", choices=("sgd", "adam"))
     momentum: float = hp(0., "momentum of SGD", low=0., high=1.)
     weight_decay: float = hp(0., "L2 penalty of the optimiser", low=0.)
-    clip: float = hp(None, "largest norm of a gradient; None: no limit", low=0.)
+    clip: float = hp(None, "largest norm of a gradient; None: no limit", low=1e-12)
     lr_decay: float = hp(1., "factor on the learning rate after each round", low=0.)
     lr_drops: tuple = hp((), "fractions of the rounds after which the learning rate falls to a tenth")
     keep_optimizer: bool = hp(False, "a client's optimiser state survives from round to round")
@@ -81,9 +87,16 @@ class Settings:
     augment: str = hp("none", "random changes of training images, a name of fdgnb.protocols.AUGMENTATIONS")
     normalize: str = hp("none", "scaling of the channels after /255", choices=("none", "imagenet", "half"))
     partition: tuple = hp((), "how domains become clients: (name of fdgnb.protocols.PARTITIONS, its arguments); empty: one client a domain")
-    limit: int = hp(None, "at most so many images of each domain, drawn by the seed; None: all", low=1)
-    target_fraction: float = hp(1., "share of the target that is tested on", low=0., high=1.)
+    limit: int = hp(None, "at most so many samples of each client and of the target, drawn by the seed before they are split; None: all", low=1)
+    target_fraction: float = hp(1., "share of the target that is tested on", low=1e-6, high=1.)
     adapt: str = hp("last", "when a method's label-free adaptation is tried on the target", choices=("never", "last", "every"))
+
+    def __post_init__(self):
+        number = lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)
+        if len(self.fractions) != 3 or not all(number(v) and v >= 0 for v in self.fractions):
+            raise FdgnbError(f"fractions={self.fractions!r}: wanted three shares of at least 0, for training, validation and test")
+        if not all(number(v) for v in self.lr_drops): raise FdgnbError(f"lr_drops={self.lr_drops!r}: wanted fractions of the rounds, like (0.5, 0.8)")
+        if not all(isinstance(d, (tuple, list)) and len(d) == 2 for d in self.drops): raise FdgnbError(f"drops={self.drops!r}: wanted (round, client) pairs")
 
     def lr_at(self, round, rounds):
         "The learning rate of a round (counted from 0)."
@@ -192,10 +205,11 @@ class LocalSteps:
         return model.parameters()
 
     def sample(self, client, rng):
-        "The round's batches, each a tensor of indices: one shuffled pass per local epoch."
+        "The round's batches, each a tensor of indices: one shuffled pass per local epoch, or passes until `local_steps` are full."
         s = client.settings
-        for _ in range(s.local_epochs):
-            yield from index_batches(torch.randperm(client.n(), generator=rng), s.batch_size, s.drop_last)
+        passes = range(s.local_epochs) if s.local_steps is None else itertools.count()
+        batches = (b for _ in passes for b in index_batches(torch.randperm(client.n(), generator=rng), s.batch_size, s.drop_last))
+        return itertools.islice(batches, s.local_steps)
 
     def batch(self, x, y, client, rng):
         "Change a batch before it is used."
@@ -230,8 +244,8 @@ class ServerSide:
         return tagged("model", server.model)
 
     def weight(self, server, k, upload):
-        "Aggregation weight of client `k`, not normalised."
-        return float(upload["scalars.n"])
+        "Aggregation weight of client `k`, not normalised: its number of samples, or 1 where the settings say uniform."
+        return float(upload["scalars.n"]) if server.settings.client_weights == "samples" else 1.
 
     def aggregate(self, server, uploads):
         "Make the new global model from an iterator of (k, upload), in the clients' order, each seen once."
@@ -276,7 +290,8 @@ def make_optimizer(params, client):
     else: opt = torch.optim.SGD(params, lr=client.lr, momentum=s.momentum, weight_decay=s.weight_decay)
     if s.keep_optimizer:
         for i, q in enumerate(params):
-            if kept := part(client.state, f"optim.{i}"): opt.state[q] = {k: v.clone() for k, v in kept.items()}
+            if kept := part(client.state, f"optim.{i}"):             # in the weight's own layout, which a fused step goes by
+                opt.state[q] = {k: torch.empty_like(q).copy_(v) if v.shape == q.shape else v.clone() for k, v in kept.items()}
     return opt
 
 
@@ -355,7 +370,7 @@ def hooks_of(cls):
     out = {}
     for hook in HOOKS:
         own = [vars(c)[hook] for c in cls.__mro__ if hook in vars(c) and c not in BASES]
-        if own: out[hook] = not all("__class__" in f.__code__.co_freevars for f in own)
+        if own: out[hook] = not all("__class__" in inspect.unwrap(f).__code__.co_freevars for f in own)
     return out
 
 # %% ../nbs/04_federation.ipynb #82b4f919
@@ -384,13 +399,14 @@ def stack_order(parts):
 
 # %% ../nbs/04_federation.ipynb #48aa0ff7
 def merged_hyper(classes):
-    "One frozen dataclass with the hyper-parameters of all classes; the same name with two meanings is refused."
+    "One frozen dataclass with the hyper-parameters of all classes; the same name with another default or other allowed values is refused."
+    meaning = lambda f: dict(default=f.default, **{k: f.metadata.get(k) for k in ("low", "high", "choices")})
     seen, bases = {}, []
     for c in classes:
         if c.Hyper not in bases: bases.append(c.Hyper)
         for f in fields(c.Hyper):
             g, who = seen.setdefault(f.name, (f, c.name))
-            if (g.default, dict(g.metadata)) != (f.default, dict(f.metadata)):
+            if meaning(g) != meaning(f):
                 raise FdgnbError(f"{who!r} and {c.name!r} cannot be combined: both have a hyper-parameter {f.name!r}")
     bases = [b for b in bases if not any(b is not o and issubclass(o, b) for o in bases)]
     return dataclass(frozen=True)(type("Hyper", tuple(reversed(bases)), {}))
@@ -407,10 +423,20 @@ def named_parts(name):
     return parts
 
 
+def check_helpers(parts):
+    "FdgnbError where two of {name: class} bring different functions of one name, no hook and without super(): one would run with the other's."
+    alone = lambda f: inspect.isfunction(f) and "__class__" not in f.__code__.co_freevars
+    own = {n: {k: getattr(c, k) for k in dir(c) if k not in dir(Method) and alone(getattr(c, k))} for n, c in parts.items()}
+    for a, b in itertools.combinations(parts, 2):
+        for k in own[a].keys() & own[b].keys():
+            if own[a][k] is not own[b][k]: raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both have a {k!r} of their own")
+
+
 def method_class(name):
     "The class of a method or of a sum of methods ('fedprox+ga'); FdgnbError on unknown names and clashes."
     parts = named_parts(name)
     if len(parts) == 1: return next(iter(parts.values()))
+    check_helpers(parts)
     order = [parts[n] for n in stack_order(parts)]
     doc = lambda c: (c.__doc__ or c.name).split("\n")[0]
     body = dict(name="+".join(c.name for c in order), Hyper=merged_hyper(order), uses_target=any(c.uses_target for c in order),
@@ -503,7 +529,8 @@ def save_checkpoint(path, states, meta):
     from safetensors.torch import save
     tensors = {f"{o}/{k}": v.detach().cpu().contiguous() for o, s in states.items() for k, v in s.items() if torch.is_tensor(v)}
     plain = {o: {k: v for k, v in s.items() if not torch.is_tensor(v)} for o, s in states.items()}
-    head = json.dumps(dict(format="fdgnb-1", digest=digest(tensors), plain=plain, meta=meta))
+    tensors["json"] = torch.frombuffer(bytearray(json.dumps(dict(plain=plain, meta=meta)), "utf8"), dtype=torch.uint8)
+    head = json.dumps(dict(format="fdgnb-2", digest=digest(tensors)))
     return atomic_write(path, save({k: v.clone() for k, v in tensors.items()}, {"fdgnb": head}))
 
 
@@ -512,14 +539,14 @@ def load_checkpoint(path):
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(path, "pt") as f: head, tensors = json.loads(f.metadata()["fdgnb"]), {k: f.get_tensor(k) for k in f.keys()}
-        whole = head["format"] == "fdgnb-1" and head["digest"] == digest(tensors)
+        whole = head["format"] == "fdgnb-2" and head["digest"] == digest(tensors)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError): whole = False
     if not whole: raise FdgnbError(f"{path} is torn or was not written by fdgnb: delete it to start the run anew")
-    states = {o: dict(s) for o, s in head["plain"].items()}
+    rest = json.loads(tensors.pop("json").numpy().tobytes())
     for k, v in tensors.items():
         owner, name = k.split("/", 1)
-        states[owner][name] = v
-    return states, head["meta"]
+        rest["plain"][owner][name] = v
+    return rest["plain"], rest["meta"]
 
 # %% ../nbs/04_federation.ipynb #62b80531
 def field_of(default, low, doc): return dataclasses.field(default=default, metadata=dict(doc=doc, low=low))
@@ -536,7 +563,7 @@ def arguments(cls, hyper, rounds=None, protocol=None, scale=None, dataset=None):
     values = {}
     if protocol:
         from fdgnb.protocols import resolve
-        values = resolve(protocol, scale, dataset if isinstance(dataset, str) else dataset.name, cls.name)
+        values = resolve(protocol, scale, getattr(dataset, "name", dataset), cls.name)
     elif scale: raise FdgnbError(f"scale={scale!r} shrinks a protocol: name a protocol too")
     rounds = check_value("rounds", values.get("rounds", 20) if rounds is None else rounds, field_of(0, 1, "rounds of the federation"))
     values = {k: v for k, v in values.items() if k in known} | hyper
@@ -557,7 +584,21 @@ def shares(dom, settings, target, rng):
     else:
         official = getattr(dom, "official", None) if settings.official else None
         cut = getattr(dom, "split", None) or official or split_indices(len(dom), dom.y, settings.fractions, rng)
-    return {s: thin(i, settings.limit/len(dom), rng) for s, i in cut.items()} if settings.limit else cut
+    if not target and "train" not in cut: raise FdgnbError(f"domain {dom.name!r} brings a split without 'train': {', '.join(cut)}")
+    return cut
+
+
+def thinned(data, limit, seed):
+    "The data set with at most `limit` samples of each domain, its own splits thinned with it."
+    if not limit: return data
+    def less(d):
+        keep = thin(torch.arange(len(d)), limit/len(d), generator(seed, client=d.name, purpose="limit"))
+        new, place = Domain(d.name, d.x[keep], d.y[keep]), torch.full((len(d),), -1)
+        place[keep] = torch.arange(len(keep))
+        for own in ("split", "official"):
+            if cut := getattr(d, own, None): setattr(new, own, {s: place[i][place[i] >= 0] for s, i in cut.items()})
+        return new
+    return dataclasses.replace(data, domains={k: less(d) for k, d in data.domains.items()})
 
 
 def participants(data, target, settings, seed, rounds, device):
@@ -575,6 +616,14 @@ def participants(data, target, settings, seed, rounds, device):
     return list(clients.values()), newcomer
 
 # %% ../nbs/04_federation.ipynb #419daa0b
+def check_device(device):
+    "FdgnbError where torch does not know the device or it is not here."
+    try: kind = torch.device(device).type
+    except RuntimeError: raise FdgnbError(f"unknown device {device!r}; use 'cpu' or 'cuda'")
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise FdgnbError(f"device {device!r} is not available here; use device='cpu'")
+
+
 def check_run(fed):
     "FdgnbError for what an empty federation, a method or BatchNorm cannot do."
     if not fed.clients: raise FdgnbError(f"data set {fed.data.name!r} has no domain left to train on besides the target {fed.target!r}")
@@ -583,13 +632,18 @@ def check_run(fed):
     norm = next((n for n, m in fed.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)), None)
     small = next((c for c in fed.clients if c.n() == 1), None)
     where = f"BatchNorm ({norm} of {fed.settings.backbone})"
+    if empty := next((c for c in fed.clients if not c.n()), None): raise FdgnbError(f"client {empty.id!r} has no training samples")
+    for r, k in fed.settings.drops:
+        if k not in (ids := [c.id for c in fed.clients]): raise FdgnbError(f"drops: unknown client {k!r}{nearest(k, ids)}")
     if norm and fed.settings.batch_size == 1: raise FdgnbError(f"batch_size=1 does not go with {where}: use at least 2")
     if norm and small: raise FdgnbError(f"client {small.id!r} has a single training sample, too few for {where}")
 
 
 def data_digest(data):
-    "A short digest of a data set: labels, and a sample of the pixels."
-    return digest({k: v for n, d in data.domains.items() for k, v in ((f"{n}.x", d.x[::max(1, len(d)//50)]), (f"{n}.y", d.y))})
+    "A digest of classes, labels and samples (beyond 256 MB: of every second, third, ... sample)."
+    step = -(-sum(d.x.numel()*d.x.element_size() for d in data.domains.values())//2**28) or 1
+    parts = {f"{n}.{k}": v for n, d in data.domains.items() for k, v in (("x", d.x[::step]), ("y", d.y))}
+    return digest(parts | {"classes": torch.frombuffer(bytearray("\n".join(map(str, data.classes)), "utf8"), dtype=torch.uint8)})
 
 
 def partitioned(data, target, settings, seed):
@@ -597,7 +651,12 @@ def partitioned(data, target, settings, seed):
     if not settings.partition: return data
     from fdgnb.protocols import PARTITIONS
     name, *rest = settings.partition
-    return PARTITIONS.get(name)(data, target, generator(seed, purpose="partition"), *rest)
+    make_clients, args = PARTITIONS.get(name), (data, target, generator(seed, purpose="partition"), *rest)
+    try: inspect.signature(make_clients).bind(*args)
+    except TypeError:
+        takes = ", ".join(list(inspect.signature(make_clients).parameters)[3:])
+        raise FdgnbError(f"partition={settings.partition!r}: {name!r} takes {takes or 'no arguments'}")
+    return make_clients(*args)
 
 # %% ../nbs/04_federation.ipynb #c2e08b6e
 class Federation:
@@ -607,11 +666,12 @@ class Federation:
         self.rounds, own, settings = arguments(cls, hyper, rounds, protocol, scale, dataset)
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, device
         self.seed = check_value("seed", seed, field_of(0, 0, "seed of the run"))
-        if device != "cpu" and not torch.cuda.is_available(): raise FdgnbError(f"device {device!r} is not available here; use device='cpu'")
+        check_device(device)
         data = get_dataset(dataset, size=settings.get("size"))
         self.target = None if target in (None, "none", "") else data[target].name
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
-        self.data = partitioned(data, self.target, self.settings, self.seed)
+        self.data = thinned(partitioned(data, self.target, self.settings, self.seed), self.settings.limit, self.seed)
+        self.digest = data_digest(data)
         self.net = self.network()
         self.clients, self.newcomer = participants(self.data, self.target, self.settings, self.seed, self.rounds, device)
         check_run(self)
@@ -633,7 +693,7 @@ class Federation:
 
     def args(self):
         "What makes this run this run, as JSON: two runs with equal args give equal bits."
-        args = dict(method=self.method.name, dataset=self.data.name, data=data_digest(self.data), target=self.target, rounds=self.rounds,
+        args = dict(method=self.method.name, dataset=self.data.name, data=self.digest, target=self.target, rounds=self.rounds,
                     protocol=self.protocol, scale=self.scale, seed=self.seed, device=str(self.device).split(":")[0],
                     settings=asdict(self.settings), hyper=asdict(self.method.h))
         return json.loads(json.dumps(args))
@@ -680,7 +740,15 @@ def run_round(fed, engine, down, round, ledger, evaluating=True):
 
     down = server_update(fed.method, fed.server, uploads(), round)
     if evaluating: rows += evaluate_round(fed, engine, down, round)
+    check_finite(fed.server, rows, round)
     return down, [(round + 1, *r) for r in rows]
+
+# %% ../nbs/04_federation.ipynb #542f95ac
+def check_finite(server, rows, round):
+    "FdgnbError where the global model, or its loss on somebody's samples, is not finite: such a round is never kept."
+    where = next((k for k, v in server.model.items() if v.is_floating_point() and not v.isfinite().all()), None)
+    where = where or next((f"its loss on {c}" for c, _, p, m, v in rows if p == "aggregated" and m == "loss" and not math.isfinite(v)), None)
+    if where: raise FdgnbError(f"the global model is not finite after round {round + 1} ({where}): try a smaller lr, or clip=10; the last checkpoint is kept")
 
 # %% ../nbs/04_federation.ipynb #e11fc6c7
 def evaluate_round(fed, engine, down, round):
@@ -737,7 +805,10 @@ class Run:
 
     def model_of(self, domain=None):
         "The network a domain's client holds now (None: a newcomer's, the target's where there is one), in evaluation mode."
-        who = next((c for c in self.fed.clients if c.id == domain), self.fed.newcomer or Client("newcomer", {}, self.fed.settings))
+        who = next((c for c in self.fed.clients if c.id == domain), None)
+        if domain not in (None, self.fed.target) and not who: raise FdgnbError(f"no client {domain!r}{nearest(domain, self.fed.server.clients)}")
+        who = who or self.fed.newcomer or Client("newcomer", {}, self.fed.settings)
+        who.round = self.fed.server.round
         net = copy.deepcopy(self.fed.net)
         self.fed.method.receive(net, who, self.fed.method.download(self.fed.server, who.id))
         return net.eval()
@@ -766,25 +837,46 @@ class Run:
         return f"Run({self.fed.method.name} on {self.fed.data.name}, target {self.fed.target}, seed {self.fed.seed}, {self.round} of {self.fed.rounds} rounds)"
 
 # %% ../nbs/04_federation.ipynb #a0e03cb6
+def flat(d, pre=""):
+    "{'a': {'b': 1}} -> {'a.b': 1}"
+    return {q: w for k, v in d.items() for q, w in (flat(v, f"{pre}{k}.").items() if isinstance(v, dict) else [(pre + k, v)])}
+
+
+def same_args(old, new, where):
+    "FdgnbError that says what differs where the arguments of two runs do."
+    old, new = flat(old), flat(new)
+    if diff := [f"{k}: {old.get(k)!r} there, {new.get(k)!r} now" for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]:
+        raise FdgnbError(f"{where} holds a run with other arguments ({'; '.join(diff)}): choose another folder or delete it")
+
+
+def claim(run):
+    "Make `run.out` the folder of this run: the first writes args.json there, whoever comes with other arguments is refused."
+    file, args = run.out/"args.json", run.fed.args()
+    try:
+        run.out.mkdir(parents=True, exist_ok=True)
+        mine = atomic_write(run.out/f".args-{secrets.token_hex(4)}.json", json.dumps(args, indent=1))
+        try: os.link(mine, file)
+        except FileExistsError: same_args(json.loads(file.read_text()), args, run.out)
+        finally: mine.unlink()
+    except (OSError, ValueError) as e: raise FdgnbError(f"out={str(run.out)!r} cannot be used: {e}")
+
+
 def resume(run):
     "Take up a checkpointed run where it stopped; FdgnbError where the folder holds a run with other arguments."
-    file = Path(run.out)/"checkpoint.safetensors"
-    if not file.exists(): return
+    if not (file := run.out/"checkpoint.safetensors").exists(): return
     states, meta = load_checkpoint(file)
-    flat = lambda d, pre="": {q: w for k, v in d.items() for q, w in (flat(v, f"{pre}{k}.").items() if isinstance(v, dict) else [(pre + k, v)])}
-    old, new = flat(meta["args"]), flat(run.fed.args())
-    if diff := [f"{k}: {old.get(k)!r} there, {new.get(k)!r} now" for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]:
-        raise FdgnbError(f"{run.out} holds a run with other arguments ({'; '.join(diff)}): choose another folder or delete it")
+    same_args(meta["args"], run.fed.args(), run.out)
     move = lambda s: {k: v.to(run.fed.device) if torch.is_tensor(v) and run.fed.device != "cpu" else v for k, v in s.items()}
     run.fed.server.state = move(states["server"])
     for i, c in enumerate(run.fed.clients): c.state = move(states[f"client.{i}"])
     run.rows, run.book, run.seconds = [tuple(r) for r in meta["rows"]], Ledger(meta["ledger"]), meta["seconds"]
+    for who in (run.fed.server, *run.fed.clients): who.round = len(run.seconds) - 1
 
 
 def checkpoint(run):
     "Write the run to its folder."
     states = {"server": run.fed.server.state} | {f"client.{i}": c.state for i, c in enumerate(run.fed.clients)}
-    save_checkpoint(Path(run.out)/"checkpoint.safetensors", states, dict(args=run.fed.args(), rows=run.rows, ledger=run.book.rows, seconds=run.seconds))
+    save_checkpoint(run.out/"checkpoint.safetensors", states, dict(args=run.fed.args(), rows=run.rows, ledger=run.book.rows, seconds=run.seconds))
 
 # %% ../nbs/04_federation.ipynb #30056b3a
 def fit(method, dataset="digits", target=None, rounds=None, seed=0, out=None, *, protocol=None, scale=None, device="cpu", workers=None, progress=None,
@@ -796,9 +888,11 @@ def fit(method, dataset="digits", target=None, rounds=None, seed=0, out=None, *,
     rounds: None for the protocol's number, or 20. protocol, scale: names of fdgnb.protocols, whose values go before the defaults and after
     what is given here. workers: clients at once (None: one a core); does not change a bit. progress: show a bar (None: unless CI is set).
     hyper: fields of `Settings` and of the method's own `Hyper`. Raises FdgnbError, in one line, before any work where input is bad."""
+    if workers is not None: check_value("workers", workers, field_of(1, 1, "clients at once"))
+    check_value("checkpoint_every", checkpoint_every, field_of(1, 1, "rounds from one checkpoint to the next"))
     fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, **hyper)
-    run = Run(fed, out=out)
-    if out: resume(run)
+    run = Run(fed, out=Path(out).expanduser() if out else None)
+    if out: claim(run); resume(run)
     if run.round == fed.rounds: return run
     from tqdm.auto import tqdm
     quiet = bool(os.environ.get("CI")) if progress is None else not progress

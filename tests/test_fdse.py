@@ -360,7 +360,7 @@ def test_differences():
 
 @pytest.mark.parametrize("bad,says", [(dict(tau=-1.), "tau=-1.0 is out of range"), (dict(penalty="v3"), "did you mean"), (dict(variant="papers"), "did you mean 'paper'"),
                                       (dict(lamb=1.), "did you mean 'lam'"), (dict(G=1), "G=1 is out of range"), (dict(dw=2), "odd dw"), (dict(per="layers"), "did you mean 'layer'"),
-                                      (dict(A="yes"), "A='yes' is not allowed")])
+                                      (dict(A="yes"), "A='yes': expected True or False")])
 def test_bad_hyper(tiny, bad, says):
     with pytest.raises(FdgnbError, match=says) as e: run(tiny, **bad)
     assert "\n" not in str(e.value)

@@ -53,10 +53,9 @@ def test_same_bits_on_any_number_of_workers(tiny, h):
 
 
 ADAM = dict(optimizer="adam", lr=1e-3, keep_optimizer=True)
-MEMORY = pytest.mark.xfail(reason="federation: kept optimiser states come back from a checkpoint in another memory format than their weights", strict=False)
 
 
-@pytest.mark.parametrize("h", [dict(), dict(variant="released"), dict(exchange="up"), dict(critic="kept"), pytest.param(ADAM, marks=MEMORY)])
+@pytest.mark.parametrize("h", [dict(), dict(variant="released"), dict(exchange="up"), dict(critic="kept"), ADAM])
 def test_resume(tiny, tmp_path, h):
     "Broken off after two of three rounds, the run ends in the same bits."
     h = h | dict(rounds=3)

@@ -14,7 +14,6 @@ from fdgnb.protocols import AUGMENTATIONS, PARTITIONS, PROTOCOLS, SCALES, Augmen
 DATA = ["digits", "office_caltech10", "pacs", "vlcs", "officehome", "terra_incognita", "domainnet", "domainnet10", "digit_five", "rotated_mnist",
         "cifar10", "cifar100", "amazon_review", "somebody's own"]
 SETTINGS = {f.name: f for f in fields(Settings)}
-TO_COME = {"local_steps", "weights", "pretrained", "samples", "votes", "target_samples", "mmd_batch"}                       # settings a loop may or may not have
 
 
 def toy(sizes=(60, 45, 33), classes=5, side=8, official=False):
@@ -48,7 +47,7 @@ def test_every_value_is_allowed_for_every_method_scale_and_data_set(protocol):
 
 
 def test_no_row_is_written_in_vain():
-    known = set(SETTINGS) | TO_COME | {"rounds"} | {f.name for m in METHODS.names() for f in fields(METHODS.get(m).Hyper)}
+    known = set(SETTINGS) | {"rounds"} | {f.name for m in METHODS.names() for f in fields(METHODS.get(m).Hyper)}
     for p in PROTOCOLS.values():
         for r in p.rows:
             assert r.source and r.scale in SCALES and set(r.data) <= set(DATA), r
@@ -62,7 +61,7 @@ def test_tables_and_reporting(protocol):
     p = PROTOCOLS[protocol]
     assert p.name == protocol and p.select in RULES and p.point in ("local", "aggregated", "both") and p.metric
     table = protocol_table(protocol)
-    assert {"client", "validation", "seeds", "selection", "rounds", "lr", "batch_size", "weights"} <= set(table.index) and (table.columns == ["of", "paper", "cpu", "smoke", "source"]).all()
+    assert {"client", "validation", "seeds", "selection", "rounds", "lr", "batch_size", "client_weights"} <= set(table.index) and (table.columns == ["of", "paper", "cpu", "smoke", "source"]).all()
     assert list_protocols().loc[protocol, "select"] == p.select
 
 
