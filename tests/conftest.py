@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread, no progress bars, a cache of their own, a small slice of `digits`."""
+"""Shared by all tests: one torch thread, no progress bars, a small slice of `digits`."""
 import dataclasses, os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CI", "1")

@@ -57,10 +57,73 @@ def one_line(call, says):
     (dict(batch_size=1), "batch_size=1 does not go with BatchNorm"),
     (dict(fractions=(.5, .1)), "fractions"),
     (dict(device="cuda"), "not available here"),
+    (dict(device="gpu"), "unknown device 'gpu'"),
+    (dict(lr=None), "lr=None: wanted a value like"),
+    (dict(drop_last="no"), "drop_last='no': expected True or False"),
+    (dict(partition="halves"), "partition='halves': expected a list"),
+    (dict(partition=("split",)), "'split' takes "),
+    (dict(drops=((1, "inkd"),)), "unknown client 'inkd'; did you mean 'inked'"),
+    (dict(workers=0), "workers=0 is out of range"),
+    (dict(checkpoint_every=0), "checkpoint_every=0 is out of range"),
+    (dict(target=["blended"]), "unknown domain"),
+    (dict(scale="cpu"), "name a protocol too"),
+    (dict(out="/proc/nowhere"), "out='/proc/nowhere' cannot be used"),
 ], ids=lambda v: "-".join(map(str, v)) if isinstance(v, dict) else "")
 def test_bad_arguments(bad, says, small):
     if bad.get("device") == "cuda" and torch.cuda.is_available(): pytest.skip("there is a GPU here")
     one_line(lambda: fdgnb.fit(**dict(method="fedavg", dataset=small, target="blended", rounds=1, progress=False) | bad), says)
+
+
+def test_a_mislabelled_domain_is_no_client(small):
+    "A key that is not its domain's name would let the target in among the clients."
+    from fdgnb.data import Dataset
+    one_line(lambda: Dataset("m", {"T": small["blended"], "inked": small["inked"]}, small.classes), "'blended' stands under the key 'T'")
+
+
+def test_a_model_that_is_not_finite_is_not_kept(small, tmp_path):
+    call = lambda: fdgnb.fit("fedavg", small, "blended", 1, lr=1e38, batch_size=200, out=tmp_path, progress=False)
+    one_line(call, "not finite after round 1|is (nan|inf) in round 1")
+    assert not (tmp_path/"checkpoint.safetensors").exists()
+
+
+def test_a_folder_belongs_to_one_run(small, tmp_path):
+    "Claimed before the first round, not after it."
+    from fdgnb.federation import Federation, Run, claim
+    claim(Run(Federation("fedavg", small, "blended", 1, seed=0), out=tmp_path))
+    one_line(lambda: fdgnb.fit("fedavg", small, "blended", 1, seed=1, out=tmp_path), "seed: 0 there, 1 now")
+
+
+def test_numbers_of_a_checkpoint_are_protected(small, tmp_path):
+    fdgnb.fit("fedavg", small, "blended", 1, out=tmp_path, progress=False)
+    file = tmp_path/"checkpoint.safetensors"
+    whole = file.read_bytes()
+    at = whole.index(b'"accuracy", 0.') + len(b'"accuracy", 0.')
+    file.write_bytes(whole[:at] + (b"9" if whole[at:at+1] != b"9" else b"8") + whole[at+1:])
+    one_line(lambda: load_checkpoint(file), "torn or was not written by fdgnb")
+
+
+def test_what_the_server_draws_survives_a_resume(small, tmp_path):
+    "A download that is drawn anew each round is the same after a stop: the round is part of what is taken up."
+    from fdgnb.federation import METHODS, Method, method
+    class Stop(Exception): pass
+    armed = []
+    @method("noisy")
+    class Noisy(Method):
+        "FedAvg that sends a number drawn by the server."
+        def download(self, server, k):
+            return super().download(server, k) | {"scalars.noise": torch.rand((), generator=server.rng("noise"))}
+        def begin(self, model, client, download):
+            for p in model.parameters(): p.data += .01*download["scalars.noise"]
+        def finish(self, server):
+            if armed and server.round == 1: raise Stop
+    try:
+        whole = fdgnb.fit("noisy", small, "blended", 3, progress=False)
+        armed.append(1)
+        with pytest.raises(Stop): fdgnb.fit("noisy", small, "blended", 3, out=tmp_path, progress=False)
+        armed.clear()
+        again = fdgnb.fit("noisy", small, "blended", 3, out=tmp_path, progress=False)
+        assert digest(again.fed.server.state) == digest(whole.fed.server.state) and again.rows == whole.rows
+    finally: del METHODS["noisy"]
 
 
 def test_single_sample_under_batchnorm(small):

@@ -20,7 +20,26 @@ def test_parameters_tag():
     tagged = [c for c in read(ROOT/"nbs/run.ipynb")["cells"] if "parameters" in c["metadata"].get("tags", [])]
     assert len(tagged) == 1
     names = {t.id for n in ast.parse("".join(tagged[0]["source"])).body if isinstance(n, ast.Assign) for t in n.targets}
-    assert {"method", "dataset", "target", "backbone", "rounds", "seed", "local_epochs", "batch_size", "lr", "device", "hyper", "out"} <= names
+    assert {"method", "dataset", "target", "backbone", "rounds", "seed", "local_epochs", "batch_size", "lr", "device", "hyper", "protocol", "scale", "out"} <= names
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if re.match(r"4\d_", p.stem)], ids=lambda p: p.stem)
+def test_every_report_takes_parameters(path):
+    assert sum("parameters" in c["metadata"].get("tags", []) for c in read(path)["cells"]) == 1
+
+
+def test_readme_method(small):
+    "The method of the README works as printed, alone and under ga."
+    import fdgnb
+    from fdgnb.federation import METHODS
+    block = next(b for b in re.findall(r"```python\n(.*?)```", (ROOT/"README.md").read_text(), re.S) if "class FedProx" in b)
+    had = METHODS.pop("fedprox", None)
+    try:
+        exec(block, {"__name__": "readme"})
+        for name in ("fedprox", "fedprox+ga"): assert fdgnb.fit(name, small, "blended", 1, mu=.1, progress=False).round == 1
+    finally:
+        METHODS.pop("fedprox", None)
+        if had: METHODS["fedprox"] = had
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -55,5 +74,5 @@ def test_import_is_light():
 
 def test_public_names():
     import fdgnb
-    for name in ("fit", "list_methods", "list_datasets", "from_folder", "FdgnbError", "models", "methods"): assert getattr(fdgnb, name) is not None
+    for name in ("fit", "list_methods", "list_datasets", "from_folder", "FdgnbError", "models", "methods", "protocols", "datasets", "metrics", "plots"): assert getattr(fdgnb, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'fitt'"): fdgnb.fitt
