@@ -756,9 +756,9 @@ def amazon_review(encoder="minilm", tokens=None):
 
 def _vectors(name, d, f, encoder, tokens):
     "A text domain as a matrix, encoded once."
-    weights = _encoder_folder(encoder)
-    tokens = TOKENS[encoder] if tokens is None else tokens
-    if not isinstance(tokens, int) or not 3 <= tokens <= 512: raise FdgnbError(f"tokens={tokens!r}: an encoder reads 3 to 512")
+    if tokens is not None and not (isinstance(tokens, int) and 3 <= tokens <= 512):
+        raise FdgnbError(f"tokens={tokens!r}: an encoder reads 3 to 512")
+    weights, tokens = _encoder_folder(encoder), tokens or TOKENS.get(encoder)
     key = _key(name, d, encoder, tokens, files=[*f.files, *sorted(weights.glob("*model.*"))])
     make = lambda folder: dict(x=encode(f.samples(), encoder, tokens, folder, title=f"{name}/{d}"), y=np.arange(len(f.y)))
     return _domain(d, cached(key, make, stream=True))
