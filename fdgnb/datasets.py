@@ -6,7 +6,7 @@
 __all__ = ['PACS_CLASSES', 'PACS', 'VLCS_CLASSES', 'VLCS', 'OFFICEHOME', 'OFFICEHOME_CLASSES', 'TERRA_CLASSES', 'TERRA',
            'DOMAINNET', 'DOMAINNET10', 'DOMAINNET_CLASSES', 'DIGIT_FIVE', 'DIGIT_ARCHIVE', 'ANGLES', 'CIFAR10_CLASSES',
            'CIFAR100_CLASSES', 'AMAZON', 'Found', 'source', 'pacs', 'duplicates', 'check', 'vlcs', 'officehome',
-           'terra_incognita', 'domainnet', 'domainnet10', 'digit_five', 'rotated', 'mnist', 'rotated_mnist', 'cifar10',
+           'terra_incognita', 'domainnet', 'domainnet10', 'digit_five', 'turned', 'mnist', 'rotated_mnist', 'cifar10',
            'cifar100', 'amazon_review', 'same', 'main']
 
 # %% ../nbs/02_datasets.ipynb #6b7fde2d
@@ -20,7 +20,7 @@ import torch
 from .core import FdgnbError, generator, nearest
 from .data import DATASETS, OFFICE, Dataset, Domain, cached, data_dir, dataset, decode, get_dataset, split_indices
 from .data import _catalogue, _chosen, _domain, _folders, _images, _office_folders, _read_domain, _reserve, _size
-from .text import TOKENS, _encoder_folder, _in_threads, encode
+from .text import TOKENS, _encoder_folder, _in_threads, encode, lacking
 
 # %% ../nbs/02_datasets.ipynb #c45beb65
 @dataclass
@@ -573,18 +573,12 @@ def digit_five(svhn_shift=False):
     return {d: lambda d=d, p=p: _digit_found(p, svhn_shift if d == "svhn" else None) for d, p in found.items() if p}
 
 # %% ../nbs/02_datasets.ipynb #bcccdd42
-def rotated(x, degrees):
-    "uint8 (n, s, s) turned counter-clockwise about the centre, bilinear, black outside, rounded; exact for multiples of 90."
-    s, a = x.shape[-1], np.deg2rad(degrees)
-    m, (r, c) = (s - 1)/2, np.indices((s, s))
-    r, c = m + np.sin(a)*(c - m) + np.cos(a)*(r - m), m + np.cos(a)*(c - m) - np.sin(a)*(r - m)
-    r, c = r.round(9), c.round(9)
-    r0, c0, out = np.floor(r).astype(int), np.floor(c).astype(int), np.zeros(x.shape, np.float32)
-    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        rr, cc = r0 + i, c0 + j
-        w = np.abs(1 - i - (r - r0))*np.abs(1 - j - (c - c0))*((rr >= 0) & (rr < s) & (cc >= 0) & (cc < s))
-        out += x[:, rr.clip(0, s - 1), cc.clip(0, s - 1)]*w.astype(np.float32)
-    return np.rint(out).clip(0, 255).astype(np.uint8)
+def turned(x, degrees):
+    "uint8 images (N, C, H, W) turned counter-clockwise about the centre by as many degrees (N,), bilinearly, black outside, rounded."
+    from kornia.geometry.transform import rotate
+    if x.ndim != 4: raise FdgnbError(f"only images can be turned; these samples have the shape {tuple(x.shape[1:])}")
+    out = [xs if not a.any() else rotate(xs.float(), a.float()).round_().clamp_(0, 255).to(x.dtype) for xs, a in zip(x.split(2048), degrees.split(2048))]
+    return torch.cat(out)
 
 # %% ../nbs/02_datasets.ipynb #69859624
 ANGLES = tuple(range(0, 150, 15))
@@ -624,7 +618,7 @@ def _turned(files, i, angle, k):
     own = np.concatenate([np.random.default_rng(28).permutation(n)[i::k], f.parts["test"]])
     m = len(own) - len(f.parts["test"])
     parts = dict(train=np.arange(m), test=np.arange(m, len(own)))
-    return Found(f.y[own], "pixels", lambda: rotated(f.samples()[own], angle), files, parts, 1, f"{i} of {k}")
+    return Found(f.y[own], "pixels", lambda: turned(torch.from_numpy(f.samples()[own])[:, None], torch.full((len(own),), angle))[:, 0].numpy(), files, parts, 1, f"{i} of {k}, kornia")
 
 # %% ../nbs/02_datasets.ipynb #854c4c90
 _KRIZHEVSKY = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"

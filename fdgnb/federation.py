@@ -8,13 +8,13 @@ __all__ = ['SCALES', 'BASES', 'HOOKS', 'METHODS', 'ORDERED', 'hp', 'check_value'
            'keep_optimizer', 'client_update', 'server_update', 'downloads', 'mean_loss', 'method', 'FedAvg', 'hooks_of',
            'must_lie_below', 'stack_order', 'merged_hyper', 'named_parts', 'check_helpers', 'method_class',
            'one_thread', 'cores', 'Threads', 'evaluate', 'assess', 'Ledger', 'digest', 'save_checkpoint',
-           'load_checkpoint', 'field_of', 'arguments', 'thin', 'shares', 'thinned', 'participants', 'check_device',
-           'check_run', 'data_digest', 'partitioned', 'Federation', 'answering', 'who_answers', 'run_round',
-           'check_finite', 'evaluate_round', 'adapting', 'adapted', 'Run', 'flat', 'same_args', 'claim', 'resume',
-           'checkpoint', 'fit', 'glance', 'list_methods']
+           'load_checkpoint', 'arguments', 'thin', 'shares', 'thinned', 'participants', 'check_device', 'check_run',
+           'data_digest', 'partitioned', 'Federation', 'answering', 'who_answers', 'run_round', 'check_finite',
+           'evaluate_round', 'adapting', 'adapted', 'Run', 'flat', 'same_args', 'claim', 'resume', 'checkpoint', 'fit',
+           'glance', 'list_methods']
 
 # %% ../nbs/04_federation.ipynb #360522a5
-import copy, dataclasses, hashlib, inspect, itertools, json, math, os, secrets, threading, time
+import copy, dataclasses, functools, hashlib, inspect, itertools, json, math, os, secrets, threading, time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -65,6 +65,7 @@ class Settings:
     backbone: str = hp(None, "a name of fdgnb.models; None: the data set's own")
     pretrained: bool = hp(False, "start from torchvision's weights, read from a file on disk")
     size: int = hp(None, "pixels a side; None: the data set's own", low=8)
+    load: dict = hp(None, "options of the data set's loader, like {encoder: bert} or {svhn_shift: true}; None: its defaults")
     local_epochs: int = hp(1, "passes over a client's data a round", low=0)
     local_steps: int = hp(None, "local steps a round, pass after pass, instead of local_epochs; None: by epochs", low=1)
     client_weights: str = hp("samples", "weights of the clients in the average", choices=("samples", "uniform"))
@@ -95,6 +96,9 @@ class Settings:
         number = lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)
         if len(self.fractions) != 3 or not all(number(v) and v >= 0 for v in self.fractions):
             raise FdgnbError(f"fractions={self.fractions!r}: wanted three shares of at least 0, for training, validation and test")
+        if self.load is not None and not (isinstance(self.load, dict) and json.loads(json.dumps(self.load, default=str)) == self.load):
+            raise FdgnbError(f"load={self.load!r}: wanted a dict of names and plain values, like {{'encoder': 'bert'}}")
+        if taken := {"size", "name", "path"} & set(self.load or {}): raise FdgnbError(f"load={self.load!r}: {taken.pop()!r} is no option of a loader")
         if not all(number(v) for v in self.lr_drops): raise FdgnbError(f"lr_drops={self.lr_drops!r}: wanted fractions of the rounds, like (0.5, 0.8)")
         if not all(isinstance(d, (tuple, list)) and len(d) == 2 for d in self.drops): raise FdgnbError(f"drops={self.drops!r}: wanted (round, client) pairs")
 
@@ -106,10 +110,15 @@ class Settings:
 SCALES = dict(imagenet=((.485, .456, .406), (.229, .224, .225)), half=((.5,)*3, (.5,)*3))
 
 
+@functools.cache
+def _mean_std(how, dtype, device):                        # made once: a small copy to a device waits for it
+    return [torch.tensor(v, dtype=dtype, device=device)[:, None, None] for v in SCALES[how]]
+
+
 def scaled(x, how):
     "Channel-wise (x - mean)/std by name; `none` changes nothing."
     if how == "none": return x
-    mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device)[:, None, None] for v in SCALES[how])
+    mean, std = _mean_std(how, x.dtype, x.device)
     return (x - mean)/std
 
 # %% ../nbs/04_federation.ipynb #71a8dcd8
@@ -310,7 +319,7 @@ def client_update(method, client, download, round):
     client.optimizer = make_optimizer(method.params(model), client)
     method.begin(model, client, download)
     model.train()
-    rng, augment, losses = client.rng("batch", client.device), client.rng("augment", client.device), []
+    rng, augment, losses = client.rng("batch", client.device), client.rng("augment"), []
     for idx in method.sample(client, client.rng("sample")):
         losses.append(method.step(model, *method.batch(*client.take(idx, rng=augment), client, rng), client))
     client.scratch |= dict(steps=len(losses), loss=mean_loss(losses, client))
@@ -549,9 +558,6 @@ def load_checkpoint(path):
     return rest["plain"], rest["meta"]
 
 # %% ../nbs/04_federation.ipynb #62b80531
-def field_of(default, low, doc): return dataclasses.field(default=default, metadata=dict(doc=doc, low=low))
-
-
 def arguments(cls, hyper, rounds=None, protocol=None, scale=None, dataset=None):
     """(rounds, the method's hyper-parameters, settings), every name and value checked.
 
@@ -565,7 +571,7 @@ def arguments(cls, hyper, rounds=None, protocol=None, scale=None, dataset=None):
         from fdgnb.protocols import resolve
         values = resolve(protocol, scale, getattr(dataset, "name", dataset), cls.name)
     elif scale: raise FdgnbError(f"scale={scale!r} shrinks a protocol: name a protocol too")
-    rounds = check_value("rounds", values.get("rounds", 20) if rounds is None else rounds, field_of(0, 1, "rounds of the federation"))
+    rounds = check_value("rounds", values.get("rounds", 20) if rounds is None else rounds, hp(0, "rounds of the federation", low=1))
     values = {k: v for k, v in values.items() if k in known} | hyper
     mine, rest = {k: v for k, v in values.items() if k in own}, {k: v for k, v in values.items() if k not in own}
     make(Settings, rest, "setting")
@@ -665,9 +671,9 @@ class Federation:
         cls = method_class(method)
         self.rounds, own, settings = arguments(cls, hyper, rounds, protocol, scale, dataset)
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, device
-        self.seed = check_value("seed", seed, field_of(0, 0, "seed of the run"))
+        self.seed = check_value("seed", seed, hp(0, "seed of the run", low=0))
         check_device(device)
-        data = get_dataset(dataset, size=settings.get("size"))
+        data = get_dataset(dataset, size=settings.get("size"), **(settings.get("load") or {}))
         self.target = None if target in (None, "none", "") else data[target].name
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
         self.data = thinned(partitioned(data, self.target, self.settings, self.seed), self.settings.limit, self.seed)
@@ -888,8 +894,8 @@ def fit(method, dataset="digits", target=None, rounds=None, seed=0, out=None, *,
     rounds: None for the protocol's number, or 20. protocol, scale: names of fdgnb.protocols, whose values go before the defaults and after
     what is given here. workers: clients at once (None: one a core); does not change a bit. progress: show a bar (None: unless CI is set).
     hyper: fields of `Settings` and of the method's own `Hyper`. Raises FdgnbError, in one line, before any work where input is bad."""
-    if workers is not None: check_value("workers", workers, field_of(1, 1, "clients at once"))
-    check_value("checkpoint_every", checkpoint_every, field_of(1, 1, "rounds from one checkpoint to the next"))
+    if workers is not None: check_value("workers", workers, hp(1, "clients at once", low=1))
+    check_value("checkpoint_every", checkpoint_every, hp(1, "rounds from one checkpoint to the next", low=1))
     fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, **hyper)
     run = Run(fed, out=Path(out).expanduser() if out else None)
     if out: claim(run); resume(run)

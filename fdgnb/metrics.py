@@ -183,7 +183,7 @@ def client_flops(fed, client, net, steps):
     m, c = fed.method, copy.copy(client)
     c.state, c.scratch, c.round, c.model = copy.deepcopy(client.state), {}, fed.rounds - 1, net
     models.set_generator(net, c.rng("dropout", c.device))
-    down, rng, augment = m.download(fed.server, c.id), c.rng("batch", c.device), c.rng("augment", c.device)
+    down, rng, augment = m.download(fed.server, c.id), c.rng("batch", c.device), c.rng("augment")
     m.receive(net, c, down)
     c.optimizer = make_optimizer(m.params(net), c)
     _, around = counted(lambda: m.begin(net, c, down))
@@ -368,7 +368,7 @@ def read_table(data):
 
 
 class Saved:
-    "A run read back from its folder: history, sizes, ledger, seconds, args, domains, classes, record and arrays; for tables and plots."
+    "A run read back from its folder: history, sizes, ledger, args, domains, classes, round, record and arrays; for tables and plots."
     def __init__(self, folder):
         folder = Path(folder)
         self.record, self.out = read_record(folder), folder

