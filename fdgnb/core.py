@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'FdgnbError', 'nearest', 'Registry', 'root', 'seed_of', 'generator', 'seeded', 'is_vector', 'tmap', 'add',
-           'sub', 'scale', 'dot', 'norm', 'wide', 'RunningMean', 'weighted_mean', 'tagged', 'part', 'scalar', 'nbytes',
-           'atomic_write']
+           'sub', 'scale', 'dot', 'norm', 'wide', 'RunningMean', 'weighted_mean', 'tagged', 'part', 'flat', 'scalar',
+           'nbytes', 'atomic_write']
 
 # %% ../nbs/00_core.ipynb #7afebcfd
 import difflib, hashlib, math, os, secrets, threading
@@ -174,6 +174,11 @@ def tagged(kind, state):
 def part(payload, kind):
     "The entries of one kind, without its tag: the reverse of `tagged`."
     return {k[len(kind)+1:]: v for k, v in payload.items() if k.startswith(kind + ".")}
+
+
+def flat(d, pre=""):
+    "{'a': {'b': 1}} -> {'a.b': 1}"
+    return {q: w for k, v in d.items() for q, w in (flat(v, f"{pre}{k}.").items() if isinstance(v, dict) else [(pre + k, v)])}
 
 
 def scalar(x):

@@ -10,7 +10,7 @@ __all__ = ['SCALES', 'BASES', 'HOOKS', 'METHODS', 'ORDERED', 'hp', 'check_value'
            'one_thread', 'cores', 'Threads', 'evaluate', 'assess', 'Ledger', 'digest', 'save_checkpoint',
            'load_checkpoint', 'arguments', 'thin', 'shares', 'thinned', 'participants', 'check_device', 'check_run',
            'data_digest', 'partitioned', 'Federation', 'answering', 'who_answers', 'run_round', 'check_finite',
-           'evaluate_round', 'adapting', 'adapted', 'Run', 'flat', 'same_args', 'claim', 'resume', 'checkpoint', 'fit',
+           'evaluate_round', 'adapting', 'adapted', 'Run', 'same_args', 'claim', 'resume', 'checkpoint', 'fit',
            'glance', 'list_methods']
 
 # %% ../nbs/04_federation.ipynb #360522a5
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 import fdgnb.models as models
-from .core import (FdgnbError, Registry, RunningMean, atomic_write, generator, nbytes, nearest, part, scalar, seeded, tagged)
+from .core import (FdgnbError, Registry, RunningMean, atomic_write, flat, generator, nbytes, nearest, part, scalar, seeded, tagged)
 from .data import Dataset, Domain, get_dataset, split_indices, to_float
 
 # %% ../nbs/04_federation.ipynb #cf0341a1
@@ -843,11 +843,6 @@ class Run:
         return f"Run({self.fed.method.name} on {self.fed.data.name}, target {self.fed.target}, seed {self.fed.seed}, {self.round} of {self.fed.rounds} rounds)"
 
 # %% ../nbs/04_federation.ipynb #a0e03cb6
-def flat(d, pre=""):
-    "{'a': {'b': 1}} -> {'a.b': 1}"
-    return {q: w for k, v in d.items() for q, w in (flat(v, f"{pre}{k}.").items() if isinstance(v, dict) else [(pre + k, v)])}
-
-
 def same_args(old, new, where):
     "FdgnbError that says what differs where the arguments of two runs do."
     old, new = flat(old), flat(new)

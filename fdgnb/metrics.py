@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['OWN', 'RULES', 'POINTS', 'FORMAT', 'parties', 'column', 'values', 'aim', 'select', 'row', 'table', 'show',
-           'rounds_to', 'args_of', 'flat', 'same_but_seed', 'over_seeds', 'plus_minus', 'readable', 'traffic',
-           'counted', 'client_flops', 'flops', 'costs', 'seconds', 'split_of', 'predictions', 'domains_of',
-           'confusion_counts', 'balanced', 'unseen', 'features', 'arrays', 'versions', 'plain', 'seal', 'record',
-           'stored_table', 'file_digest', 'save', 'read_record', 'read_table', 'Saved', 'load']
+           'rounds_to', 'args_of', 'same_but_seed', 'over_seeds', 'plus_minus', 'readable', 'traffic', 'counted',
+           'client_flops', 'flops', 'costs', 'seconds', 'split_of', 'predictions', 'domains_of', 'confusion_counts',
+           'balanced', 'unseen', 'features', 'arrays', 'versions', 'plain', 'seal', 'record', 'stored_table',
+           'file_digest', 'save', 'read_record', 'read_table', 'Saved', 'load']
 
 # %% ../nbs/06_metrics.ipynb #386fff45
 import copy, hashlib, io, json, os, platform
@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
-from .core import FdgnbError, atomic_write, generator, nearest
+from .core import FdgnbError, atomic_write, flat, generator, nearest
 from .federation import make_optimizer, one_thread
 
 # %% ../nbs/06_metrics.ipynb #8557b3cb
@@ -113,11 +113,6 @@ def rounds_to(run, threshold, point="aggregated", domain=None):
 def args_of(run):
     "The arguments of a run, or of a record (a dict)."
     return run["args"] if isinstance(run, dict) else run.args if hasattr(run, "args") else run.fed.args()
-
-
-def flat(d, pre=""):
-    "{'a': {'b': 1}} -> {'a.b': 1}"
-    return {q: w for k, v in d.items() for q, w in (flat(v, f"{pre}{k}.").items() if isinstance(v, dict) else [(pre + k, v)])}
 
 
 def same_but_seed(runs):

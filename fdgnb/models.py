@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['MODELS', 'torchvision_models', 'chain', 'Net', 'Expect', 'Pool', 'Dropout', 'DropPath', 'set_generator',
            'own_dropout', 'backbone', 'get', 'weights_dir', 'weights_file', 'read_weights', 'fill', 'n_parameters',
-           'summary', 'flops', 'cnn2', 'mlp2', 'cnn4', 'alexnet_bn', 'resnet18', 'resnet50', 'vgg11', 'vit_b_16',
-           'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1', 'list_models']
+           'summary', 'flops', 'outputs_of', 'cnn2', 'mlp2', 'cnn4', 'alexnet_bn', 'resnet18', 'resnet50', 'vgg11',
+           'vit_b_16', 'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1',
+           'list_models']
 
 # %% ../nbs/03_models.ipynb #fec33b52
 import hashlib, inspect, os, re, sys, threading
 from collections import OrderedDict
+from contextlib import contextmanager
 from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
@@ -232,6 +234,15 @@ def flops(model, size):
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, *(model.in_channels, size, size) if isinstance(size, int) else size, device="meta"))
     return counter.get_total_flops()
+
+# %% ../nbs/03_models.ipynb #7dc39071
+@contextmanager
+def outputs_of(module):
+    "Inside, what `module` returns is kept, call by call, in the list this yields."
+    out = []
+    handle = module.register_forward_hook(lambda m, inputs, output: out.append(output))
+    try: yield out
+    finally: handle.remove()
 
 # %% ../nbs/03_models.ipynb #13cde877
 def _classifier(d, n_classes):

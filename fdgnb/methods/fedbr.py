@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['VARIANTS', 'ABLATIONS', 'DIFFERENCES', 'mean_indices', 'random_sample_mean', 'mixture', 'proxy_means', 'fit_to',
-           'contrastive_loss', 'projection', 'ascend', 'seen', 'aside', 'FedBRHyper', 'chosen', 'strengths', 'renew',
-           'ask', 'gathered', 'pooled', 'Pool', 'arrive', 'pseudo_batch', 'Pseudo', 'global_features', 'contrast',
-           'Debiased', 'redrawn', 'FedBR']
+           'contrastive_loss', 'projection', 'ascend', 'aside', 'FedBRHyper', 'chosen', 'strengths', 'renew', 'ask',
+           'gathered', 'pooled', 'Pool', 'arrive', 'pseudo_batch', 'Pseudo', 'global_features', 'contrast', 'Debiased',
+           'redrawn', 'FedBR']
 
 # %% ../../nbs/13_fedbr.ipynb #c1c4132f
 import copy, math
@@ -18,7 +18,7 @@ from torch import nn
 from ..core import FdgnbError, scalar, seeded, weighted_mean
 from ..data import get_dataset, to_float
 from ..federation import Method, hp, method, scaled
-from ..models import Dropout, chain
+from ..models import Dropout, chain, outputs_of
 
 # %% ../../nbs/13_fedbr.ipynb #b75c6210
 def mean_indices(size, m, n, generator):
@@ -92,15 +92,6 @@ def ascend(adversary, loss, lr):
         for p in theta: p.requires_grad_(False)
     with torch.no_grad():
         for p, g in zip(theta, up): p.add_(g, alpha=lr)
-
-# %% ../../nbs/13_fedbr.ipynb #81e190d4
-@contextmanager
-def seen(module):
-    "Inside, what `module` returns is kept, call by call, in the list this yields."
-    out = []
-    handle = module.register_forward_hook(lambda m, args, y: out.append(y))
-    try: yield out
-    finally: handle.remove()
 
 # %% ../../nbs/13_fedbr.ipynb #6f51c1a1
 @contextmanager
@@ -278,7 +269,7 @@ class Debiased(Pseudo):
     def loss(self, model, x, y, client):
         if "fedbr.xp" not in client.scratch: return super().loss(model, x, y, client)
         (lam, mu), (xp, q) = strengths(self.h), pseudo_batch(self.h, model, client)
-        with seen(model.features) as z: loss = super().loss(model, x, y, client)
+        with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
         with aside(model, chosen(self.h, "statistics")):
             zp = model.features(xp)
             if lam: loss = loss + lam*F.cross_entropy(model.head(zp), q)

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SWITCHES', 'ADAM', 'ONE_BY_ONE', 'DIFFERENCES', 'squared_distances', 'bandwidths', 'mk_mmd', 'Reverse',
            'Discriminator', 'domain_loss', 'critic_step', 'ramp', 'vote', 'group_effect', 'tta', 'group_effects',
-           'Subsample', 'switch', 'Piece', 'caught', 'run_in', 'pixels', 'borrow', 'lent', 'Target', 'Aligned',
-           'Upward', 'Pulled', 'Critic', 'Adversary', 'Disentangler', 'Matching', 'OwnSteps', 'MKMMD', 'FDANN', 'FDAN',
-           'Polled', 'Tuned', 'Voting', 'FedKA', 'NoEval']
+           'Subsample', 'switch', 'Piece', 'run_in', 'pixels', 'borrow', 'lent', 'Target', 'Aligned', 'Upward',
+           'Pulled', 'Critic', 'Adversary', 'Disentangler', 'Matching', 'OwnSteps', 'MKMMD', 'FDANN', 'FDAN', 'Polled',
+           'Tuned', 'Voting', 'FedKA', 'NoEval']
 
 # %% ../../nbs/12_fedka.ipynb #c8094d67
 import copy, math
@@ -20,7 +20,7 @@ from torch import nn
 from ..core import FdgnbError, part, scalar, seeded, tagged
 from ..data import to_float
 from ..federation import Client, Method, descend, hp, index_batches, keep_optimizer, make_optimizer, method, scaled
-from ..models import Dropout, chain, set_generator
+from ..models import Dropout, chain, outputs_of, set_generator
 
 # %% ../../nbs/12_fedka.ipynb #b410450e
 def squared_distances(z):
@@ -166,15 +166,6 @@ class Piece(Subsample):
     def weight(self, server, k, upload): return 1. if self.chosen("weights") == "uniform" else super().weight(server, k, upload)
 
 # %% ../../nbs/12_fedka.ipynb #99ac214c
-@contextmanager
-def caught(module):
-    "Inside, every output of `module` is put into the list that is yielded."
-    out = []
-    handle = module.register_forward_hook(lambda m, i, o: out.append(o))
-    try: yield out
-    finally: handle.remove()
-
-
 @torch.no_grad()
 def run_in(module, batches, mode, rng):
     "Outputs of a copy of `module` over batches of x, in mode 'train' or 'eval', concatenated; `rng` feeds its dropout."
@@ -279,7 +270,7 @@ class Upward(Aligned):
 class Pulled(Upward):
     "Adds the terms to whatever loss lies beneath, from the features that loss has computed."
     def loss(self, model, x, y, client):
-        with caught(model.features) as h: loss = super().loss(model, x, y, client)
+        with outputs_of(model.features) as h: loss = super().loss(model, x, y, client)
         if not self.h.gamma: return loss
         if (g := client.scratch.get("features.gradient")) is not None:
             return loss + self.lam(client)*(h[0]*g[client.scratch["idx"]]).sum()
