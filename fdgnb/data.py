@@ -528,6 +528,8 @@ def _scan(folders):
         if not classes: raise FdgnbError(f"domain folder {str(folders[d])!r} has no class folders: wanted <path>/<domain>/<class>/<image>")
         for c, files in classes.items():
             if not files: raise FdgnbError(f"class folder {str(folders[d]/c)!r} has no images ({' '.join(IMAGES)}); remove the folder or fill it")
+    other = [f for p in folders.values() for c in _folders(p) for f in sorted(c.rglob("*")) if f.suffix.lower() not in IMAGES and f.name[0] != "." and f.is_file()]
+    if other: warnings.warn(f"passed over {len(other)} file{'s'*(len(other) > 1)} whose names do not end like an image's ({' '.join(IMAGES)}), the first: {str(other[0])!r}")
     return tree
 
 

@@ -251,6 +251,18 @@ def test_from_folder_round_trip_and_change(shop, cache):
     assert len(get_dataset(str(shop), size=8)["front"]) == 4
 
 
+def test_files_that_are_no_images_are_said(shop):
+    for n in ("notes.txt", ".hidden", "scan.dcm"): (shop / "front" / "cat" / n).write_text("x")
+    with pytest.warns(UserWarning, match="passed over 2 files.*notes.txt"): assert len(from_folder(shop, size=8)["front"]) == 4
+
+
+def test_options_of_a_loader(shop):
+    says(lambda: get_dataset(str(shop), size=8, domain=["front"]), "unknown option 'domain'", "did you mean 'domains'?")
+    says(lambda: get_dataset("digits", encoder="bert"), "unknown option 'encoder' of dataset 'digits'")
+    loaded = from_folder(shop, size=8)
+    says(lambda: get_dataset(loaded, domains=["front"]), "is loaded already")
+
+
 def test_class_absent_from_a_domain(shop):
     for f in (shop / "back" / "dog").iterdir():
         f.unlink()

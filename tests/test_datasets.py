@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 from fdgnb import datasets, text
+from fdgnb.federation import Federation
 from fdgnb.core import FdgnbError
 from fdgnb.data import get_dataset, list_datasets
 from fdgnb.datasets import check, duplicates, main
@@ -195,6 +196,11 @@ def test_usps_as_libsvm_and_mnist_as_idx(home):
     assert [len(turned[a].split["train"]) + len(turned[a].split["val"]) for a in ("0", "90")] == [4, 4]
     tests = [turned[a].x[turned[a].split["test"], 0] for a in ("0", "90")]
     assert torch.equal(tests[0], torch.from_numpy(x[8:])) and torch.equal(tests[1], tests[0].rot90(1, (1, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fed = Federation("fedavg", "rotated_mnist", load=dict(angles=[0, 90, 180]), backbone="cnn2")             # the same through a run's settings
+    assert [c.id for c in fed.clients] == ["0", "90", "180"] and fed.args()["settings"]["load"] == dict(angles=[0, 90, 180])
+    says(lambda: Federation("fedavg", "rotated_mnist", load=dict(angle=[0])), "unknown option 'angle'", "did you mean 'angles'?")
     (top/"t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 99) + b"\0"*4))
     says(lambda: get_dataset("mnist"), "t10k-labels", "download it again")
 

@@ -48,6 +48,8 @@ def one_line(call, says):
     (dict(method="fdsee"), "unknown method 'fdsee'; did you mean 'fdse'"),
     (dict(method="fedavg+fedavg"), "names a method twice"),
     (dict(dataset="digitz"), "unknown data ?set 'digitz'.*'digits'"),
+    (dict(load="bert"), "wanted a dict"), (dict(load=dict(size=8)), "'size' is no option"), (dict(load=dict(x={1, 2})), "plain values"),
+    (dict(load=dict(domains=["inked"])), "is loaded already"),
     (dict(target="blendid"), "blendid.*did you mean 'blended'"),
     (dict(lam_=3), "unknown hyper-parameter 'lam_'"),
     (dict(method="fdse", lam=-1.), "lam=-1.0 is out of range"),
