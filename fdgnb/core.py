@@ -155,7 +155,7 @@ class RunningMean:
         if not self.total: raise FdgnbError("nothing to average: every aggregation weight is 0")
         return {k: v.to(self.dtypes[k]) for k, v in self.mean.items()}
 
-
+# %% ../nbs/00_core.ipynb #38a4d909
 def weighted_mean(states, weights=None):
     "$\\sum_k w_k\\theta_k/\\sum_k w_k$ per tensor; uniform without `weights`; integer entries take the largest."
     states, mean = list(states), RunningMean()

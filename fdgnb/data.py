@@ -474,7 +474,7 @@ def _decode_all(files, labels, size, title, folder):
     kept = np.flatnonzero(good)
     return dict(x=x if good.all() else np.array(x[kept]), y=np.asarray(labels, np.int64)[kept], kept=kept)
 
-
+# %% ../nbs/01_data.ipynb #a5decc67
 def _reserve(file):
     "Take a file's room on the disk now: a full disk is then an OSError here and not a crash in the middle."
     if hasattr(os, "posix_fallocate"):
@@ -532,7 +532,7 @@ def _scan(folders):
     if other: warnings.warn(f"passed over {len(other)} file{'s'*(len(other) > 1)} whose names do not end like an image's ({' '.join(IMAGES)}), the first: {str(other[0])!r}")
     return tree
 
-
+# %% ../nbs/01_data.ipynb #74a1fcbf
 def _read_tree(name, folders, size, classes=None, on_error="raise", **about):
     "Dataset from one folder a domain."
     if on_error not in ("raise", "skip"): raise FdgnbError(f"unknown on_error {on_error!r}{nearest(on_error, ['raise', 'skip'])}")

@@ -50,7 +50,7 @@ def check_value(name, value, f):
         raise FdgnbError(f"{name}={value!r} is out of range: {low if low is not None else '-inf'} to {high if high is not None else 'inf'} ({m['doc']})")
     return want(value) if want in (int, float) else value
 
-
+# %% ../nbs/04_federation.ipynb #686faeca
 def make(cls, given, what):
     "An instance of dataclass `cls` from a dict, every name and value checked; `what` names it in errors."
     known = {f.name: f for f in fields(cls)}
@@ -440,7 +440,7 @@ def check_helpers(parts):
         for k in own[a].keys() & own[b].keys():
             if own[a][k] is not own[b][k]: raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both have a {k!r} of their own")
 
-
+# %% ../nbs/04_federation.ipynb #0ba0cf75
 def method_class(name):
     "The class of a method or of a sum of methods ('fedprox+ga'); FdgnbError on unknown names and clashes."
     parts = named_parts(name)
@@ -606,7 +606,7 @@ def thinned(data, limit, seed):
         return new
     return dataclasses.replace(data, domains={k: less(d) for k, d in data.domains.items()})
 
-
+# %% ../nbs/04_federation.ipynb #da4e0774
 def participants(data, target, settings, seed, rounds, device):
     "(clients, newcomer): one client a source domain, and who holds the target (None without one)."
     clients, augment = {}, None
@@ -644,7 +644,7 @@ def check_run(fed):
     if norm and fed.settings.batch_size == 1: raise FdgnbError(f"batch_size=1 does not go with {where}: use at least 2")
     if norm and small: raise FdgnbError(f"client {small.id!r} has a single training sample, too few for {where}")
 
-
+# %% ../nbs/04_federation.ipynb #bb33370d
 def data_digest(data):
     "A digest of classes, labels and samples (beyond 256 MB: of every second, third, ... sample)."
     step = -(-sum(d.x.numel()*d.x.element_size() for d in data.domains.values())//2**28) or 1
@@ -861,7 +861,7 @@ def claim(run):
         finally: mine.unlink()
     except (OSError, ValueError) as e: raise FdgnbError(f"out={str(run.out)!r} cannot be used: {e}")
 
-
+# %% ../nbs/04_federation.ipynb #56fca22f
 def resume(run):
     "Take up a checkpointed run where it stopped; FdgnbError where the folder holds a run with other arguments."
     if not (file := run.out/"checkpoint.safetensors").exists(): return

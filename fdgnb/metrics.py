@@ -193,7 +193,7 @@ def client_flops(fed, client, net, steps):
     around += counted(lambda: (m.end(net, c), m.upload(net, c)))[1]
     return sum(lengths.values()), sum(n*k for n, k in lengths.items()), around + sum(k*steps[n] for n, k in lengths.items())
 
-
+# %% ../nbs/06_metrics.ipynb #b8047e04
 def flops(run):
     "FLOPs of every client's part of one round, the last: DataFrame by client of local steps, samples passed and FLOPs."
     net, steps = copy.deepcopy(run.fed.net), {}

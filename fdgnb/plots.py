@@ -59,7 +59,7 @@ def first_samples(domain, classes, skip=0):
     at = [(domain.y == c).nonzero().flatten() for c in classes]
     return [int(a[skip]) if len(a) > skip else None for a in at]
 
-
+# %% ../nbs/07_plots.ipynb #8bd70447
 @styled
 def sample_sheet(dataset, classes=12, rows=1):
     "Domains by classes, a picture each: `classes` at most (spread over all), `rows` samples of each class. For data sets of images."
@@ -138,7 +138,7 @@ def bar_values(runs, rule, point):
     per = {c: np.array([r[c] for r in rows]) for c in rows[0] if c not in ("rounds", "uses")}
     return {c: (v.mean(), v.std(ddof=1) if len(v) > 1 else np.nan, len(v)) for c, v in per.items()}
 
-
+# %% ../nbs/07_plots.ipynb #382749f5
 def bars(ax, runs, rule="last", point="aggregated", label=True):
     "Draw bars by domain on `ax`; `runs` as for `domain_bars`."
     import seaborn as sns

@@ -91,7 +91,8 @@ PROTOCOLS["fedsb"] = Protocol("fedsb", "Soltany et al., ICASSP 2025", "source_va
     row("batch_size", 64, "text, Implementation details"),
     row("client_weights", "uniform", "text, Eq. 5; code"),
     row("fractions", (.9, .1, 0.), "code"),
-    row("backbone", "resnet18", "text, Implementation details", "pacs vlcs"), row("backbone", "resnet50", "text, Implementation details", "officehome terra_incognita"),
+    row("backbone", "resnet18", "text, Implementation details", "pacs vlcs"),
+    row("backbone", "resnet50", "text, Implementation details", "officehome terra_incognita"),
     row("pretrained", True, "code: ImageNet", SB), row("normalize", "imagenet", "ours: as the weights want it", SB),
     row("size", 224, "code", SB), row("augment", "fedsb", "code", SB),
     row("epsilon", .01, "code, README (the text gives none)", method="fedsb labelsmoothing"),
@@ -111,7 +112,8 @@ PROTOCOLS["ga"] = Protocol("ga", "Zhang et al., CVPR 2023", "source_val", "aggre
     row("lr_drops", (.8,), "code: a tenth after 80 % of the epochs"), row("keep_optimizer", True, "code: momentum outlives the round"),
     row("batch_size", 16, "code"), row("batch_size", 64, "code, loader's default", "terra_incognita"), row("drop_last", True, "code"),
     row("client_weights", "samples", "slides, objective of FedAvg; code"),
-    row("fractions", (.9, .1, 0.), "code"), row("official", True, "code: PACS by its official lists", "pacs"), row("fractions", (.8, .2, 0.), "code", "terra_incognita"),
+    row("fractions", (.9, .1, 0.), "code"), row("official", True, "code: PACS by its official lists", "pacs"),
+    row("fractions", (.8, .2, 0.), "code", "terra_incognita"),
     row("backbone", "resnet18", "code", GA), row("pretrained", True, "code: ImageNet", GA), row("normalize", "imagenet", "code", GA),
     row("size", 224, "code", GA), row("augment", "ga", "code", GA),
     row("d", .2, "code, default (no value on the slides)", method="ga"),
@@ -124,22 +126,28 @@ PROTOCOLS["ga"] = Protocol("ga", "Zhang et al., CVPR 2023", "source_val", "aggre
 # %% ../nbs/05_protocols.ipynb #d61ec81a
 PROTOCOLS["fedka"] = Protocol("fedka", "Sun et al., ACML 2022", "target", "aggregated", "accuracy on the target, mean over the targets", (
     row("rounds", 200, "text, 4.3"), row("local_epochs", 1, "text, 4.2.1"),
-    row("local_steps", 32, "text, 4.2.1: 512 samples in batches of 16"), row("local_steps", 8, "text, 4.2.2: 128 samples in batches of 16", "amazon_review"),
+    row("local_steps", 32, "text, 4.2.1: 512 samples in batches of 16"),
+    row("local_steps", 8, "text, 4.2.2: 128 samples in batches of 16", "amazon_review"),
     row("optimizer", "adam", "text, 4.2.1"), row("lr", 3e-4, "text, 4.2.1"), row("batch_size", 16, "text, 4.2.1"),
-    row("keep_optimizer", True, "code: Adam's moments outlive the round"), row("client_weights", "uniform", "code (equal by the text too: 512 samples each)"),
+    row("keep_optimizer", True, "code: Adam's moments outlive the round"),
+    row("client_weights", "uniform", "code (equal by the text too: 512 samples each)"),
     row("fractions", (1., 0., 0.), "code: all of a source is trained on"),
-    row("backbone", "cnn2", "text, 4.2.1", "digits digit_five office_caltech10"), row("size", 28, "text, 4.2.1", "digits digit_five office_caltech10"),
+    row("backbone", "cnn2", "text, 4.2.1", "digits digit_five office_caltech10"),
+    row("size", 28, "text, 4.2.1", "digits digit_five office_caltech10"),
     row("backbone", "mlp2", "text, 4.2.2", "amazon_review"), row("load", dict(encoder="bert", tokens=256), "text, 4.2.2", "amazon_review"),
-    row("samples", 512, "text, 4.2.1"), row("target_samples", 512, "text, 4.2.1"), row("mmd_batch", 128, "text, 4.2.1"), row("votes", 512, "text, 4.2.1: Voting-S (L: 2048)"),
+    row("samples", 512, "text, 4.2.1"), row("target_samples", 512, "text, 4.2.1"), row("mmd_batch", 128, "text, 4.2.1"),
+    row("votes", 512, "text, 4.2.1: Voting-S (L: 2048)"),
     row("votes", None, "text, 4.2.1: all of a small target", "office_caltech10"),
     row("samples", 128, "text, 4.2.2", "amazon_review"), row("target_samples", 128, "text, 4.2.2, by analogy", "amazon_review"),
     row("mmd_batch", 16, "text, 4.2.2", "amazon_review"), row("votes", 128, "text, 4.2.2", "amazon_review"),
     *at("cpu", rounds=30, limit=6000, eval_every=3), *at("cpu", "amazon_review", load=dict(encoder="minilm", tokens=128)),
-    *at("smoke", "amazon_review", load=dict(encoder="minilm", tokens=32)), *at("smoke", rounds=2, limit=128, local_steps=8, samples=128, target_samples=128, votes=128, mmd_batch=16),
+    *at("smoke", "amazon_review", load=dict(encoder="minilm", tokens=32)),
+    *at("smoke", rounds=2, limit=128, local_steps=8, samples=128, target_samples=128, votes=128, mmd_batch=16),
 ), (("client", "one a source domain", "text, 4.2"), ("target", "each domain in turn; its images train without labels and are tested on", "text, 4.2"),
     ("validation", "none: the maximum over the rounds of the accuracy on the target (an oracle)", "text, 4.3"),
     ("test images", "5,008 random ones of the target's training set, drawn anew each round; the network left in training mode", "code"),
-    ("labels", "SVHN's are shifted by one against the other digits", "code; a switch of the data set digit_five, off unless load={'svhn_shift': True}"), ("seeds", "0, 1, 2; mean and population standard deviation", "code")))
+    ("labels", "SVHN's are shifted by one against the other digits", "code; a switch of the data set digit_five, off unless load={'svhn_shift': True}"),
+    ("seeds", "0, 1, 2; mean and population standard deviation", "code")))
 
 # %% ../nbs/05_protocols.ipynb #d70bed3e
 BR = "rotated_mnist cifar10 cifar100 pacs"
@@ -149,47 +157,65 @@ PROTOCOLS["fedbr"] = Protocol("fedbr", "Guo et al., ICML 2023", "top5", "aggrega
     row("optimizer", "sgd", "text, App. A"), row("lr", .01, "text, App. A"), row("lr", 1e-3, "text, App. A", "rotated_mnist"),
     row("momentum", .9, "text, App. A: CCT (and ResNet) only; code: all baselines but FedProx, not FedBR", "cifar100"),
     row("batch_size", 32, "text, App. A"), row("batch_size", 64, "text, App. A", "rotated_mnist"),
-    row("client_weights", "uniform", "code"), row("fractions", (.8, 0., .2), "code: a fifth of each client is held out (and tested on where there is no test set)"),
-    row("backbone", "cnn4", "text, 5.1", "rotated_mnist"), row("backbone", "vgg11", "text, 5.1, App. A", "cifar10 pacs"), row("backbone", "cct_7_3x1", "text, 5.1", "cifar100"),
-    row("size", 28, "code", "rotated_mnist"), row("size", 32, "text, 5.1: CCT for 32 pixels", "cifar10 cifar100"), row("size", 224, "code, DomainBed's size", "pacs"),
-    row("augment", "cifar", "text, App. A (code: once, when the images are made)", "cifar100"), row("normalize", "half", "text, App. A: normalised; by what is not printed", "cifar100"),
+    row("client_weights", "uniform", "code"),
+    row("fractions", (.8, 0., .2), "code: a fifth of each client is held out (and tested on where there is no test set)"),
+    row("backbone", "cnn4", "text, 5.1", "rotated_mnist"), row("backbone", "vgg11", "text, 5.1, App. A", "cifar10 pacs"),
+    row("backbone", "cct_7_3x1", "text, 5.1", "cifar100"),
+    row("size", 28, "code", "rotated_mnist"), row("size", 32, "text, 5.1: CCT for 32 pixels", "cifar10 cifar100"),
+    row("size", 224, "code, DomainBed's size", "pacs"),
+    row("augment", "cifar", "text, App. A (code: once, when the images are made)", "cifar100"),
+    row("normalize", "half", "text, App. A: normalised; by what is not printed", "cifar100"),
     row("partition", ("chain", ("load", "mnist"), ("lda", 10, .1, "hsu"), ("rotate", 15)), "text, App. A; concentration: code", "rotated_mnist"),
     row("partition", ("chain", ("lda", 10, .1, "hsu"), ("turn", 15, 10, 1.)), "text, App. A; concentration: code", "cifar10"),
-    row("partition", ("lda", 10, .1, "ones"), "text, App. A; concentration: code", "cifar100"), row("partition", ("halves",), "text, App. A: classes 0-3 and 4-6", "pacs"),
-    row("mu", .5, "text, App. A", method="fedbr"), row("lam", 1., "text, App. A", method="fedbr"), row("lam", .1, "text, App. A (code: 1)", "cifar10 pacs", "fedbr"),
+    row("partition", ("lda", 10, .1, "ones"), "text, App. A; concentration: code", "cifar100"),
+    row("partition", ("halves",), "text, App. A: classes 0-3 and 4-6", "pacs"),
+    row("mu", .5, "text, App. A", method="fedbr"), row("lam", 1., "text, App. A", method="fedbr"),
+    row("lam", .1, "text, App. A (code: 1)", "cifar10 pacs", "fedbr"),
     *at("cpu", rounds=20, local_steps=10, limit=1500), *at("cpu", "pacs", size=64),
     *at("smoke", rounds=2, local_steps=3, limit=64, batch_size=16), *at("smoke", "pacs", size=32),
 ), (("client", "10 pieces of one data set by LDA with alpha .1, of equal size; PACS: 8, each domain's classes in two", "text, App. A"),
     ("target", "none", "text, 5.1"), ("100 clients", "CIFAR-10 also in 100 pieces, 10 of them a round", "text, Table 5; code"),
     ("validation", "none: mean of the five best rounds on the test images (an oracle)", "text, Table 1"),
-    ("test images", "the whole test set at each of ten angles; here dealt out among the clients, each at its own angles: same mean, a tenth of the work", "code; ours"),
+    ("test images", "the whole test set at each of ten angles; here dealt out among the clients, each at its own angles: same mean, "
+     "a tenth of the work", "code; ours"),
     ("state", "ten slots keep state, not clients", "code; not copied"), ("seeds", "one, the same for all methods", "text, App. A")))
 
 # %% ../nbs/05_protocols.ipynb #0036a6cb
 DS = "pacs office_caltech10 domainnet10"
-PROTOCOLS["fdse"] = Protocol("fdse", "Wang et al., CVPR 2025", "source_val", "both", "ALL: accuracy on the clients' pooled test samples; AVG: mean over the clients", (
-    row("rounds", 500, "text, 5.1, A7.4"), row("local_epochs", 5, "text, 5.1", "pacs domainnet10"), row("local_epochs", 1, "text, 5.1", "office_caltech10"),
-    row("optimizer", "sgd", "code: no momentum"), row("lr", .05, "code (text: best of .001, .01, .05, .1, .5)"), row("lr", .1, "code", "office_caltech10"),
-    row("lr", .1, "code", "pacs", "fedbn"), row("lr_decay", .998, "text, 5.1 (code: .9998)"), row("weight_decay", 1e-3, "code (not in the text)"), row("clip", 10., "text, A7.4"),
+PROTOCOLS["fdse"] = Protocol("fdse", "Wang et al., CVPR 2025", "source_val", "both",
+    "ALL: accuracy on the clients' pooled test samples; AVG: mean over the clients", (
+    row("rounds", 500, "text, 5.1, A7.4"), row("local_epochs", 5, "text, 5.1", "pacs domainnet10"),
+    row("local_epochs", 1, "text, 5.1", "office_caltech10"),
+    row("optimizer", "sgd", "code: no momentum"), row("lr", .05, "code (text: best of .001, .01, .05, .1, .5)"),
+    row("lr", .1, "code", "office_caltech10"),
+    row("lr", .1, "code", "pacs", "fedbn"), row("lr_decay", .998, "text, 5.1 (code: .9998)"), row("weight_decay", 1e-3, "code (not in the text)"),
+    row("clip", 10., "text, A7.4"),
     row("batch_size", 50, "text, 5.1"), row("drop_last", True, "code", "pacs domainnet10"), row("client_weights", "samples", "text, Eq. 1; code"),
-    row("fractions", (.8, .1, .1), "text, App. A (code: DomainNet by its official lists)"), row("target_fraction", .1, "text, Table 2: its values are multiples of 1/112, 1/95, 1/15, 1/29", DS),
+    row("fractions", (.8, .1, .1), "text, App. A (code: DomainNet by its official lists)"),
+    row("target_fraction", .1, "text, Table 2: its values are multiples of 1/112, 1/95, 1/15, 1/29", DS),
     row("backbone", "alexnet_bn", "text, 5.1, Table A5", DS), row("size", 224, "text, App. A (code: 256)", DS),
-    row("lam", .5, "code", "pacs", "fdse"), row("tau", .5, "code", "pacs office_caltech10", "fdse"), row("beta", .001, "text, A7.4; code", "pacs", "fdse"),
+    row("lam", .5, "code", "pacs", "fdse"), row("tau", .5, "code", "pacs office_caltech10", "fdse"),
+    row("beta", .001, "text, A7.4; code", "pacs", "fdse"),
     row("lam", .05, "code", "office_caltech10", "fdse"), row("beta", .05, "code (text: .001)", "office_caltech10", "fdse"),
     row("mu", .01, "code", "office_caltech10", "ditto"), row("mu", 1e-4, "code", "pacs", "ditto"),
     *at("cpu", rounds=30, local_epochs=1, limit=1500), *at("cpu", DS, size=64),
     *at("smoke", rounds=2, local_epochs=1, limit=100), *at("smoke", DS, size=64),
-), (("client", "one a domain", "text, App. A"), ("target", "none (Table 1); each domain in turn, a tenth of it, FDSE and FedBN adapting to it without labels (Table 2)", "text, 5, A"),
+), (("client", "one a domain", "text, App. A"), 
+    ("target", "none (Table 1); each domain in turn, a tenth of it, FDSE and FedBN adapting to it without labels (Table 2)", "text, 5, A"),
     ("validation", "the round of best pooled validation accuracy, one for all clients", "text, App. A; code"),
     ("point", "local for FDSE, FedBN, LG-FedAvg, Ditto; aggregated for the rest", "code"), ("seeds", "5, of data and training alike", "text, Table 1; code")))
 
 # %% ../nbs/05_protocols.ipynb #0e0731ee
 PHOTOS = "pacs vlcs officehome terra_incognita domainnet domainnet10"
 PROTOCOLS["common"] = Protocol("common", "this repository", "source_val", "both", "accuracy on the target; ALL and AVG over the clients' test samples", (
-    row("rounds", 100, "ours"), row("local_epochs", 1, "ours: as FedSB, FedKA"), row("optimizer", "sgd", "ours: as GA, FedBR, FDSE"), row("lr", .01, "ours"),
-    row("momentum", .9, "ours: as GA"), row("weight_decay", 5e-4, "ours: as GA"), row("clip", 10., "ours: as FDSE"), row("lr_drops", (.8,), "ours: as GA"),
-    row("batch_size", 32, "ours"), row("client_weights", "samples", "ours: FedAvg's"), row("fractions", (.8, .1, .1), "ours: as FDSE"), row("target_fraction", 1., "ours"),
-    row("backbone", "resnet18", "ours", PHOTOS), row("backbone", "alexnet_bn", "ours", "office_caltech10"), row("size", 64, "ours", PHOTOS + " office_caltech10"),
+    row("rounds", 100, "ours"), row("local_epochs", 1, "ours: as FedSB, FedKA"), row("optimizer", "sgd", "ours: as GA, FedBR, FDSE"),
+    row("lr", .01, "ours"),
+    row("momentum", .9, "ours: as GA"), row("weight_decay", 5e-4, "ours: as GA"), row("clip", 10., "ours: as FDSE"),
+    row("lr_drops", (.8,), "ours: as GA"),
+    row("batch_size", 32, "ours"), row("client_weights", "samples", "ours: FedAvg's"), row("fractions", (.8, .1, .1), "ours: as FDSE"),
+    row("target_fraction", 1., "ours"),
+    row("backbone", "resnet18", "ours", PHOTOS), row("backbone", "alexnet_bn", "ours", "office_caltech10"),
+    row("size", 64, "ours", PHOTOS + " office_caltech10"),
     row("augment", "domainbed", "ours", PHOTOS + " office_caltech10"), row("normalize", "imagenet", "ours", PHOTOS + " office_caltech10"),
     row("partition", ("lda", 10, .1, "hsu"), "ours: as FedBR", "cifar10 cifar100"), row("augment", "cifar", "ours", "cifar10 cifar100"),
     *at("cpu", rounds=20, limit=1500), *at("smoke", rounds=2, limit=64), *at("smoke", PHOTOS, size=32),
@@ -298,7 +324,8 @@ def lda(dataset, target, generator, n, alpha, convention="hsu", holdout=.2):
     whole, rng = pooled(dataset, target), np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
     test = getattr(whole, "split", {}).get("test", torch.arange(0))
     rest = torch.ones(len(whole), dtype=torch.bool).index_fill(0, test, False).nonzero().flatten()
-    if n < 1 or len(rest)//n < 2 or not alpha > 0: raise FdgnbError(f"partition 'lda': {n} clients, alpha {alpha}, of {len(rest)} samples; wanted at least 2 samples each, alpha above 0")
+    if n < 1 or len(rest)//n < 2 or not alpha > 0:
+        raise FdgnbError(f"partition 'lda': {n} clients, alpha {alpha}, of {len(rest)} samples; wanted at least 2 samples each, alpha above 0")
     y, m, exam = whole.y[rest].numpy(), len(rest)//n, torch.from_numpy(rng.permutation(test.numpy())).tensor_split(n)
     queues = [rest.numpy()[rng.permutation(np.flatnonzero(y == c))] for c in range(dataset.n_classes)]      # each class in random order
     used, out = np.zeros(dataset.n_classes, dtype=int), []
@@ -313,7 +340,7 @@ def lda(dataset, target, generator, n, alpha, convention="hsu", holdout=.2):
         out.append(client)
     return clients_of(dataset, target, out, "lda")
 
-
+# %% ../nbs/05_protocols.ipynb #5fd43508
 def pooled(dataset, target):
     "All source domains as one, official parts included."
     domains = list(sources(dataset, target).values()) or list(clients_of(dataset, target, [], "lda"))
@@ -351,7 +378,8 @@ def load(dataset, target, generator, name):
 def rotate(dataset, target, generator, step):
     "Source domain i turned by i*step degrees. FedBR, App. A (RotatedMNIST)."
     domains = sources(dataset, target).values()
-    return clients_of(dataset, target, [piece(d, torch.arange(len(d)), d.name, turned(d.x, torch.full((len(d),), i*step))) for i, d in enumerate(domains)], "rotate")
+    around = [piece(d, torch.arange(len(d)), d.name, turned(d.x, torch.full((len(d),), i*step))) for i, d in enumerate(domains)]
+    return clients_of(dataset, target, around, "rotate")
 
 
 @PARTITIONS.register("turn")
@@ -382,7 +410,7 @@ RECIPE = dict(                                           # a field of Augment ->
     jitter=lambda K, h, w, v: [K.ColorJitter(*v, p=1.)],
     gray=lambda K, h, w, v: [K.RandomGrayscale(p=v)])
 
-
+# %% ../nbs/05_protocols.ipynb #bef9d83d
 @dataclass(frozen=True)
 class Augment:
     """A recipe; called with images (float32 NCHW in [0, 1]) and a generator, it returns changed images of the same shape.
@@ -404,7 +432,8 @@ class Augment:
         import kornia.augmentation as K
         values = {k: v for k, v in vars(self).items() if k in RECIPE and v != getattr(Augment, k)}
         if channels != 3 and values.keys() & {"jitter", "gray"}:
-            if channels != 1: raise FdgnbError(f"colours are changed in images of 1 or 3 channels; these have {channels}: use an augmentation without jitter and gray")
+            if channels != 1: raise FdgnbError(f"colours are changed in images of 1 or 3 channels; these have {channels}: "
+                                               "use an augmentation without jitter and gray")
             values = {k: (*v[:2], 0., 0.) if k == "jitter" else v for k, v in values.items() if k != "gray"}
         return K.ImageSequential(*[t for k in RECIPE if k in values for t in RECIPE[k](K, h, w, values[k])])
 
@@ -415,7 +444,7 @@ class Augment:
         with seeded(int(torch.randint(2**62, (1,), generator=rng)), "augment"): drawn = recipe.forward_parameters(x.shape)
         return recipe(x, params=drawn)
 
-# %% ../nbs/05_protocols.ipynb #bef9d83d
+# %% ../nbs/05_protocols.ipynb #06e6b39b
 AUGMENTATIONS = Registry("augmentation")
 AUGMENTATIONS |= dict(
     none=Augment(source="FedKA, FDSE"),
@@ -432,5 +461,5 @@ def list_augmentations():
     "DataFrame of the augmentations: what each does, where it comes from."
     import pandas as pd
     blank = Augment()
-    rows = [dict(augment=n, does=", ".join(f"{k}={readable(v)}" for k, v in vars(a).items() if k != "source" and v != getattr(blank, k)) or "nothing", source=a.source) for n, a in AUGMENTATIONS.items()]
-    return pd.DataFrame(rows).set_index("augment")
+    does = lambda a: ", ".join(f"{k}={readable(v)}" for k, v in vars(a).items() if k != "source" and v != getattr(blank, k)) or "nothing"
+    return pd.DataFrame([dict(augment=n, does=does(a), source=a.source) for n, a in AUGMENTATIONS.items()]).set_index("augment")
