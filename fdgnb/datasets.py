@@ -10,7 +10,7 @@ __all__ = ['PACS_CLASSES', 'PACS', 'VLCS_CLASSES', 'VLCS', 'OFFICEHOME', 'OFFICE
            'cifar100', 'amazon_review', 'same', 'main']
 
 # %% ../nbs/02_datasets.ipynb #6b7fde2d
-import argparse, bz2, gzip, hashlib, inspect, io, json, os, pickle, re, struct, sys, warnings
+import argparse, gzip, hashlib, inspect, io, json, os, pickle, re, struct, sys, warnings
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -501,9 +501,10 @@ def _idx(path):
 
 def _libsvm(path):
     "USPS as libsvm text: label (from 1), then index:value pairs, values in [-1, 1]."
-    rows = [l.split() for l in bz2.open(path, "rt") if l.strip()]
-    x = np.array([[float(v.split(":")[1]) for v in r[1:]] for r in rows])
-    return (x + 1)/2, np.array([int(r[0]) for r in rows]) - 1
+    from sklearn.datasets import load_svmlight_file
+    try: x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
+    except (ValueError, OSError, EOFError) as e: raise FdgnbError(f"{str(path)!r} cannot be read as libsvm text of 256 pixels ({e}): download it again")
+    return (x.toarray() + 1)/2, y.astype(np.int64) - 1
 
 
 def _hdf5(path):
@@ -808,9 +809,21 @@ def _parser():
     c.add_argument("--strict", action="store_true", help="exit code 1 where counts differ or domains are missing")
     m.add_argument("--size", type=int, help="pixels a side")
     m.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
+    m.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the loader, like encoder=bert (may be repeated)")
     return p
 
 # %% ../nbs/02_datasets.ipynb #777791ea
+def _options(pairs):
+    "['tokens=32', 'encoder=bert'] -> {'tokens': 32, 'encoder': 'bert'}: values as JSON where they are, else words."
+    out = {}
+    for pair in pairs:
+        name, eq, value = pair.partition("=")
+        if not (name and eq) or name in ("size", "domains", "on_error", "name"): raise FdgnbError(f"--option {pair!r}: wanted NAME=VALUE, an option of the loader")
+        try: out[name] = json.loads(value)
+        except ValueError: out[name] = value
+    return out
+
+# %% ../nbs/02_datasets.ipynb #4dcedb77
 def main(argv=None):
     "The command line; returns the exit code: 0, 1 (`check --strict` found a difference), 2 (bad input, in one line)."
     try:
@@ -824,7 +837,7 @@ def main(argv=None):
             return int(a.strict and not same(t))
         else:
             given = dict(size=a.size, domains=a.domain, on_error="skip" if a.skip_broken else None)
-            print(get_dataset(a.name, **{k: v for k, v in given.items() if v is not None}))
+            print(get_dataset(a.name, **_options(a.option), **{k: v for k, v in given.items() if v is not None}))
     except FdgnbError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
