@@ -286,6 +286,7 @@ def check(name, domains=None, **options):
     found, classes, info = *_founds(name, load, domains, options), load.info
     for d, f in found.items():
         p = f.published or info.get("published", info["counts"]).get(d)
+        if isinstance(p, list) and len(p) != len(classes): p = sum(p)                                # other classes than the published ones
         n, each = np.bincount(f.y, minlength=len(classes)).tolist(), p if isinstance(p, list) else [None]*len(classes)
         for c, k, q in [("all", sum(n), p if p is None else _total(p)), *zip(classes, n, each)]:
             rows.append((d, c, k, q, None if q is None else k == q))
@@ -787,9 +788,11 @@ def _check_text(t):
     out += [f"official parts of {d}: " + ", ".join(f"{k} {n}" for k, n in parts.items()) for d, parts in a["parts"].items() if parts]
     out += [f"exact duplicates in {d}: {n} surplus copies in {groups} groups" for d, (groups, n) in a["within"].items() if n]
     out.append(f"exact duplicates across domains: {a['across_domains']}, across classes: {a['across_classes']}")
-    verdict = "counts equal to the published ones" if same(t) else "counts differ from the published ones"
+    if a["note"]: out.append(f"note: {a['note']}")
+    odd = list(dict.fromkeys(t[t["equal"] == False]["domain"]))
+    verdict = f"counts differ from the published ones in {', '.join(odd)}" if odd else "counts equal to the published ones"
     if whole.published.isna().all(): verdict = "no published counts"
-    return "\n".join(out + [f"{a['name']}: {verdict}" + (f" ({a['note']})" if a["note"] else "")])
+    return "\n".join(out + [f"{a['name']}: {verdict}" + (f"; not here: {', '.join(a['missing'])}" if a["missing"] else "")])
 
 # %% ../nbs/02_datasets.ipynb #93c17f5e
 class _Line(argparse.ArgumentParser):
@@ -830,7 +833,7 @@ def main(argv=None):
         a = _parser().parse_args(argv)
         if a.command == "list":
             t = import_module("fdgnb.data").list_datasets()
-            print(t.assign(size=["-" if s != s else int(s) for s in t["size"].astype(float)]).to_string(index=False))
+            print(t.astype({"images": object, "size": object}).fillna("-").to_string(index=False))
         elif a.command == "check":
             t = check(a.name, a.domain)
             print(_check_text(t))

@@ -28,15 +28,16 @@ from .core import (FdgnbError, Registry, RunningMean, atomic_write, flat, genera
 from .data import Dataset, Domain, get_dataset, split_indices, to_float
 
 # %% ../nbs/04_federation.ipynb #cf0341a1
-def hp(default, doc, low=None, high=None, choices=None, source=""):
-    "A dataclass field with its meaning, its allowed values (`low` to `high`, or `choices`) and its source."
-    return field(default=default, metadata=dict(doc=doc, low=low, high=high, choices=choices, source=source))
+def hp(default, doc, low=None, high=None, choices=None, source="", also=()):
+    "A dataclass field with its meaning, its allowed values (`low` to `high`, or `choices`), its source, and another type it may have."
+    return field(default=default, metadata=dict(doc=doc, low=low, high=high, choices=choices, source=source, also=also))
 
 
 def check_value(name, value, f):
     "Refuse a value out of its field's range or of another type than its default: FdgnbError in one line."
     m, want = f.metadata, type(f.default)
     if value is None and f.default is not None and "None" not in m["doc"]: raise FdgnbError(f"{name}=None: wanted a value like {f.default!r} ({m['doc']})")
+    if m.get("also") and isinstance(value, m["also"]): return value
     if want is bool and not isinstance(value, bool): raise FdgnbError(f"{name}={value!r}: expected True or False ({m['doc']})")
     if want is tuple and not isinstance(value, (tuple, list)): raise FdgnbError(f"{name}={value!r}: expected a list ({m['doc']})")
     if m.get("choices") is not None and value not in m["choices"]:
@@ -63,7 +64,7 @@ def make(cls, given, what):
 class Settings:
     "How a run is run: what a protocol fixes for all methods alike."
     backbone: str = hp(None, "a name of fdgnb.models; None: the data set's own")
-    pretrained: bool = hp(False, "start from torchvision's weights, read from a file on disk")
+    pretrained: bool = hp(False, "start from torchvision's weights, read from a file on disk: True, or their name (IMAGENET1K_V2)", also=str)
     size: int = hp(None, "pixels a side; None: the data set's own", low=8)
     load: dict = hp(None, "options of the data set's loader, like {encoder: bert} or {svhn_shift: true}; None: its defaults")
     local_epochs: int = hp(1, "passes over a client's data a round", low=0)
@@ -80,7 +81,7 @@ class Settings:
     lr_drops: tuple = hp((), "fractions of the rounds after which the learning rate falls to a tenth")
     keep_optimizer: bool = hp(False, "a client's optimiser state survives from round to round")
     fractions: tuple = hp((.8, .1, .1), "train, validation and test share of every client's data")
-    official: bool = hp(False, "use a data set's own lists of training and validation images where it has them")
+    official: str = hp("test", "what counts of a data set's own lists: its test images, all its lists, or nothing", choices=("test", "lists", "ignore"))
     per_round: int = hp(None, "clients drawn a round; None: all", low=1)
     drop: float = hp(0., "probability that a client does not answer in a round", low=0., high=1.)
     drops: tuple = hp((), "(round, client) pairs that do not answer, for tests")
@@ -578,19 +579,26 @@ def arguments(cls, hyper, rounds=None, protocol=None, scale=None, dataset=None):
     return rounds, mine, rest
 
 # %% ../nbs/04_federation.ipynb #f0f45c52
-def thin(index, share, rng):
-    "A random share of some indices, at least one of them, in their order; all where the share is 1 or more."
-    if share >= 1 or not len(index): return index
-    return index[torch.randperm(len(index), generator=rng)[:max(1, round(share*len(index)))].sort().values]
+def thin(index, n, rng):
+    "At most n of some indices, at random, in their order."
+    return index if n >= len(index) else index[torch.randperm(len(index), generator=rng)[:n].sort().values]
 
 
 def shares(dom, settings, target, rng):
-    "{split: indices} of a domain: as a target whole, else by its own split, its official lists (where asked for), or at random."
-    if target: cut = dict(target=thin(torch.arange(len(dom)), settings.target_fraction, rng))
+    """{split: indices} of a domain: as a target whole (or a share of it, rounded down).
+
+    Else its own `split`, if nothing else is known; its `official` lists as `settings.official` says; the rest at random by `settings.fractions`."""
+    if target: return dict(target=thin(torch.arange(len(dom)), max(1, int(settings.target_fraction*len(dom) + 1e-9)), rng))
+    own, official = getattr(dom, "split", None), getattr(dom, "official", None) or {}
+    kept = official.get("test", torch.arange(0)) if settings.official == "test" else torch.arange(0)
+    if own and not official or settings.official == "lists" and official: cut = own or official
+    elif not len(kept): cut = split_indices(len(dom), dom.y, settings.fractions, rng)
     else:
-        official = getattr(dom, "official", None) if settings.official else None
-        cut = getattr(dom, "split", None) or official or split_indices(len(dom), dom.y, settings.fractions, rng)
-    if not target and "train" not in cut: raise FdgnbError(f"domain {dom.name!r} brings a split without 'train': {', '.join(cut)}")
+        rest = torch.ones(len(dom), dtype=torch.bool).index_fill(0, kept, False).nonzero().flatten()
+        train, val, _ = settings.fractions
+        if not train: raise FdgnbError(f"fractions={settings.fractions!r} leaves domain {dom.name!r}, which has test images of its own, nothing to train on")
+        cut = {k: rest[i] for k, i in split_indices(len(rest), dom.y[rest], (train/(train + val), val/(train + val), 0), rng).items()} | dict(test=kept)
+    if "train" not in cut: raise FdgnbError(f"domain {dom.name!r} brings a split without 'train': {', '.join(cut)}")
     return cut
 
 
@@ -598,7 +606,7 @@ def thinned(data, limit, seed):
     "The data set with at most `limit` samples of each domain, its own splits thinned with it."
     if not limit: return data
     def less(d):
-        keep = thin(torch.arange(len(d)), limit/len(d), generator(seed, client=d.name, purpose="limit"))
+        keep = thin(torch.arange(len(d)), limit, generator(seed, client=d.name, purpose="limit"))
         new, place = Domain(d.name, d.x[keep], d.y[keep]), torch.full((len(d),), -1)
         place[keep] = torch.arange(len(keep))
         for own in ("split", "official"):
