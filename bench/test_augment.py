@@ -18,7 +18,7 @@ CASES = [("ga", 64, 16), ("ga", 64, 32), ("fedsb", 64, 64), ("fedbn", 64, 32), (
 def measure(name, size, batch, device="cpu", steps=14):
     "Seconds of steps on (augmented there and then, already augmented), lists in turns."
     with seeded(0): net = models.get("resnet18", 7).to(device).to(memory_format=torch.channels_last)
-    opt, rng, a = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=.9), torch.Generator(device).manual_seed(0), AUGMENTATIONS.get(name)
+    opt, rng, a = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=.9), torch.Generator().manual_seed(0), AUGMENTATIONS.get(name)
     x = torch.randint(0, 256, (steps*batch, 3, size, size), dtype=torch.uint8, generator=generator(0, purpose="bench")).to(device)
     y = torch.randint(7, (steps*batch,), generator=generator(1, purpose="bench")).to(device)
     done = a(to_float(x), rng).contiguous(memory_format=torch.channels_last)

@@ -259,17 +259,19 @@ def get_dataset(name, size=None, **kw):
         if kw: raise FdgnbError(f"dataset {name.name!r} is loaded already; {', '.join(map(repr, kw))} can be chosen for a data set that is given by its name")
         return name
     if not isinstance(name, (str, Path)): raise FdgnbError(f"dataset {name!r} is neither a name, nor a folder, nor a Dataset")
-    if isinstance(name, Path) or "/" in name or os.sep in name: return _with_options(from_folder, name, path=name, **({} if size is None else {"size": size}), **kw)
+    if isinstance(name, Path) or "/" in name or os.sep in name: return _with_options(from_folder, name, {"path": name} | ({} if size is None else {"size": size}), **kw)
     if name not in _catalogue() and Path(name).is_dir(): raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the slash")
-    return _with_options(DATASETS.get(name), name, size=size, **kw)
+    return _with_options(DATASETS.get(name), name, {"size": size}, **kw)
 
 
-def _with_options(load, name, **kw):
-    "Call a loader; FdgnbError, in one line, on an option it does not have."
+def _with_options(load, name, own, /, **kw):
+    "Call a loader with our own arguments and options; FdgnbError, in one line, on an option it does not have."
     known = inspect.signature(load).parameters
+    free = [k for k in known if k not in ("path", "size")]
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):                                     # such a loader looks after its own
-        for k in kw.keys() - known.keys(): raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, known)}")
-    return load(**kw)
+        for k in kw: 
+            if k not in free: raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, free)}")
+    return load(**own, **kw)
 
 
 def list_datasets():
@@ -438,8 +440,17 @@ def _size(size):
     raise FdgnbError(f"size {size!r} is not a number of pixels: wanted a whole number, at least 4")
 
 
+def check_names(**given):
+    "FdgnbError unless each is None or a list of one or more different names."
+    for what, names in given.items():
+        if names is None: continue
+        good = isinstance(names, (list, tuple, dict)) and names and all(isinstance(n, (str, int)) for n in names)
+        if not good or len(set(names)) < len(names): raise FdgnbError(f"{what}={names!r}: wanted a list of different names")
+
+
 def _chosen(name, wanted, known):
     "The wanted domains (default all), or the error that names the nearest."
+    check_names(domains=wanted)
     for d in wanted or ():
         if d not in known: raise FdgnbError(f"unknown domain {d!r} of {name}{nearest(d, known)}")
     return list(wanted or known)
@@ -536,6 +547,7 @@ def _scan(folders):
 def _read_tree(name, folders, size, classes=None, on_error="raise", **about):
     "Dataset from one folder a domain."
     if on_error not in ("raise", "skip"): raise FdgnbError(f"unknown on_error {on_error!r}{nearest(on_error, ['raise', 'skip'])}")
+    check_names(classes=classes)
     tree = _scan(folders)
     known = sorted({c for t in tree.values() for c in t})
     for c in classes or ():

@@ -13,6 +13,7 @@ __all__ = ['PACS_CLASSES', 'PACS', 'VLCS_CLASSES', 'VLCS', 'OFFICEHOME', 'OFFICE
 import argparse, gzip, hashlib, inspect, io, json, os, pickle, re, struct, sys, warnings
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from .core import FdgnbError, generator, nearest
 from .data import DATASETS, OFFICE, Dataset, Domain, cached, data_dir, dataset, decode, get_dataset, split_indices
 from .data import _catalogue, _chosen, _domain, _folders, _images, _office_folders, _read_domain, _reserve, _size
-from .text import TOKENS, _encoder_folder, _in_threads, encode, lacking
+from .text import TOKENS, _encoder_folder, _in_threads, check_tokens, encode, lacking
 
 # %% ../nbs/02_datasets.ipynb #c45beb65
 @dataclass
@@ -129,9 +130,10 @@ def source(name, description, published, classes, size, where, home=None, citati
 def _found(load, domains, options):
     "The finder's answer for the wanted domains, or the error that says what is missing, what to download, and where to put it."
     name, info, known = load.__name__, load.info, list(inspect.signature(load.find).parameters)
-    for o in options:
-        names = ["size", "domains", "on_error", *known]
-        if o not in known: raise FdgnbError(f"unknown option {o!r} of dataset {name!r}{nearest(o, names)}")
+    for o, v in options.items():
+        if o not in known: raise FdgnbError(f"unknown option {o!r} of dataset {name!r}{nearest(o, ['domains', 'on_error', *known])}")
+        usual = inspect.signature(load.find).parameters[o].default
+        if isinstance(usual, bool) and not isinstance(v, bool): raise FdgnbError(f"{o}={v!r} of dataset {name!r}: wanted true or false")
     there = load.find(**options)
     usual = [] if options.get("angles") is not None else info["published"]
     chosen = _chosen(name, domains, dict.fromkeys([*usual, *there]))
@@ -303,7 +305,7 @@ def _founds(name, load, domains, options):
     "(Found by domain, classes) of what is there; the error of a loader where nothing is, or not what was asked for."
     if hasattr(load, "find"):
         known = set(options) <= set(inspect.signature(load.find).parameters)
-        there = domains or (list(load.find(**options)) if known else None)       # nothing there: the error names all
+        there = domains or (list(load.find(**options)) if known else None) or None       # nothing there: the error names all
         return {d: get() for d, get in _found(load, there, options).items()}, load.info["class_names"]
     if name == "office_caltech10":                       # files, so that nothing is decoded
         there = _office_folders()
@@ -579,6 +581,7 @@ def turned(x, degrees):
     "uint8 images (N, C, H, W) turned counter-clockwise about the centre by as many degrees (N,), bilinearly, black outside, rounded."
     from kornia.geometry.transform import rotate
     if x.ndim != 4: raise FdgnbError(f"only images can be turned; these samples have the shape {tuple(x.shape[1:])}")
+    if x.dtype != torch.uint8: raise FdgnbError(f"images are turned as bytes (uint8); these are {x.dtype}")
     out = [xs if not a.any() else rotate(xs.float(), a.float()).round_().clamp_(0, 255).to(x.dtype) for xs, a in zip(x.split(2048), degrees.split(2048))]
     return torch.cat(out)
 
@@ -608,6 +611,9 @@ def mnist():
 @source("rotated_mnist", "MNIST dealt out over ten angles", {str(a): 16_000 for a in ANGLES}, "0123456789", 28, **_MNIST)
 def rotated_mnist(angles=ANGLES):
     "MNIST, a share of the training images and all test images at each angle (degrees)."
+    number = lambda a: isinstance(a, (int, float)) and not isinstance(a, bool) and abs(a) < 1e6
+    if not isinstance(angles, (list, tuple, range)) or not all(map(number, angles)) or len(set(angles)) < len(angles):
+        raise FdgnbError(f"angles={angles!r}: wanted a list of different numbers, in degrees")
     p, angles = _mnist_files(), list(angles)
     if not angles: raise FdgnbError("rotated_mnist needs at least one angle; for upright MNIST in one piece load 'mnist'")
     return {f"{a:g}": lambda i=i, a=a: _turned(p, i, a, len(angles)) for i, a in enumerate(angles)} if p else {}
@@ -620,7 +626,7 @@ def _turned(files, i, angle, k):
     own = np.concatenate([np.random.default_rng(28).permutation(n)[i::k], f.parts["test"]])
     m = len(own) - len(f.parts["test"])
     parts = dict(train=np.arange(m), test=np.arange(m, len(own)))
-    return Found(f.y[own], "pixels", lambda: turned(torch.from_numpy(f.samples()[own])[:, None], torch.full((len(own),), angle))[:, 0].numpy(), files, parts, 1, f"{i} of {k}, kornia")
+    return Found(f.y[own], "pixels", lambda: turned(torch.from_numpy(f.samples()[own])[:, None], torch.full((len(own),), angle))[:, 0].numpy(), files, parts, 1, f"{i} of {k}, {angle!r}, kornia")
 
 # %% ../nbs/02_datasets.ipynb #854c4c90
 _KRIZHEVSKY = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
@@ -752,10 +758,10 @@ def amazon_review(encoder="minilm", tokens=None):
 
 def _vectors(name, d, f, encoder, tokens):
     "A text domain as a matrix, encoded once."
-    if tokens is not None and not (isinstance(tokens, int) and 3 <= tokens <= 512):
-        raise FdgnbError(f"tokens={tokens!r}: an encoder reads 3 to 512")
+    check_tokens(tokens)
     weights, tokens = _encoder_folder(encoder), tokens or TOKENS.get(encoder)
-    key = _key(name, d, encoder, tokens, files=[*f.files, *sorted(weights.glob("*model.*"))])
+    parts = sorted(p for p in weights.iterdir() if p.suffix in (".json", ".txt", ".safetensors", ".bin"))
+    key = _key(name, d, encoder, tokens, f"transformers {version('transformers')}", files=[*f.files, *parts])
     make = lambda folder: dict(x=encode(f.samples(), encoder, tokens, folder, title=f"{name}/{d}"), y=np.arange(len(f.y)))
     return _domain(d, cached(key, make, stream=True))
 
@@ -821,8 +827,8 @@ def _options(pairs):
     out = {}
     for pair in pairs:
         name, eq, value = pair.partition("=")
-        if not (name and eq) or name in ("size", "domains", "on_error", "name"): raise FdgnbError(f"--option {pair!r}: wanted NAME=VALUE, an option of the loader")
-        try: out[name] = json.loads(value)
+        if not (name and eq) or name in ("size", "domains", "on_error", "name", "path", "load"): raise FdgnbError(f"--option {pair!r}: wanted NAME=VALUE, an option of the loader")
+        try: out[name] = json.loads({"True": "true", "False": "false"}.get(value, value))
         except ValueError: out[name] = value
     return out
 

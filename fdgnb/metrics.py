@@ -12,6 +12,8 @@ __all__ = ['OWN', 'RULES', 'POINTS', 'FORMAT', 'parties', 'column', 'values', 'a
 # %% ../nbs/06_metrics.ipynb #386fff45
 import copy, hashlib, io, json, os, platform
 from collections import Counter
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -295,7 +297,8 @@ def versions():
     import fdgnb
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, fdgnb=fdgnb.__version__, machine=platform.machine(), cores=cores, gpu=gpu)
+    others = {m: version(m) for m in ("kornia", "transformers") if find_spec(m)}
+    return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, **others, fdgnb=fdgnb.__version__, machine=platform.machine(), cores=cores, gpu=gpu)
 
 
 def plain(v):

@@ -9,11 +9,11 @@ __all__ = ['SCALES', 'PROTOCOLS', 'SB', 'GA', 'BR', 'DS', 'PHOTOS', 'PARTITIONS'
            'load', 'rotate', 'turn', 'chain', 'Augment', 'list_augmentations']
 
 # %% ../nbs/05_protocols.ipynb #477036fe
-import math
+import copy, math
 from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
-from .core import FdgnbError, Registry, nearest, seeded
+from .core import FdgnbError, Registry, drawing_from, nearest
 from .data import Dataset, Domain, get_dataset
 from .datasets import turned
 
@@ -69,7 +69,7 @@ class Protocol:
     def values(self, scale="paper", dataset=None, method=None):
         "{name: value} of a run."
         rows = [r for r in self.rows if r.applies(scale, dataset, method)]
-        return {r.name: r.value for r in sorted(rows, key=lambda r: r.rank)}
+        return {r.name: copy.copy(r.value) for r in sorted(rows, key=lambda r: r.rank)}
 
 
 PROTOCOLS = Registry("protocol")
@@ -153,7 +153,7 @@ PROTOCOLS["fedka"] = Protocol("fedka", "Sun et al., ACML 2022", "target", "aggre
     row("samples", 128, "text, 4.2.2", "amazon_review"), row("target_samples", 128, "text, 4.2.2, by analogy", "amazon_review"),
     row("mmd_batch", 16, "text, 4.2.2", "amazon_review"), row("votes", 128, "text, 4.2.2", "amazon_review"),
     *at("cpu", rounds=30, limit=6000, eval_every=3), *at("cpu", "amazon_review", load=dict(encoder="minilm", tokens=128)),
-    *at("smoke", "amazon_review", load=dict(encoder="minilm", tokens=32)),
+    *at("smoke", "amazon_review", load=dict(encoder="minilm", tokens=16)),
     *at("smoke", rounds=2, limit=128, local_steps=8, samples=128, target_samples=128, votes=128, mmd_batch=16),
 ), (("client", "one a source domain", "text, 4.2"), ("target", "each domain in turn; its images train without labels and are tested on; here all, official test images too", "text, Eq. 11; code; ours"),
     ("validation", "none: the maximum over the rounds of the accuracy on the target (an oracle)", "text, 4.3"),
@@ -472,7 +472,7 @@ class Augment:
         if x.ndim != 4: raise FdgnbError(f"augmentation is for images (N, C, H, W); these samples have the shape {tuple(x.shape)}: use augment='none'")
         recipe = self.transforms(*x.shape[2:], x.shape[1])
         if not len(recipe): return x
-        with seeded(int(torch.randint(2**62, (1,), generator=rng)), "augment"): drawn = recipe.forward_parameters(x.shape)
+        with drawing_from(rng): drawn = recipe.forward_parameters(x.shape)
         return recipe(x, params=drawn)
 
 # %% ../nbs/05_protocols.ipynb #06e6b39b

@@ -259,6 +259,8 @@ def test_files_that_are_no_images_are_said(shop):
 def test_options_of_a_loader(shop):
     says(lambda: get_dataset(str(shop), size=8, domain=["front"]), "unknown option 'domain'", "did you mean 'domains'?")
     says(lambda: get_dataset("digits", encoder="bert"), "unknown option 'encoder' of dataset 'digits'")
+    says(lambda: get_dataset(str(shop), size=8, path="x"), "unknown option 'path'")
+    says(lambda: from_folder(shop, size=8, classes=["dog", "dog"]), "wanted a list of different names")
     loaded = from_folder(shop, size=8)
     says(lambda: get_dataset(loaded, domains=["front"]), "is loaded already")
 

@@ -175,6 +175,8 @@ def test_digit_archive_has_its_own_counts(home):
                                        train_label=tens(20), test_label=tens(5)))
     ds, said = load("digit_five", domains=["syn"])
     assert len(ds["syn"]) == 25 and "syn 25 (published: 34000)" in said[0]
+    for word in ("false", "no", 1): says(lambda: get_dataset("digit_five", domains=["syn"], svhn_shift=word), "wanted true or false")
+    for names in (3, "syn", [], [["syn"]], ["syn", "syn"]): says(lambda: get_dataset("digit_five", domains=names), "wanted a list of different names")
 
 
 def test_usps_as_libsvm_and_mnist_as_idx(home):
@@ -201,6 +203,9 @@ def test_usps_as_libsvm_and_mnist_as_idx(home):
         fed = Federation("fedavg", "rotated_mnist", load=dict(angles=[0, 90, 180]), backbone="cnn2")             # the same through a run's settings
     assert [c.id for c in fed.clients] == ["0", "90", "180"] and fed.args()["settings"]["load"] == dict(angles=[0, 90, 180])
     says(lambda: Federation("fedavg", "rotated_mnist", load=dict(angle=[0])), "unknown option 'angle'", "did you mean 'angles'?")
+    for bad in (90, "90", ["0", "90"], [0, None], [0, 0], [0, float("inf")]): says(lambda: get_dataset("rotated_mnist", angles=bad), "wanted a list of different numbers")
+    a, b = (load("rotated_mnist", angles=[v])[0][f"{v:g}"].x for v in (123456.1, 123456.4))
+    assert not torch.equal(a, b)                                                                    # angles that print alike do not share an entry
     (top/"t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 99) + b"\0"*4))
     says(lambda: get_dataset("mnist"), "t10k-labels", "download it again")
 
@@ -364,6 +369,30 @@ def test_bert_from_disk(home):
     assert out.shape == (2, 48) and np.isfinite(out).all()
     assert (out[0].reshape(6, d)[4:] == 0).all() and (out[1] != 0).all()                            # [CLS] good . [SEP]
     assert np.allclose(out[0], text.encode(["good ."], "bert", tokens=6)[0], atol=1e-6)
+
+
+@BERT
+def test_bert_with_weights_missing(home):
+    "Random numbers in the place of missing weights are no encoder."
+    from safetensors.torch import load_file, save_file
+    test_bert_from_disk(home)
+    top = home/"weights/bert-base-uncased"; whole = load_file(top/"model.safetensors")
+    for lost in ("bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.attention.self.query.weight"):
+        save_file({k: v for k, v in whole.items() if k != lost}, top/"model.safetensors")
+        says(lambda: text.encode(["good"], "bert", tokens=6), "1 weights are missing, the first: " + lost.removeprefix("bert."))
+    save_file(whole, top/"model.safetensors")
+    (top/"vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\ngood\n")
+    says(lambda: text.encode(["good"], "bert", tokens=6), "cannot read the encoder")
+
+
+@BERT
+def test_another_vocabulary_is_another_entry(home, tmp_path):
+    test_bert_from_disk(home)
+    (home/"amazon_review/dvd").mkdir(parents=True)
+    with gzip.open(home/"amazon_review/dvd/dvd.jsonl.gz", "wt", encoding="utf8") as f: f.write("".join(json.dumps(dict(label=i, title="good", text="bad .")) + "\n" for i in (0, 1)))
+    made = lambda: load("amazon_review", domains=["dvd"], encoder="bert", tokens=6)[0]["dvd"].x
+    first = made(); (home/"weights/bert-base-uncased/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nbad\ngood\n.\n")
+    assert not torch.equal(first, made())
 
 
 @MINILM

@@ -5,6 +5,7 @@ import pytest
 import torch
 import fdgnb
 from fdgnb import FdgnbError
+from fdgnb.data import Dataset, Domain
 from fdgnb.federation import digest, load_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,12 +45,17 @@ def one_line(call, says):
     assert "\n" not in text and re.search(says, text), text
 
 
+GREY = Dataset("grey", {k: Domain(k, torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8) % 2) for k in ("inked", "blended")}, ["0", "1"])
+VECTORS = Dataset("vectors", {k: Domain(k, torch.zeros(8, 4), torch.arange(8) % 2) for k in ("inked", "blended")}, ["0", "1"], defaults=dict(backbone="mlp2"))
+
+
 @pytest.mark.parametrize("bad, says", [
     (dict(method="fdsee"), "unknown method 'fdsee'; did you mean 'fdse'"),
     (dict(method="fedavg+fedavg"), "names a method twice"),
     (dict(dataset="digitz"), "unknown data ?set 'digitz'.*'digits'"),
     (dict(load="bert"), "wanted a dict"), (dict(load=dict(size=8)), "'size' is no option"), (dict(load=dict(x={1, 2})), "plain values"),
-    (dict(load=dict(domains=["inked"])), "is loaded already"),
+    (dict(load=dict(domains=["inked"])), "is loaded already"), (dict(load=dict(load=1)), "'load' is no option"), (dict(normalize="imagenet", dataset=GREY), "three channels"),
+    (dict(dataset=VECTORS, augment="flip"), "augmentation is for images"), (dict(dataset="digits", load=dict(domains=3)), "wanted a list of different names"),
     (dict(target="blendid"), "blendid.*did you mean 'blended'"),
     (dict(lam_=3), "unknown hyper-parameter 'lam_'"),
     (dict(method="fdse", lam=-1.), "lam=-1.0 is out of range"),

@@ -1,12 +1,12 @@
 """Protocols resolve for every method and scale; partitions lose and double nothing; augmentation depends on its generator alone; bad names are refused."""
-import itertools
+import itertools, threading
 from dataclasses import fields
 import pytest
 import torch
 import fdgnb
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data import Dataset, Domain
-from fdgnb.federation import METHODS, Settings, check_value, method_class
+from fdgnb.federation import METHODS, Settings, arguments, check_value, digest, method_class
 from fdgnb.metrics import RULES
 from fdgnb.models import MODELS
 from fdgnb.protocols import AUGMENTATIONS, PARTITIONS, PROTOCOLS, SCALES, Augment, list_augmentations, list_protocols, protocol_table, resolve
@@ -165,6 +165,25 @@ def test_each_image_its_own_change():
 def test_augmented_runs_do_not_depend_on_the_workers():
     a, b = (fdgnb.fit("fedavg", toy(side=28), rounds=2, augment="ga", backbone="cnn2", workers=w, progress=False).rows for w in (1, 3))
     assert a == b
+
+
+def test_augmentation_beside_somebody_who_draws():
+    "Neither disturbs the other: what kornia draws does not come from torch's global generator."
+    x, stop, g = torch.rand(4, 3, 16, 16, generator=generator(0)), threading.Event(), torch.get_rng_state()
+    def draw():
+        while not stop.is_set(): torch.rand(1)
+    other = threading.Thread(target=draw); other.start()
+    try: assert len({digest({"x": AUGMENTATIONS["ga"](x, generator(3))}) for _ in range(40)}) == 1
+    finally: stop.set(); other.join(); torch.set_rng_state(g)
+
+
+def test_loader_options_join_the_protocols():
+    values = lambda data, **h: arguments(METHODS.get("fedavg"), h, protocol="fedka", dataset=data)[2].get("load")
+    assert values("amazon_review") == dict(encoder="bert", tokens=256)
+    assert values("amazon_review", load=dict(domains=["dvd"], tokens=9)) == dict(encoder="bert", tokens=9, domains=["dvd"])
+    assert values("amazon_review", load=None) is None and values(Dataset("amazon_review", toy().domains, toy().classes)) is None
+    resolve("fedka", None, "amazon_review")["load"]["tokens"] = 1
+    assert resolve("fedka", None, "amazon_review")["load"]["tokens"] == 256
 
 
 def test_text_is_not_augmented():
