@@ -532,6 +532,13 @@ def _folders(path): return sorted(p for p in path.iterdir() if p.is_dir() and p.
 def _images(folder): return sorted(f for f in folder.rglob("*") if f.suffix.lower() in IMAGES and f.name[0] != "." and f.is_file())
 
 
+def _say_others(folders):
+    "Warn of the files of class folders that are not taken for images."
+    other = [f for p in folders for f in sorted(p.rglob("*")) if f.suffix.lower() not in IMAGES and f.name[0] != "." and f.is_file()]
+    if other: warnings.warn(f"passed over {len(other)} file{'s'*(len(other) > 1)} whose names do not end like an image's ({' '.join(IMAGES)}), "
+                            f"the first: {str(other[0])!r}")
+
+
 def _scan(folders):
     "domain -> class -> image files; refuses a domain without classes and a class folder without images."
     tree = {d: {c.name: _images(c) for c in _folders(p)} for d, p in folders.items()}
@@ -539,8 +546,7 @@ def _scan(folders):
         if not classes: raise FdgnbError(f"domain folder {str(folders[d])!r} has no class folders: wanted <path>/<domain>/<class>/<image>")
         for c, files in classes.items():
             if not files: raise FdgnbError(f"class folder {str(folders[d]/c)!r} has no images ({' '.join(IMAGES)}); remove the folder or fill it")
-    other = [f for p in folders.values() for c in _folders(p) for f in sorted(c.rglob("*")) if f.suffix.lower() not in IMAGES and f.name[0] != "." and f.is_file()]
-    if other: warnings.warn(f"passed over {len(other)} file{'s'*(len(other) > 1)} whose names do not end like an image's ({' '.join(IMAGES)}), the first: {str(other[0])!r}")
+    _say_others([c for p in folders.values() for c in _folders(p)])
     return tree
 
 # %% ../nbs/01_data.ipynb #74a1fcbf

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from .core import FdgnbError, generator, nearest
 from .data import DATASETS, OFFICE, Dataset, Domain, cached, data_dir, dataset, decode, get_dataset, split_indices
-from .data import _catalogue, _chosen, _domain, _folders, _images, _office_folders, _read_domain, _reserve, _size
+from .data import _catalogue, _chosen, _domain, _folders, _images, _office_folders, _read_domain, _reserve, _say_others, _size
 from .text import TOKENS, _encoder_folder, _in_threads, check_tokens, encode, lacking
 
 # %% ../nbs/02_datasets.ipynb #c45beb65
@@ -186,6 +186,7 @@ def _class_files(folder, classes, aliases={}):
     "Image files and labels of <folder>/<class>/*, in the order of `classes`."
     there = {_plain(p.name): p for p in _folders(folder)}
     names = [(n, i) for i, c in enumerate(classes) for n in (c, *aliases.get(c, ()))]
+    _say_others([there[n] for n in dict.fromkeys(_plain(n) for n, _ in names) if n in there])
     pairs = [(f, i) for n, i in names if _plain(n) in there for f in _images(there[_plain(n)])]
     return [f for f, _ in pairs], np.array([i for _, i in pairs], np.int64)
 

@@ -415,6 +415,12 @@ def test_amazon_review_is_a_matrix(home):
 
 # ---- the command line
 
+def test_files_that_are_no_images_are_said(home):
+    pacs_tree(home)
+    next(p for p in (home/"pacs").rglob("dog") if "photo" in str(p)).joinpath("notes.txt").write_text("x")
+    assert any("passed over 1 file" in s and "notes.txt" in s for s in load("pacs", size=8, domains=["photo"])[1])
+
+
 def test_command_line(home, capsys, monkeypatch):
     pacs_tree(home)
     assert main(["list"]) == 0 and "terra_incognita" in capsys.readouterr().out
