@@ -269,7 +269,7 @@ def _with_options(load, name, own, /, **kw):
     known = inspect.signature(load).parameters
     free = [k for k in known if k not in ("path", "size")]
     if not any(p.kind is p.VAR_KEYWORD for p in known.values()):                                     # such a loader looks after its own
-        for k in kw: 
+        for k in kw:
             if k not in free: raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, free)}")
     return load(**own, **kw)
 

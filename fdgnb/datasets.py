@@ -21,7 +21,7 @@ import torch
 from .core import FdgnbError, generator, nearest
 from .data import DATASETS, OFFICE, Dataset, Domain, cached, data_dir, dataset, decode, get_dataset, split_indices
 from .data import _catalogue, _chosen, _domain, _folders, _images, _office_folders, _read_domain, _reserve, _say_others, _size
-from .text import TOKENS, _encoder_folder, _in_threads, check_tokens, encode, lacking
+from .text import TOKENS, _encoder_folder, _in_threads, check_tokens, encode
 
 # %% ../nbs/02_datasets.ipynb #c45beb65
 @dataclass
