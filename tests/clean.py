@@ -5,7 +5,8 @@ from pathlib import Path
 root = Path(__file__).resolve().parent.parent
 with tempfile.TemporaryDirectory() as d:
     copy = Path(d)/"repo"
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".venv", ".git", "data", "runs", "out", "__pycache__", ".cache"))
+    top = lambda folder, names: {".venv", ".git", "data", "runs", "out", ".cache"} & set(names) if Path(folder) == root else set()
+    shutil.copytree(root, copy, ignore=lambda folder, names: top(folder, names) | ({"__pycache__", ".ipynb_checkpoints"} & set(names)))
     for tool in ("nbdev_clean", "nbdev_export"):
         subprocess.run([str(Path(sys.executable).parent/tool)], cwd=copy, check=True)
     differ = [str(f.relative_to(copy)) for top in ("nbs", "fdgnb") for f in sorted((copy/top).rglob("*"))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT/"nbs").glob("*.ipynb"))
+NOTEBOOKS = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 MODULES = sorted(p for p in (ROOT/"fdgnb").rglob("*.py") if p.name not in ("_modidx.py",) and p.read_text().strip())
 read = lambda p: json.loads(p.read_text())
 
