@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from fdgnb import models
 from fdgnb.core import generator, seeded
-from fdgnb.data import to_float
-from fdgnb.protocols import AUGMENTATIONS
+from fdgnb.data.domain import to_float
+from fdgnb.data.augment import AUGMENTATIONS
 
 CASES = [("ga", 64, 16), ("ga", 64, 32), ("fedsb", 64, 64), ("fedbn", 64, 32), ("ga", 224, 16)]         # augmentation, pixels, batch
 

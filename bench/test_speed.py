@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fdgnb
 from fdgnb import models
 from fdgnb.core import generator, seeded
-from fdgnb.data import Dataset, Domain
+from fdgnb.data.domain import Dataset, Domain
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 WORK = dict(cnn2=dict(clients=4, n=512, size=28, batch=16, most=(.6, 1.05)), alexnet_bn=dict(clients=4, n=100, size=64, batch=50, most=(.8, 1.05)))
@@ -167,6 +167,6 @@ def test_import(benchmark, capsys):
 
 def test_digits(benchmark, capsys):
     "Seconds to make the embedded data set on an empty cache, one thread."
-    from fdgnb.data import DIGITS, _digit_domain
+    from fdgnb.data.digits import DIGITS, _digit_domain
     seconds = benchmark.pedantic(lambda: [_digit_domain(d) for d in DIGITS], rounds=1) and benchmark.stats.stats.max
     with capsys.disabled(): print(f"\ndigits made in {seconds:.1f} s   goal at most 20   {'met' if seconds <= 20 else 'MISSED'}")

@@ -12,9 +12,10 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 # %% ../nbs/index.ipynb #08f59fb3
-_where = dict(fit="federation", list_methods="federation", Run="federation", Method="federation", method="federation", hp="federation",
-              Settings="federation", from_folder="data", list_datasets="data", get_dataset="data", FdgnbError="core")
-_modules = ("core", "data", "datasets", "models", "federation", "protocols", "metrics", "plots", "methods")
+_where = dict(fit="runs.fit", Run="runs.fit", list_methods="federation.compose", method="federation.compose", Method="federation.loop",
+              hp="settings", Settings="settings", Dataset="data.domain", Domain="data.domain", from_folder="data.folders",
+              get_dataset="data.catalogue", list_datasets="data.catalogue", FdgnbError="core")
+_modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods")
 
 
 def __getattr__(name):

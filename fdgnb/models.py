@@ -9,16 +9,15 @@ __all__ = ['MODELS', 'torchvision_models', 'chain', 'Net', 'Expect', 'Pool', 'Dr
            'vit_b_16', 'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1',
            'list_models']
 
-# %% ../nbs/03_models.ipynb #fec33b52
-import hashlib, inspect, os, re, sys, threading
+# %% ../nbs/03_models.ipynb #b7e28467
+import hashlib, inspect, os, re, sys, threading, torch
+import torch.nn.functional as F
 from collections import OrderedDict
 from contextlib import contextmanager
 from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-import torch
-import torch.nn.functional as F
 from torch import nn
 from .core import FdgnbError, Registry, nearest, root
 

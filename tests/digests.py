@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import fdgnb
 from fdgnb.core import generator
-from fdgnb.data import Dataset, Domain
+from fdgnb.data.domain import Dataset, Domain
 
 FILE = Path(__file__).with_suffix(".json")
 ADAM = dict(optimizer="adam", keep_optimizer=True, lr=1e-3)

@@ -4,8 +4,9 @@ import pytest
 import torch
 import fdgnb
 from fdgnb.core import generator
-from fdgnb.data import Dataset, Domain
-from fdgnb.federation import METHODS, digest
+from fdgnb.data.domain import Dataset, Domain
+from fdgnb.federation.compose import METHODS
+from fdgnb.vectors import digest
 
 ALL = METHODS.names()
 ODD = dict(one_client=["a", "t"], absent_class=["a", "b", "t"], few=["a", "b", "t"])

@@ -15,13 +15,16 @@ from PIL import Image
 
 from fdgnb import data
 from fdgnb.core import FdgnbError, generator
-from fdgnb.data import (Dataset, Domain, cached, data_dir, from_folder, get_dataset, list_datasets, split_indices, thirds,
-                        to_float)
+from fdgnb.data.domain import Dataset, Domain, split_indices, to_float
+from fdgnb.data.cache import cached, data_dir
+from fdgnb.data.folders import from_folder
+from fdgnb.data.catalogue import get_dataset, list_datasets
+from fdgnb.data.digits import thirds
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGEST = """
 import hashlib, json
-from fdgnb.data import get_dataset
+from fdgnb.data.catalogue import get_dataset
 ds = get_dataset('digits')
 print(json.dumps({k: hashlib.blake2b(d.x.numpy().tobytes() + d.y.numpy().tobytes()).hexdigest() for k, d in ds.domains.items()}))
 """
@@ -201,7 +204,7 @@ def test_two_processes_prepare_one_dataset(tmp_path):
     code = """
 import hashlib, os, sys, time, numpy as np
 from pathlib import Path
-from fdgnb.data import cached, _fault, cache_dir
+from fdgnb.data.cache import cached, _fault, cache_dir
 def make():
     print('made', flush=True); Path(READY, str(os.getpid())).touch(); end = time.time() + 60
     while len(os.listdir(READY)) < 2 and time.time() < end: time.sleep(.01)      # until the other one is making it too

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 from fdgnb import datasets, text
-from fdgnb.federation import Federation
+from fdgnb.runs.setup import Federation
 from fdgnb.core import FdgnbError
-from fdgnb.data import get_dataset, list_datasets
-from fdgnb.datasets import check, duplicates, main
+from fdgnb.data.catalogue import get_dataset, list_datasets
+from fdgnb.data.prepare import check, duplicates, main
 
 ROOT = Path(__file__).resolve().parents[1]
 MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")

@@ -5,14 +5,15 @@ import pytest
 import torch
 import fdgnb
 from fdgnb import FdgnbError
-from fdgnb.data import Dataset, Domain
-from fdgnb.federation import digest, load_checkpoint
+from fdgnb.data.domain import Dataset, Domain
+from fdgnb.vectors import digest
+from fdgnb.runs.checkpoints import load_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 
 SCRIPT = """
 import sys, fdgnb, conftest
-from fdgnb.federation import digest
+from fdgnb.vectors import digest
 r = fdgnb.fit("fdse", conftest.cut(fdgnb.get_dataset("digits"), 60), target="blended", rounds=6, progress=False, out=sys.argv[1] if len(sys.argv) > 1 else None)
 print(digest(r.fed.server.state), digest({f"{c.id}.{k}": v for c in r.fed.clients for k, v in c.state.items()}), len(r.rows))
 """
@@ -84,7 +85,7 @@ def test_bad_arguments(bad, says, small):
 
 def test_a_mislabelled_domain_is_no_client(small):
     "A key that is not its domain's name would let the target in among the clients."
-    from fdgnb.data import Dataset
+    from fdgnb.data.domain import Dataset
     one_line(lambda: Dataset("m", {"T": small["blended"], "inked": small["inked"]}, small.classes), "'blended' stands under the key 'T'")
 
 
@@ -96,8 +97,10 @@ def test_a_model_that_is_not_finite_is_not_kept(small, tmp_path):
 
 def test_a_folder_belongs_to_one_run(small, tmp_path):
     "Claimed before the first round, not after it."
-    from fdgnb.federation import Federation, Run, claim
-    claim(Run(Federation("fedavg", small, "blended", 1, seed=0), out=tmp_path))
+    from fdgnb.runs.setup import Federation
+    from fdgnb.runs.fit import Run
+    from fdgnb.federation import reserve_folder
+    reserve_folder(Run(Federation("fedavg", small, "blended", 1, seed=0), out=tmp_path))
     one_line(lambda: fdgnb.fit("fedavg", small, "blended", 1, seed=1, out=tmp_path), "seed: 0 there, 1 now")
 
 
@@ -112,7 +115,8 @@ def test_numbers_of_a_checkpoint_are_protected(small, tmp_path):
 
 def test_what_the_server_draws_survives_a_resume(small, tmp_path):
     "A download that is drawn anew each round is the same after a stop: the round is part of what is taken up."
-    from fdgnb.federation import METHODS, Method, method
+    from fdgnb.federation.compose import METHODS, method
+    from fdgnb.federation.loop import Method
     class Stop(Exception): pass
     armed = []
     @method("noisy")
@@ -153,7 +157,7 @@ def test_nan_keeps_the_last_checkpoint(small, tmp_path):
         def loss(self, model, x, y, client):
             n = client.scratch["n"] = client.scratch.get("n", 0) + 1
             return super().loss(model, x, y, client)*(float("nan") if (client.round, client.id, n) == (2, "inked", 2) else 1.)
-    from fdgnb.federation import METHODS
+    from fdgnb.federation.compose import METHODS
     try: one_line(lambda: fdgnb.fit("zz_breaks", small, target="blended", rounds=5, progress=False, out=tmp_path), "client 'inked' is nan in round 3, step 2")
     finally: del METHODS["zz_breaks"]
     states, meta = load_checkpoint(tmp_path/"checkpoint.safetensors")

@@ -7,11 +7,13 @@ from torch import nn
 from torch.testing import assert_close
 import fdgnb
 import fdgnb.models as models
-from fdgnb.core import FdgnbError, generator, part, seeded
-from fdgnb.federation import METHODS, Federation, digest
+from fdgnb.core import FdgnbError, generator, seeded
+from fdgnb.vectors import part
+from fdgnb.federation.compose import METHODS
+from fdgnb.runs.setup import Federation
+from fdgnb.vectors import digest
 from fdgnb.methods import fdse
-from fdgnb.methods.fdse import (DSEBlock, attention, blocks, consensus_update, consistency_loss, decompose, erase, min_norm_weights, owner,
-                                shared_statistics, similarity_aggregate, tapped)
+from fdgnb.methods.fdse import DSEBlock, attention, blocks, consensus_update, consistency_loss, decompose, erase, min_norm_weights, owner, shared_statistics, similarity_aggregate, tapped
 
 
 def run(data, name="fdse", **kw):
@@ -273,7 +275,7 @@ def test_without_uploaded_statistics(tiny):
     assert "stats" not in set(r.ledger.kind)
     assert not [k for c in r.fed.clients for k in r.fed.method.kept(r.fed.server, c.id) if owner(k) == "local"]
     adapted = copy.deepcopy(r.model)
-    r.fed.method.adapt(adapted, r.fed.newcomer.samples("target"), r.fed.newcomer)
+    r.fed.method.adapt(adapted, r.fed.target_client.samples("target"), r.fed.target_client)
     assert not torch.equal(adapted.state_dict()["features.conv1.conv.bn_dse.running_mean"], r.model.state_dict()["features.conv1.conv.bn_dse.running_mean"])
 
 
@@ -281,13 +283,13 @@ def test_adaptation_moves_only_the_erasers(trained):
     "Algorithm 3: personal parameters and BN_DSE's statistics move, nothing else; labels are not even passed."
     fed, net = trained.fed, trained.model
     before = copy.deepcopy(net.state_dict())
-    fed.method.adapt(net, fed.newcomer.samples("target"), fed.newcomer)
+    fed.method.adapt(net, fed.target_client.samples("target"), fed.target_client)
     moved = {owner(k) for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
     assert moved == {"personal", "local"} and not net.training
     again = trained.model
-    labels = fed.newcomer.splits["target"][1]
+    labels = fed.target_client.splits["target"][1]
     labels.copy_(labels.flip(0))
-    try: fed.method.adapt(again, fed.newcomer.samples("target"), fed.newcomer)
+    try: fed.method.adapt(again, fed.target_client.samples("target"), fed.target_client)
     finally: labels.copy_(labels.flip(0))
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in again.state_dict().items())
 
@@ -295,7 +297,7 @@ def test_adaptation_moves_only_the_erasers(trained):
 def test_nothing_to_adapt_to(trained):
     net = trained.model
     before = copy.deepcopy(net.state_dict())
-    trained.fed.method.adapt(net, trained.fed.newcomer.samples("target")[:1], trained.fed.newcomer)
+    trained.fed.method.adapt(net, trained.fed.target_client.samples("target")[:1], trained.fed.target_client)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 

@@ -4,8 +4,10 @@ import torch
 import torch.nn.functional as F
 import fdgnb
 from fdgnb.core import FdgnbError, generator
-from fdgnb.data import Dataset, Domain
-from fdgnb.federation import METHODS, Method, digest, hooks_of
+from fdgnb.data.domain import Dataset, Domain
+from fdgnb.federation.compose import METHODS, hooks_of
+from fdgnb.federation.loop import Method
+from fdgnb.vectors import digest
 from fdgnb.methods.fedbr import ABLATIONS, DIFFERENCES, contrastive_loss, mixture, random_sample_mean
 
 
@@ -131,7 +133,7 @@ def test_rows_of_the_tables_are_names():
 def test_signs_of_the_players(players):
     "A max step raises L_con for the projection's sake; the features' gradient, followed down, lowers it."
     from fdgnb.methods.fedbr import FedBR, ascend, contrast
-    from fdgnb.federation import Client
+    from fdgnb.federation.loop import Client
     h, x, y = FedBR(**players).h, torch.randn(8, 5, generator=generator(1)), torch.zeros(8, dtype=torch.long)
     client, net = Client("a", dict(train=(x, y))), torch.nn.Module()
     with fdgnb.core.seeded(0): net.projection = fdgnb.methods.fedbr.projection(5, 16, 8).requires_grad_(False)

@@ -4,7 +4,9 @@ import pytest
 import torch
 import fdgnb
 from fdgnb.core import FdgnbError, generator
-from fdgnb.federation import METHODS, Federation, digest, method_class
+from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.runs.setup import Federation
+from fdgnb.vectors import digest
 from fdgnb.methods.fedka import DIFFERENCES, SWITCHES, group_effect, group_effects, mk_mmd, ramp, tta, vote
 
 PIECES = ("voting", "disentangler", "mkmmd", "fdann", "fdan")

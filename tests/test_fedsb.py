@@ -4,7 +4,10 @@ import torch
 import torch.nn.functional as F
 import fdgnb
 from fdgnb.core import FdgnbError, generator
-from fdgnb.federation import Client, Settings, digest, method_class
+from fdgnb.federation.loop import Client
+from fdgnb.settings import Settings
+from fdgnb.vectors import digest
+from fdgnb.federation.compose import method_class
 from fdgnb.methods.fedsb import DIFFERENCES, Budget, FedSB, LabelSmoothing, budget_indices, smooth_labels, smoothed_cross_entropy
 
 

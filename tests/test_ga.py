@@ -4,8 +4,9 @@ import pytest
 import torch
 import fdgnb
 from fdgnb.core import FdgnbError
-from fdgnb.federation import METHODS, digest, method_class
-from fdgnb.methods.ga import DIFFERENCES, adjust_weights, seat, step_size, trace, trade
+from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.vectors import digest
+from fdgnb.methods.ga import DIFFERENCES, adjust_weights, initial_weights, step_size, trace, adjust_reporting
 
 
 def run(name, data, **kw):
@@ -132,9 +133,9 @@ def test_everybody_gains_from_the_average():
 def test_trading_and_seating_keep_the_total():
     nan = math.nan
     a = torch.tensor([.1, .2, .3, .4], dtype=torch.float64)
-    b = trade(a, torch.tensor([1., nan, 5., 2.], dtype=torch.float64), .3)
+    b = adjust_reporting(a, torch.tensor([1., nan, 5., 2.], dtype=torch.float64), .3)
     assert b[1] == a[1] and abs(float(b.sum()) - 1) < 1e-12 and b.min() >= 0
-    late = seat(torch.tensor([.5, .5, nan, nan], dtype=torch.float64), torch.tensor([nan, 1., 3., 1.], dtype=torch.float64))
+    late = initial_weights(torch.tensor([.5, .5, nan, nan], dtype=torch.float64), torch.tensor([nan, 1., 3., 1.], dtype=torch.float64))
     assert late.tolist() == pytest.approx([.25, .25, .375, .125])
 
 

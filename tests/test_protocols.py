@@ -5,11 +5,16 @@ import pytest
 import torch
 import fdgnb
 from fdgnb.core import FdgnbError, generator
-from fdgnb.data import Dataset, Domain
-from fdgnb.federation import METHODS, Settings, arguments, check_value, digest, method_class
-from fdgnb.metrics import RULES
+from fdgnb.data.domain import Dataset, Domain
+from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.settings import Settings, check_value
+from fdgnb.runs.setup import arguments
+from fdgnb.vectors import digest
+from fdgnb.runs.metrics import RULES
 from fdgnb.models import MODELS
-from fdgnb.protocols import AUGMENTATIONS, PARTITIONS, PROTOCOLS, SCALES, Augment, list_augmentations, list_protocols, protocol_table, resolve
+from fdgnb.data.augment import AUGMENTATIONS, Augment, list_augmentations
+from fdgnb.data.partitions import PARTITIONS
+from fdgnb.runs.protocols import PROTOCOLS, SCALES, list_protocols, protocol_table, resolve
 
 DATA = ["digits", "office_caltech10", "pacs", "vlcs", "officehome", "terra_incognita", "domainnet", "domainnet10", "digit_five", "rotated_mnist",
         "cifar10", "cifar100", "amazon_review", "somebody's own"]

@@ -31,7 +31,7 @@ def test_every_report_takes_parameters(path):
 def test_readme_method(small):
     "The method of the README works as printed, alone and under ga."
     import fdgnb
-    from fdgnb.federation import METHODS
+    from fdgnb.federation.compose import METHODS
     block = next(b for b in re.findall(r"```python\n(.*?)```", (ROOT/"README.md").read_text(), re.S) if "class FedProx" in b)
     had = METHODS.pop("fedprox", None)
     try:
