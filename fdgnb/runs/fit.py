@@ -26,7 +26,7 @@ class Run:
         self.fed, self.rows, self.book, self.seconds, self.out = fed, [tuple(r) for r in rows], Ledger(ledger), list(seconds), out
 
     @property
-    def round(self): 
+    def round(self):
         "Rounds done."
         return len(self.seconds)
 
@@ -47,40 +47,43 @@ class Run:
         return {c.id: {s: c.n(s) for s in c.splits} for c in self.fed.everyone}
 
     def model_of(self, domain=None):
-        "The network a domain's client holds now (None: a newcomer's, the target's where there is one), in evaluation mode."
+        "The network a domain's client holds now, in evaluation mode. None: an unseen client's, the target's where there is one."
         who = next((c for c in self.fed.clients if c.id == domain), None)
-        if domain not in (None, self.fed.target) and not who: raise FdgnbError(f"no client {domain!r}{nearest(domain, self.fed.server.clients)}")
-        who = who or self.fed.target_client or Client("newcomer", {}, self.fed.settings)
+        if domain not in (None, self.fed.target) and not who:
+            raise FdgnbError(f"no client {domain!r}{nearest(domain, self.fed.server.clients)}")
+        who = who or self.fed.target_client or Client("unseen", {}, self.fed.settings)
         who.round = self.fed.server.round
         net = copy.deepcopy(self.fed.net)
         self.fed.method.receive(net, who, self.fed.method.download(self.fed.server, who.id))
         return net.eval()
 
     @property
-    def model(self): 
-        "The network a newcomer would get."
+    def model(self):
+        "The network an unseen client would get."
         return self.model_of()
 
     def table(self, **kw):
-        "Accuracy of every domain under every selection rule (fdgnb.metrics.table)."
+        "Accuracy of every domain under every selection rule (fdgnb.runs.metrics.table)."
         return table(self, **kw)
 
     def plot(self, **kw):
-        "Learning curves and bars by domain (fdgnb.plots.overview)."
+        "Learning curves and bars by domain (fdgnb.runs.plots.overview)."
         return overview(self, **kw)
 
     def save(self, out=None):
-        "Write record.json, history.csv and the arrays behind the pictures (fdgnb.metrics.save)."
+        "Write record.json, history.csv and the arrays behind the pictures (fdgnb.runs.records.save)."
         return save(self, out or self.out)
 
     def __repr__(self):
-        return f"Run({self.fed.method.name} on {self.fed.data.name}, target {self.fed.target}, seed {self.fed.seed}, {self.round} of {self.fed.rounds} rounds)"
+        f = self.fed
+        return f"Run({f.method.name} on {f.data.name}, target {f.target}, seed {f.seed}, {self.round} of {f.rounds} rounds)"
 
 # %% ../../nbs/runs/05_fit.ipynb #a0e03cb6
 def same_args(old, new, where):
     "FdgnbError that says what differs where the arguments of two runs do."
     old, new = flatten(old), flatten(new)
-    if diff := [f"{k}: {old.get(k)!r} there, {new.get(k)!r} now" for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]:
+    differ = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
+    if diff := [f"{k}: {old.get(k)!r} there, {new.get(k)!r} now" for k in differ]:
         raise FdgnbError(f"{where} holds a run with other arguments ({'; '.join(diff)}): choose another folder or delete it")
 
 
@@ -111,19 +114,20 @@ def resume(run):
 def checkpoint(run):
     "Write the run to its folder."
     states = {"server": run.fed.server.state} | {f"client.{i}": c.state for i, c in enumerate(run.fed.clients)}
-    save_checkpoint(run.out/"checkpoint.safetensors", states, dict(args=run.fed.args(), rows=run.rows, ledger=run.book.rows, seconds=run.seconds))
+    meta = dict(args=run.fed.args(), rows=run.rows, ledger=run.book.rows, seconds=run.seconds)
+    save_checkpoint(run.out/"checkpoint.safetensors", states, meta)
 
 # %% ../../nbs/runs/05_fit.ipynb #30056b3a
-def fit(method, dataset="digits", target=None, rounds=None, seed=0, out=None, *, protocol=None, scale=None, device="cpu", workers=None, progress=None,
-        checkpoint_every=1, hyper=None, **options):
+def fit(method, dataset="digits", target=None, rounds=None, seed=0, out=None, *, protocol=None, scale=None, device="cpu",
+        workers=None, progress=None, checkpoint_every=1, hyper=None, **options):
     """Run a federated method and return a `Run`.
 
-    method: a name of `list_methods()`, or several joined by +. dataset: a name of `list_datasets()` or a Dataset. target: the domain
-    held out, None for the in-domain protocol. out: a folder for checkpoints (resumed when called again with the same arguments).
-    rounds: None for the protocol's number, or 20. protocol, scale: names of fdgnb.protocols, whose values go before the defaults and after
-    what is given here. workers: clients at once (None: one a core); does not change a bit. progress: show a bar (None: unless CI is set).
-    options: fields of `Settings` and of the method's own `Hyper`; hyper: the same as a dict, whose names may say which part of a sum they are for
-    ({"fedprox.mu": .1}). Raises FdgnbError, in one line, before any work where input is bad."""
+    method: a name of `list_methods()`, several joined by +, or a Method class. dataset: a name of `list_datasets()`, a folder, or a Dataset.
+    target: the domain held out, None for the in-domain protocol. out: a folder for checkpoints (resumed when called again with the same
+    arguments). rounds: None for the protocol's number, or 20. protocol, scale: names of fdgnb.runs.protocols; explicit arguments override
+    the protocol, which overrides the defaults. workers: clients at once (None: one per core); does not change a bit. progress: show a bar
+    (None: unless CI is set). options: fields of `Settings` and of the method's own `Hyper`; hyper: the same as a dict, whose names may say which part
+    of a sum they are for ({"fedprox.mu": .1}). Raises FdgnbError, in one line, before any work where input is bad."""
     if workers is not None: check_value("workers", workers, hp(1, "clients at once", low=1))
     check_value("checkpoint_every", checkpoint_every, hp(1, "rounds from one checkpoint to the next", low=1))
     fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, **options)
