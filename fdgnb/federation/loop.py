@@ -51,10 +51,11 @@ class Client:
 # %% ../../nbs/federation/01_loop.ipynb #bce9f1bc
 class Server:
     "The coordinator: the global model and whatever a method keeps, in `state`; `clients` lists all ids."
-    def __init__(self, model, clients, settings=Settings(), seed=0, rounds=1, **more):
+    def __init__(self, model, clients, settings=Settings(), seed=0, rounds=1, net=None, public=None,
+                 n_classes=None):
         self.state, self.clients, self.round = tagged("model", model), list(clients), 0
         self.settings, self.seed, self.rounds = settings, seed, rounds
-        self.net, self.public, self.n_classes = (more.get(k) for k in ("net", "public", "n_classes"))
+        self.net, self.public, self.n_classes = net, public, n_classes
 
     @property
     def model(self):
