@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # %% ../nbs/index.ipynb #08f59fb3
 _where = dict(fit="runs.fit", Run="runs.fit", list_methods="federation.compose", method="federation.compose", Method="federation.loop",
               hp="settings", Settings="settings", Dataset="data.domain", Domain="data.domain", from_folder="data.folders",
+              from_arrays="data.own", from_torch="data.own", helper="federation.compose",
               get_dataset="data.catalogue", list_datasets="data.catalogue", FdgnbError="core")
 _modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods")
 

@@ -78,6 +78,8 @@ class Method:
     uses_target = offers_each = replays = False
     @dataclass(frozen=True)
     class Hyper: "Hyper-parameters, named as in the paper; declare each with `hp`."
+    def __init_subclass__(cls):                                      # a class Hyper need not be decorated
+        if "__dataclass_fields__" not in vars(cls.Hyper): dataclass(frozen=True)(cls.Hyper)
     def __init__(self, **hyper):
         self.h = make(self.Hyper, hyper, f"hyper-parameter of {self.name or type(self).__name__}")
 

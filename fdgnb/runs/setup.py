@@ -128,6 +128,7 @@ class Federation:
         with seeded(self.seed):
             net = models.get(s.backbone or "cnn2", d.n_classes, d.in_channels, pretrained=s.pretrained, size=d.size)
             net = self.method.build(models.own_dropout(net)).to(self.device).to(memory_format=torch.channels_last)
+        models.trial(net, next(iter(d.domains.values())).x[:2].float())
         return models.in_precision(net, s.precision)
 
     def coordinator(self):
