@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['OWN', 'ORACLE', 'RULES', 'POINTS', 'source_and_target', 'column', 'values', 'oracle_column', 'scored', 'select',
-           'row', 'table', 'labeled', 'show', 'rounds_to', 'args_of', 'same_but_seed', 'over_seeds', 'plus_minus',
-           'readable', 'traffic', 'seconds', 'domains_of', 'confusion_counts', 'stored_table']
+           'row', 'table', 'labeled', 'show', 'args_of', 'summary', 'rounds_to', 'same_but_seed', 'over_seeds',
+           'plus_minus', 'readable', 'traffic', 'seconds', 'domains_of', 'confusion_counts', 'stored_table']
 
 # %% ../../nbs/runs/02_metrics.ipynb #f138afe0
 import numpy as np
@@ -116,6 +116,25 @@ def show(t, caption="", digits=1):
     out = t.style.format(lambda v: f"{100*v:.{digits}f}", subset=[c for c in t if c not in words], na_rep="")
     return out.format(str, subset=words).apply(gray, axis=1).set_caption(caption or "accuracy, %")
 
+# %% ../../nbs/runs/02_metrics.ipynb #6e88f0d8
+def args_of(run):
+    "The arguments of a run, or of a record (a dict)."
+    return run["args"] if isinstance(run, dict) else run.args if hasattr(run, "args") else run.fed.args()
+
+
+def summary(run):
+    "A run in one sentence of Markdown: last round, round of best source validation, the oracle's."
+    a, t, column = args_of(run), table(run), oracle_column(run.sizes)
+    percent = lambda rule: f"{100*t.loc[rule, column]:.1f} %"
+    tested = (f"tested on **{a['target']}**, which no client holds" if a["target"]
+              else "tested on every client's own test samples (mean over the clients)")
+    out = f"**{a['method']}** on **{a['dataset']}**, {tested}: "
+    if not t.loc["last", "rounds"]: return out + "not evaluated."
+    out += f"**{percent('last')}** after the last of {t.loc['last', 'rounds']} rounds"
+    if r := t.loc["source_val", "rounds"]:
+        out += f", {percent('source_val')} in round {r}, which validation on the sources selects"
+    return out + f". The best round on those samples, an oracle, has {percent('target')}."
+
 # %% ../../nbs/runs/02_metrics.ipynb #9c11425b
 def rounds_to(run, threshold, point="aggregated", domain=None):
     """The first round that reaches `threshold` (a fraction), or None.
@@ -128,11 +147,6 @@ def rounds_to(run, threshold, point="aggregated", domain=None):
     return int(there[0]) if len(there) else None
 
 # %% ../../nbs/runs/02_metrics.ipynb #fa1d8180
-def args_of(run):
-    "The arguments of a run, or of a record (a dict)."
-    return run["args"] if isinstance(run, dict) else run.args if hasattr(run, "args") else run.fed.args()
-
-
 def same_but_seed(runs):
     "Refuse runs that differ in anything but the seed, or that repeat one."
     args = [flatten(args_of(r)) for r in runs]
