@@ -215,6 +215,7 @@ def test_bad_names():
     assert set(list_augmentations().index) == set(AUGMENTATIONS)
 
 
-def test_what_is_given_goes_before_the_protocol():
-    fed = fdgnb.fit("fedavg", toy(side=28), protocol="fdse", scale="smoke", rounds=1, lr=.3, backbone="cnn2", progress=False).fed
+def test_explicit_arguments_override_the_protocol():
+    given = dict(rounds=1, lr=.3, backbone="cnn2", progress=False)
+    fed = fdgnb.fit("fedavg", toy(side=28), protocol="fdse", scale="smoke", **given).fed
     assert (fed.settings.lr, fed.settings.clip, fed.rounds) == (.3, 10., 1)
