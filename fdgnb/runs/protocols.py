@@ -124,7 +124,7 @@ SB_SCALES = (
 
 # %% ../../nbs/runs/06_protocols.ipynb #94ad2519
 SB_NOTES = (
-    ("client", "one a source domain", "text, Evaluation"),
+    ("client", "one per source domain", "text, Evaluation"),
     ("target", "each domain in turn, whole", "text, Evaluation"),
     ("validation",
      "a tenth of every source, under training augmentation, local models before the average, smoothed "
@@ -194,11 +194,11 @@ GA_SCALES = (
 
 # %% ../../nbs/runs/06_protocols.ipynb #8ffa0f9b
 GA_NOTES = (
-    ("client", "one a source domain; 'more clients' on a slide, their number not given", "slides"),
+    ("client", "one per source domain; 'more clients' on a slide, their number not given", "slides"),
     ("target", "each domain in turn, whole", "slides; code"),
     ("validation",
      "validation accuracy of the sources, weighted by a_k, ties to the later round; which model the paper "
-     "prints is not known. Here: pooled over the sources, ties to the earlier round", "code; ours"),
+     "reports is not known. Here: pooled over the sources, ties to the earlier round", "code; ours"),
     ("DomainNet",
      "the ten classes that FDSE uses too; not in the released code", "the authors, asked by users"),
     ("baselines",
@@ -254,7 +254,7 @@ KA_SCALES = (
 
 # %% ../../nbs/runs/06_protocols.ipynb #23397a6d
 KA_NOTES = (
-    ("client", "one a source domain", "text, 4.2"),
+    ("client", "one per source domain", "text, 4.2"),
     ("target",
      "each domain in turn; its images train without labels and are tested on; here all, official test "
      "images too", "text, Eq. 11; code; ours"),
@@ -397,7 +397,7 @@ DS_SCALES = (
 
 # %% ../../nbs/runs/06_protocols.ipynb #dcb48675
 DS_NOTES = (
-    ("client", "one a domain", "text, App. A"),
+    ("client", "one per domain", "text, App. A"),
     ("target",
      "none (Table 1); each domain in turn, a tenth of it, FDSE and FedBN adapting to it without labels "
      "(Table 2)", "text, 5, A"),
@@ -453,7 +453,7 @@ COMMON_SCALES = (
 
 # %% ../../nbs/runs/06_protocols.ipynb #61bc1ab7
 COMMON_NOTES = (
-    ("client", "one a domain", "ours"),
+    ("client", "one per domain", "ours"),
     ("target", "each domain in turn, whole; or none", "ours"),
     ("validation", "validation accuracy pooled over the sources, ties to the earlier round", "ours"),
     ("official test images", "remain test images where a data set has them; the shares cut the rest", "ours"),
@@ -490,7 +490,7 @@ def note_row(what, words, source=""):
 
 
 def protocol_table(name):
-    """DataFrame of a protocol: what, of which data sets and methods, value in paper, at cpu and smoke, source.
+    """DataFrame of a protocol: what, of which data sets and methods, value in paper, cpu and smoke, source.
 
     Values that differ by data set or method have a row each."""
     import pandas as pd
