@@ -13,12 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fdgnb import data
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import Dataset, Domain, split_indices, to_float
-from fdgnb.data.cache import cached, data_dir
-from fdgnb.data.folders import from_folder
-from fdgnb.data.catalogue import get_dataset, list_datasets
+from fdgnb.data.cache import cache_dir, cached, data_dir
+from fdgnb.data.folders import decode, from_folder
+from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
 from fdgnb.data.digits import thirds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,9 +60,9 @@ def says(f, *parts):
         assert p in message, message
 
 
-def picture(path, colour=(200, 100, 50), side=12):
+def picture(path, color=(200, 100, 50), side=12):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (side, side), colour).save(path)
+    Image.new("RGB", (side, side), color).save(path)
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def test_cache_makes_once_and_repairs(cache):
 
 def test_cache_altered_between_processes(cache):
     "One flipped byte, length and time stamp kept: found by the digest at the first open of a fresh process."
-    code = "import numpy as np; from fdgnb.data import cached; print(int(cached('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
+    code = "import numpy as np; from fdgnb.data.cache import cached; print(int(cached('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
     assert finish(start(code, cache)) == "499500"
     file = cache / "entry" / "x.npy"
     s, b = file.stat(), bytearray(file.read_bytes())
@@ -222,7 +221,7 @@ print(hashlib.blake2b(cached('entry', make)['x'].tobytes()).hexdigest(), _fault(
 def test_two_processes_repair_one_entry(tmp_path):
     "The same, on an entry that is torn."
     (tmp_path / "shared" / "digits").mkdir(parents=True)
-    code = "import numpy as np; from fdgnb.data import cached; print(int(cached('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
+    code = "import numpy as np; from fdgnb.data.cache import cached; print(int(cached('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
     assert [finish(p) for p in [start(code, tmp_path / "shared") for _ in range(2)]] == ["36", "36"]
 
 
@@ -233,9 +232,9 @@ def test_cache_leaves_a_sealed_folder_alone(tmp_path, monkeypatch):
     sealed.chmod(0o555)
     monkeypatch.delenv("FDGNB_CACHE")
     monkeypatch.setenv("FDGNB_DATA", str(sealed))
-    assert sealed not in data.cache_dir().parents and list(sealed.iterdir()) == []
+    assert sealed not in cache_dir().parents and list(sealed.iterdir()) == []
     sealed.chmod(0o755)
-    assert data.cache_dir() == sealed / ".fdgnb_cache"
+    assert cache_dir() == sealed / ".fdgnb_cache"
 
 
 # folders
@@ -303,25 +302,26 @@ def test_wrong_trees(tmp_path, shop):
 @pytest.mark.parametrize("suffix", ["jpg", "JPEG", "bmp", "webp", "tif", "png"])
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1"])
 def test_formats(tmp_path, suffix, mode):
-    "Every format and mode that can be written is read as RGB, grey stays grey."
+    "Every format and mode that can be written is read as RGB, gray stays gray."
     try:
         Image.new("L", (9, 9), 255).convert(mode).save(tmp_path / f"a.{suffix}")
     except OSError:
         pytest.skip(f"{suffix} cannot hold {mode}")
-    x = data.decode(tmp_path / f"a.{suffix}", 8)
+    x = decode(tmp_path / f"a.{suffix}", 8)
     assert x.shape == (3, 8, 8) and x.dtype == np.uint8 and x.min() > 250
 
 
 # the real data
 
 def test_office_caltech10_counts(monkeypatch):
-    if not data.DATASETS.get("office_caltech10").info["available"]():
+    office = DATASETS.get("office_caltech10")
+    if not office.info["available"]():
         pytest.skip(f"office_caltech10 is not in {data_dir()}: set FDGNB_DATA")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ds = get_dataset("office_caltech10", domains=["dslr", "webcam"])
     assert {k: len(d) for k, d in ds.domains.items()} == dict(dslr=157, webcam=295) and ds.size == 28 and ds.n_classes == 10
-    counts = {d: sum(map(len, t.values())) for d, t in data._scan(data._office_folders()).items()}      # the large ones: without decoding
+    counts = {d: len(found().y) for d, found in office.find().items()}                                  # the large ones: without decoding
     assert counts == dict(amazon=958, caltech=1123, dslr=157, webcam=295)
 
 

@@ -7,11 +7,14 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import savemat
-from fdgnb import datasets, text
 from fdgnb.runs.setup import Federation
 from fdgnb.core import FdgnbError
-from fdgnb.data.catalogue import get_dataset, list_datasets
-from fdgnb.data.prepare import check, duplicates, main
+from fdgnb.data import text
+from fdgnb.data.arrays import CIFAR10_CLASSES
+from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
+from fdgnb.data.found import Found
+from fdgnb.data.photos import DOMAINNET_CLASSES, OFFICEHOME, OFFICEHOME_CLASSES, PACS_CLASSES, VLCS_CLASSES
+from fdgnb.data.prepare import check, duplicates, main, same
 
 ROOT = Path(__file__).resolve().parents[1]
 MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")
@@ -52,10 +55,10 @@ def totals(t): return t[t["class"] == "all"].set_index("domain").found.to_dict()
 
 def pacs_tree(home, domains=("photo", "sketch"), n=3, top="pacs/kfold"):
     for d in domains:
-        for i, c in enumerate(datasets.PACS_CLASSES):
+        for i, c in enumerate(PACS_CLASSES):
             for k in range(n): picture(home/top/d/c/f"pic_{k}.png", hash((d, i, k)) % 2**32)
         for word, ks in (("train", range(1, n)), ("crossval", (0,))):
-            rows = [f"{d}/{c}/pic_{k}.png {i + 1}" for i, c in enumerate(datasets.PACS_CLASSES) for k in ks]
+            rows = [f"{d}/{c}/pic_{k}.png {i + 1}" for i, c in enumerate(PACS_CLASSES) for k in ks]
             (home/top/f"{d}_{word}_kfold.txt").write_text("\n".join(rows) + "\n")
 
 
@@ -66,7 +69,7 @@ def test_pacs_folders_lists_and_counts(home):
     ds, said = load("pacs", size=8, domains=["sketch", "photo"])
     assert ds.names == ["sketch", "photo"] and ds["photo"].y.tolist() == sum([[c]*3 for c in range(7)], [])
     assert "photo 21 (published: 1670)" in said[0] and "sketch 21 (published: 3929)" in said[0]
-    assert ds["photo"].official["val"].tolist() == list(range(0, 21, 3)) and not hasattr(ds["photo"], "split")
+    assert ds["photo"].official["val"].tolist() == list(range(0, 21, 3)) and ds["photo"].split is None
     split = load("pacs", size=8, domains=["photo"], official=True)[0]["photo"].split
     assert {k: len(v) for k, v in split.items()} == dict(train=14, val=7, test=0)
 
@@ -83,13 +86,13 @@ def test_pacs_packed_and_enlarged(home):
     y = np.repeat(np.arange(7), 2)
     (home/"pacs/photo").mkdir(parents=True)
     x = rng.integers(0, 256, (14, 16, 16, 3), dtype=np.uint8)
-    names = [f"{datasets.PACS_CLASSES[c]}/{k}.jpg" for k, c in enumerate(y)]
-    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=datasets.PACS_CLASSES)
+    names = [f"{PACS_CLASSES[c]}/{k}.jpg" for k, c in enumerate(y)]
+    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=PACS_CLASSES)
     ds, said = load("pacs", size=16, domains=["photo"])
     assert torch.equal(ds["photo"].x, torch.from_numpy(x.transpose(0, 3, 1, 2).copy())) and len(said) == 1
     ds, said = load("pacs", size=32, domains=["photo"])
     assert ds.size == 32 and ["only that, enlarged" in m for m in said] == [False, True]
-    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=datasets.PACS_CLASSES[::-1])
+    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=PACS_CLASSES[::-1])
     says(lambda: get_dataset("pacs", size=16, domains=["photo"]), "has the classes person, house")
 
 
@@ -97,7 +100,7 @@ def test_pacs_packed_and_enlarged(home):
 
 def test_vlcs_both_layouts(home):
     for d in ("Caltech101", "SUN09"):
-        for i, c in enumerate(datasets.VLCS_CLASSES): picture(home/"VLCS"/d/c/"a.jpg", i)
+        for i, c in enumerate(VLCS_CLASSES): picture(home/"VLCS"/d/c/"a.jpg", i)
     for part, n in (("train", 3), ("test", 1)):
         for c in range(5):
             for k in range(n): picture(home/"VLCS/PASCAL"/part/str(c)/f"imgs_{k}.jpg", 9*c + k)
@@ -109,8 +112,8 @@ def test_vlcs_both_layouts(home):
 
 
 def test_officehome_class_order(home):
-    for d in datasets.OFFICEHOME:
-        for k, c in enumerate(datasets.OFFICEHOME_CLASSES): picture(home/"OfficeHomeDataset_10072016"/d/c/"00001.jpg", k, 8)
+    for d in OFFICEHOME:
+        for k, c in enumerate(OFFICEHOME_CLASSES): picture(home/"OfficeHomeDataset_10072016"/d/c/"00001.jpg", k, 8)
     ds, _ = load("officehome", size=8)
     assert ds.names == ["Art", "Clipart", "Product", "Real World"] and ds["Real World"].y.tolist() == list(range(65))
     assert (ds.classes[0], ds.classes[58], ds.classes[59], ds.classes[-1]) == ("Alarm_Clock", "TV", "Table", "Webcam")
@@ -134,7 +137,7 @@ def test_terra_from_folders_and_from_annotations(home):
 
 
 def domainnet_tree(home, classes=("bird", "cello", "cell_phone", "zebra")):
-    order = {c: i for i, c in enumerate(datasets.DOMAINNET_CLASSES)}
+    order = {c: i for i, c in enumerate(DOMAINNET_CLASSES)}
     name = lambda c, k: f"clipart/{c}/clipart_{order[c] + 1:03d}_{k:06d}.jpg"
     for c in classes:
         for k in range(4): picture(home/"domainnet"/name(c, k), k + order[c])
@@ -254,7 +257,7 @@ def packed_cifar(home, broken=()):
             b = io.BytesIO(); Image.fromarray(np.full((32, 32, 3), 20*i, np.uint8)).save(b, "jpeg")
             files.append(b"no image" if (part, i) in broken else b.getvalue())
         np.savez(home/f"cifar10/{part}.npz", jpeg=np.frombuffer(b"".join(files), np.uint8), offset=np.cumsum([0] + [len(f) for f in files]),
-                 y=np.arange(n) % 10, classes=datasets.CIFAR10_CLASSES)
+                 y=np.arange(n) % 10, classes=CIFAR10_CLASSES)
 
 
 # ---- broken, missing, doubled
@@ -303,11 +306,11 @@ def test_duplicates(home):
         (home/"pacs/kfold"/p).write_bytes(one)
     a = check("pacs").attrs
     assert a["within"] == dict(photo=(1, 2), sketch=(1, 1)) and (a["across_domains"], a["across_classes"]) == (1, 1)
-    f = datasets.Found([0, 1], "pixels", lambda: np.zeros((2, 3, 3), np.uint8), [])
+    f = Found([0, 1], "pixels", lambda: np.zeros((2, 3, 3), np.uint8), [])
     assert duplicates(dict(a=f)) == (dict(a=(1, 1)), 0, 1)
 
 
-CODE = "from fdgnb.data import get_dataset; d = get_dataset('cifar10')['cifar10']; print(int(d.x.sum()), len(d))"
+CODE = "from fdgnb.data.catalogue import get_dataset; d = get_dataset('cifar10')['cifar10']; print(int(d.x.sum()), len(d))"
 
 
 def test_two_processes_prepare_at_once(home, tmp_path):
@@ -430,7 +433,7 @@ def test_command_line(home, capsys, monkeypatch):
     assert out.splitlines()[-1] == "pacs: counts differ from the published ones in photo, sketch; not here: art_painting, cartoon"
     assert main(["check", "pacs", "--strict"]) == 1
     with monkeypatch.context() as m:
-        for k, v in dict(published=dict(photo=[3]*7, sketch=21), counts=dict(photo=21, sketch=21)).items(): m.setitem(datasets.pacs.info, k, v)
+        for k, v in dict(published=dict(photo=[3]*7, sketch=21), counts=dict(photo=21, sketch=21)).items(): m.setitem(DATASETS.get("pacs").info, k, v)
         assert main(["check", "pacs", "--strict"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("pacs: counts equal to the published ones")
     with warnings.catch_warnings():
@@ -446,7 +449,7 @@ def test_command_line(home, capsys, monkeypatch):
 
 def test_module_runs_by_its_name(home):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    run = lambda *a: subprocess.run([sys.executable, "-m", "fdgnb.datasets", *a], env=env, capture_output=True, text=True, timeout=120)
+    run = lambda *a: subprocess.run([sys.executable, "-m", "fdgnb.data", *a], env=env, capture_output=True, text=True, timeout=120)
     good, bad = run("list"), run("check", "pacs")
     assert good.returncode == 0 and not good.stderr and "amazon_review" in good.stdout
     assert bad.returncode == 2 and bad.stderr.startswith("error: no photo") and bad.stderr.count("\n") == 1
@@ -464,5 +467,5 @@ def test_shared_data(name, whole, monkeypatch):
     if not place: pytest.skip(f"{name} is not here")
     monkeypatch.setenv("FDGNB_DATA", str(place))
     t = check(name)
-    assert datasets.same(t) == whole
+    assert same(t) == whole
     if name == "digit_five": assert totals(t)["mnist"] == 70_000 and t.attrs["missing"] == ["svhn", "syn"]
