@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['Sandbox', 'write_image', 'quiet', 'is_here', 'counts_table']
 
-# %% ../../nbs/data/15_sandbox.ipynb #dc84ecb8
-import os, shutil, tempfile, warnings, weakref
+# %% ../../nbs/data/15_sandbox.ipynb #e738e75c
+import os, shutil, tempfile, textwrap, warnings, weakref
 from pathlib import Path
 from ..core import FdgnbError
 from .catalogue import DATASETS, get_dataset
 
-# %% ../../nbs/data/15_sandbox.ipynb #00cf88e8
+# %% ../../nbs/data/15_sandbox.ipynb #82b9b741
 class Sandbox:
     """A temporary data folder and cache, gone with the process; `use` and `leave` choose the data folder.
 
@@ -34,7 +34,10 @@ class Sandbox:
         "See the reader's own data folder and cache again."
         for k, v in self.own.items(): os.environ.pop(k, None) if v is None else os.environ.update({k: v})
 
-    def say(self, message): print(str(message).replace(str(self.path), "..."))
+    def say(self, message):
+        "Print a message without the sandbox's own path, long lines folded."
+        for l in str(message).replace(str(self.path), "...").splitlines():
+            print(textwrap.fill(l, 110, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
     def line(self, f):
         "Print the one line of the FdgnbError that `f` raises."
