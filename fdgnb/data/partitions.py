@@ -119,8 +119,8 @@ def skewed(queues, n, m, alpha, convention, rng):
         left = np.array([len(q) for q in queues]) - used
         a = alpha*left/left.sum() if convention == "hsu" else alpha*(left > 0)
         counts = class_counts(log_dirichlet(a, rng), left, m, rng)
-        yield torch.from_numpy(rng.permutation(np.concatenate([q[u:u + c] for q, u,
-                                                               c in zip(queues, used, counts)])))
+        rows = np.concatenate([q[u:u + c] for q, u, c in zip(queues, used, counts)])
+        yield torch.from_numpy(rng.permutation(rows))
         used += counts
 
 # %% ../../nbs/data/12_partitions.ipynb #ad6541a8

@@ -37,7 +37,7 @@ class Sandbox:
     def say(self, message):
         "Print a message without the sandbox's own path, long lines folded."
         for l in str(message).replace(str(self.path), "...").splitlines():
-            print(textwrap.fill(l, 110, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
+            print(textwrap.fill(l, 110, subsequent_indent="    ", break_long_words=False))
 
     def line(self, f):
         "Print the one line of the FdgnbError that `f` raises."
