@@ -74,8 +74,8 @@ def _hdf5(path):
                          f"usps.t.bz2 there")
     import h5py
     with h5py.File(path) as h:
-        return {f"{v}_{part}": h[part][k][:] for part in ("train", "test") for v,
-                k in (("x", "data"), ("y", "target"))}
+        return {f"{v}_{part}": h[part][k][:] for part in ("train", "test")
+                for v, k in (("x", "data"), ("y", "target"))}
 
 # %% ../../nbs/data/09_arrays.ipynb #541c53ba
 def _mat(files):
@@ -104,8 +104,8 @@ def _digit_arrays(files):
         return {f"{v}_{part}": a for part, p in parts.items() for v, a in zip("xy", _libsvm(p))}
     if "idx3" not in first.name: return _mat(files)
     labels = {part: p.with_name(p.name.replace("images-idx3", "labels-idx1")) for part, p in parts.items()}
-    return {f"x_{part}": _idx(p) for part, p in parts.items()} | {f"y_{part}": _idx(p) for part,
-                                                                  p in labels.items()}
+    return {f"x_{part}": _idx(p) for part, p in parts.items()} | {f"y_{part}": _idx(p)
+                                                                  for part, p in labels.items()}
 
 # %% ../../nbs/data/09_arrays.ipynb #6a341184
 def _svhn_labels(y, shift):
@@ -148,8 +148,8 @@ def digit_five(svhn_shift=False):
     "Digit-Five from digit_five/: packed, the archive's .mat, or each set's own. svhn_shift: as in FedKA."
     home = data_home("digit_five", "digits_five")
     found = {d: _first_at([home], kinds) for d, kinds in _DIGIT_FILES.items()}
-    return {d: lambda d=d, p=p: _digit_found(p, svhn_shift if d == "svhn" else None) for d,
-            p in found.items() if p}
+    return {d: lambda d=d, p=p: _digit_found(p, svhn_shift if d == "svhn" else None)
+            for d, p in found.items() if p}
 
 # %% ../../nbs/data/09_arrays.ipynb #69859624
 ANGLES = tuple(range(0, 150, 15))
@@ -205,8 +205,8 @@ def rotated_mnist(angles=ANGLES):
     "MNIST, a share of the training images and all test images at each angle (degrees)."
     _check_angles(angles)
     p, angles = _mnist_files(), list(angles)
-    return {f"{a:g}": lambda i=i, a=a: _turned(p, i, a, len(angles)) for i,
-            a in enumerate(angles)} if p else {}
+    return {f"{a:g}": lambda i=i, a=a: _turned(p, i, a, len(angles))
+            for i, a in enumerate(angles)} if p else {}
 
 # %% ../../nbs/data/09_arrays.ipynb #854c4c90
 _KRIZHEVSKY = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"

@@ -58,8 +58,8 @@ def split(dataset, target, generator, n):
     for name, d in sources(dataset, target).items():
         if not 1 <= n <= len(d):
             raise FdgnbError(f"partition 'split': {n} clients of domain {name!r}, which has {len(d)} samples")
-        out += [piece(d, index, f"{name} {k}") for k,
-                index in enumerate(torch.randperm(len(d), generator=generator).tensor_split(n))]
+        out += [piece(d, index, f"{name} {k}")
+                for k, index in enumerate(torch.randperm(len(d), generator=generator).tensor_split(n))]
     return clients_of(dataset, target, out, "split")
 
 # %% ../../nbs/data/12_partitions.ipynb #742af9a8

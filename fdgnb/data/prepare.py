@@ -44,8 +44,8 @@ def _find_all(load, domains, options):
         there = domains or (list(load.find(**options)) if known else None) or None
         return {d: get() for d, get in found_domains(load, there, options).items()}, load.info["class_names"]
     data = load(**({"domains": domains} if domains else {}))
-    return {k: Found(d.y.numpy(), "pixels", lambda d=d: d.x.numpy(), []) for k,
-            d in data.domains.items()}, data.classes
+    return {k: Found(d.y.numpy(), "pixels", lambda d=d: d.x.numpy(), [])
+            for k, d in data.domains.items()}, data.classes
 
 
 def _rows(d, f, published, classes):
@@ -123,8 +123,8 @@ def _check_text(t):
     a, out = t.attrs, _total_lines(t) + _class_table(t)
     for d, parts in a["parts"].items():
         if parts: out.append(f"official parts of {d}: " + ", ".join(f"{k} {n}" for k, n in parts.items()))
-    out += [f"exact duplicates in {d}: {n} surplus copies in {groups} groups" for d,
-            (groups, n) in a["within"].items() if n]
+    out += [f"exact duplicates in {d}: {n} surplus copies in {groups} groups"
+            for d, (groups, n) in a["within"].items() if n]
     out.append(f"exact duplicates across domains: {a['across_domains']}, across classes: "
                f"{a['across_classes']}")
     if a["note"]: out.append(f"note: {a['note']}")
