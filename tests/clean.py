@@ -15,14 +15,15 @@ def left_out(folder, names): return set(names) & (DROPPINGS | OURS if Path(folde
 
 def sources(root):
     "{path below root: bytes} of all notebooks and modules."
-    files = (f for top in ("nbs", "fdgnb") for f in (root/top).rglob("*") if f.suffix in (".ipynb", ".py"))
-    return {str(f.relative_to(root)): f.read_bytes() for f in files if not DROPPINGS & set(f.parts)}
+    files = [f for top in ("nbs", "fdgnb") for f in (root/top).rglob("*")]
+    ours = [f for f in files if f.suffix in (".ipynb", ".py") and not DROPPINGS & set(f.parts)]
+    return {str(f.relative_to(root)): f.read_bytes() for f in ours}
 
 
 with tempfile.TemporaryDirectory() as d:
     copy = Path(d)/"repo"
     shutil.copytree(ROOT, copy, ignore=left_out)
-    for module in (copy/"fdgnb").rglob("*.py"): module.unlink()       # what no notebook exports any more does not come back
+    for module in (copy/"fdgnb").rglob("*.py"): module.unlink()       # those without a notebook do not come back
     for tool in ("nbdev_export", "nbdev_clean"):
         subprocess.run([str(Path(sys.executable).parent/tool)], cwd=copy, check=True)
     here, there = sources(ROOT), sources(copy)

@@ -370,7 +370,8 @@ def methods(): return methods_of(package().values())
 @each_page
 def test_exported_cells_are_short(page, methods):
     "30 lines of code, a method's class 45, the loop page 50; tables of pure data are exempt."
-    assert not too_long(page, methods)
+    long = too_long(page, methods)
+    assert not long, "(lines of code, allowed, where)"
 
 
 def test_the_loop_fits_one_page():
@@ -412,12 +413,14 @@ def wide(source):
 
 @each_page
 def test_code_of_a_page_fits(page):
-    assert not [(n, *w) for n, c in enumerate(cells(page)) for w in wide(c)]
+    too_wide = [(cell, *w) for cell, c in enumerate(cells(page)) for w in wide(c)]
+    assert not too_wide, "(cell, line, columns)"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 def test_code_of_a_script_fits(script):
-    assert not wide(script.read_text())
+    too_wide = wide(script.read_text())
+    assert not too_wide, "(line, columns)"
 
 
 def links(text):
@@ -481,7 +484,8 @@ def prose(page):
 
 @each_page
 def test_american_spelling(page):
-    assert not sorted({m[0] for text in prose(page) for m in BRITISH.finditer(text)})
+    british = sorted({m[0] for text in prose(page) for m in BRITISH.finditer(text)})
+    assert not british
 
 
 def test_readers_rules_by_hand():
