@@ -23,11 +23,11 @@ def sources(root):
 with tempfile.TemporaryDirectory() as d:
     copy = Path(d)/"repo"
     shutil.copytree(ROOT, copy, ignore=left_out)
-    for module in (copy/"fdgnb").rglob("*.py"): module.unlink()       # those without a notebook do not come back
+    for module in (copy/"fdgnb").rglob("*.py"): module.unlink()       # without a notebook it stays away
     for tool in ("nbdev_export", "nbdev_clean"):
         subprocess.run([str(Path(sys.executable).parent/tool)], cwd=copy, check=True)
     here, there = sources(ROOT), sources(copy)
 
 if differ := sorted(k for k in here | there if here.get(k) != there.get(k)):
-    sys.exit("nbdev_clean and nbdev_export change: " + ", ".join(differ) + "\nrun both, look at the diff, commit it")
+    sys.exit(f"nbdev_clean, nbdev_export change {', '.join(differ)}: run both, look at the diff, commit it")
 print("notebooks are clean, fdgnb/ is what they export")
