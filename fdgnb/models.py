@@ -7,7 +7,7 @@ __all__ = ['MODELS', 'torchvision_models', 'chain', 'Net', 'Expect', 'Pool', 'Dr
            'own_dropout', 'backbone', 'get', 'weights_dir', 'weights_file', 'read_weights', 'fill', 'n_parameters',
            'summary', 'flops', 'outputs_of', 'cnn2', 'mlp2', 'cnn4', 'alexnet_bn', 'resnet18', 'resnet50', 'vgg11',
            'vit_b_16', 'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1',
-           'list_models']
+           'in_precision', 'native_bfloat16', 'list_models']
 
 # %% ../nbs/03_models.ipynb #b7e28467
 import hashlib, inspect, os, re, sys, threading, torch
@@ -429,6 +429,35 @@ def _cct(name, n_classes, in_channels, size, layers=7, dim=256, heads=4, ratio=2
 def cct_7_3x1(n_classes, in_channels=3, size=32):
     "CCT-7/3x1: 256 features, 7 blocks of 4 heads, one 3 x 3 convolution; built for one image size."
     return _cct("cct_7_3x1", n_classes, in_channels, size)
+
+# %% ../nbs/03_models.ipynb #942e1238
+_regions = threading.local()                              # autocast regions that are open, by thread
+
+
+def _enter(module, inputs):
+    region = torch.autocast(inputs[0].device.type, torch.bfloat16)
+    _regions.__dict__.setdefault("open", []).append(region)
+    region.__enter__()
+
+
+def _leave(module, inputs, output):
+    _regions.open.pop().__exit__(None, None, None)
+    return output.float() if torch.is_tensor(output) else output
+
+
+def in_precision(net, precision):
+    "Have the parts of a network compute in 'float32' or 'bfloat16' (outputs stay float32); returns the network."
+    if precision == "bfloat16":
+        for part in list(net.children()) or [net]:
+            part.register_forward_pre_hook(_enter)
+            part.register_forward_hook(_leave, always_call=True)
+    return net
+
+
+def native_bfloat16(device="cpu"):
+    "Whether a device multiplies bfloat16 numbers by itself; elsewhere they are emulated, slowly."
+    if torch.device(device).type == "cuda": return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 # %% ../nbs/03_models.ipynb #496ac928
 def list_models(n_classes=10):

@@ -25,7 +25,7 @@ from ..models import Block, torchvision_models
 from ..data.domain import scaled, to_float
 from ..federation.loop import Method
 from ..federation.steps import index_batches
-from ..federation.compose import method
+from ..federation.compose import helper, method
 
 # %% ../../nbs/methods/05_fdse.ipynb #76f66cde
 class Halves(nn.Module):
@@ -49,6 +49,7 @@ class Halves(nn.Module):
 # %% ../../nbs/methods/05_fdse.ipynb #a347ad9b
 class DSEBlock(Halves):
     "conv (or linear) + BatchNorm (+ ReLU) as a shared extractor and a personal eraser, (N, S, H, W) -> (N, T, H', W') or (..., S) -> (..., T); FDSE, Eqs. 2, 3."
+    @helper
     def forward(self, x):
         z = self.dfe(x)
         lead = z.shape[:-1]
@@ -59,6 +60,7 @@ class DSEBlock(Halves):
         z = self.relu(self.normalise(z))
         return z.reshape(*lead, self.T) if self.linear else z
 
+    @helper
     def normalise(self, z):
         "BN_DFE; hands the mean and variance of its input to whoever listens at `tap`."
         if self.tap is None: return self.bn_dfe(z)
@@ -436,7 +438,7 @@ class Erasers(Consistent):
         up = super().upload(model, client)
         local = {k: v for k, v in up.items() if k.startswith("model.") and owner(k) == "local"}
         rest = {k: v for k, v in up.items() if k not in local}
-        return {**rest, **tagged("stats", part(local, "model"))} if self.h.new_statistics == "mean" else rest
+        return {**rest, **tagged("stats.fdse", part(local, "model"))} if self.h.new_statistics == "mean" else rest
 
 # %% ../../nbs/methods/05_fdse.ipynb #8bc321bb
 class Served(Erasers):
@@ -446,10 +448,12 @@ class Served(Erasers):
         if not mine: return down
         return {q: v for q, v in down.items() if owner(q) != "local"} | {f"model.{q}": v for q, v in mine.items() if owner(q) == "personal"}
 
+    @helper
     def kept(self, server, k):
         "What the server keeps for client `k`: its personal parameters and last BN_DSE statistics; nothing for who has not taken part."
         return part(server.state, f"fdse{server.clients.index(k)}") if k in server.clients else {}
 
+    @helper
     def for_newcomers(self, server):
         "The erasers (and BN_DSE statistics, where clients upload them) a newcomer is served: means over all clients seen so far."
         mean = weighted_mean(s for k in server.clients if (s := self.kept(server, k)))
@@ -483,7 +487,7 @@ class FDSE(Served):
         else: new |= weighted_mean(pick("shared"), [self.weight(server, k, u) for k, u in uploads])
         if self.h.B: mine = similarity_step(mine, self.h.tau, self.h.per)
         elif self.h.without_B == "mean": mine = [weighted_mean(mine)]*len(mine)
-        for (k, u), own in zip(uploads, mine): server.state |= tagged(f"fdse{server.clients.index(k)}", own | part(u, "stats"))
+        for (k, u), own in zip(uploads, mine): server.state |= tagged(f"fdse{server.clients.index(k)}", own | part(u, "stats.fdse"))
         server.model = old | new | self.for_newcomers(server)
 
 # %% ../../nbs/methods/05_fdse.ipynb #0f35132c

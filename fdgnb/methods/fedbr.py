@@ -21,7 +21,7 @@ from ..models import Dropout, chain, outputs_of
 from ..data.domain import scaled, to_float
 from ..data.catalogue import get_dataset
 from ..federation.loop import Method
-from ..federation.compose import method
+from ..federation.compose import helper, method
 
 # %% ../../nbs/methods/04_fedbr.ipynb #b75c6210
 def mean_indices(size, m, n, generator):
@@ -171,7 +171,7 @@ def ask(h, server):
 def gathered(server, uploads, images, sent):
     "The uploads, passed on, while their images are collected and, with `sent`, it is noted who has got the pool: who answers."
     for k, upload in uploads:
-        if "images.fedbr" in upload: images.append(upload["images.fedbr"])
+        if "images.fedbr.pool" in upload: images.append(upload["images.fedbr.pool"])
         if sent: server.state[f"fedbr.has.{k}"] = 1
         yield k, upload
 
@@ -192,7 +192,7 @@ class Pool(Method):
     def download(self, server, k):
         out, s, n = super().download(server, k), server.state, ask(self.h, server)
         if not any(strengths(self.h)): return out
-        if "fedbr.pool" in s and f"fedbr.has.{k}" not in s: out["images.fedbr"] = s["fedbr.pool"]
+        if "fedbr.pool" in s and f"fedbr.has.{k}" not in s: out["images.fedbr.pool"] = s["fedbr.pool"]
         return {**out, "scalars.fedbr.want": scalar(n)} if n else out
 
     def aggregate(self, server, uploads):
@@ -207,13 +207,13 @@ class Pool(Method):
 # %% ../../nbs/methods/04_fedbr.ipynb #a2905859
 def arrive(h, model, client, download):
     "At the start of a round: put the round's pseudo-data into `client.scratch`, if there are any."
-    now, pool = client.scratch, download.get("images.fedbr")
+    now, pool = client.scratch, download.get("images.fedbr.pool")
     now["fedbr.want"] = int(download.get("scalars.fedbr.want", 0))
     if chosen(h, "refresh") == "once":
         if pool is not None: client.state["fedbr.pool"] = pool
         pool = client.state.get("fedbr.pool")
     if pool is None or not any(strengths(h)): return
-    if h.pseudo == "mixture": pool = scaled(fit_to(pool, client.splits["train"][0].shape[1:]), client.settings.normalize)
+    if h.pseudo == "mixture": pool = scaled(fit_to(pool, client.splits["train"].x.shape[1:]), client.settings.normalize)
     now["fedbr.xp"] = pool.contiguous(memory_format=torch.channels_last) if pool.ndim == 4 else pool
     if h.pseudo == "mixture" and h.K:
         now["fedbr.rng"] = client.rng("fedbr.mixture")
@@ -237,7 +237,7 @@ class Pseudo(Pool):
         out, n = super().upload(model, client), client.scratch["fedbr.want"]
         if not n: return out
         idx = mean_indices(client.n(), self.h.m, n, client.rng("fedbr.rsm"))
-        return {**out, "images.fedbr": client.take(idx.flatten())[0].unflatten(0, idx.shape).mean(1)}
+        return {**out, "images.fedbr.pool": client.take(idx.flatten())[0].unflatten(0, idx.shape).mean(1)}
 
 # %% ../../nbs/methods/04_fedbr.ipynb #5ac9bb4f
 def global_features(zp, xp, client):

@@ -23,7 +23,7 @@ from ..models import Dropout, chain, outputs_of, set_generator
 from ..data.domain import scaled, to_float
 from ..federation.loop import Client, Method
 from ..federation.steps import descend, index_batches, keep_optimizer, make_optimizer
-from ..federation.compose import method
+from ..federation.compose import helper, method
 
 # %% ../../nbs/methods/03_fedka.ipynb #b410450e
 def squared_distances(z):
@@ -153,6 +153,7 @@ class Piece(Subsample):
         variant: str = hp("paper", "formulas as printed, or as the released code computes them", choices=("paper", "released"))
         weights: str = switch("aggregation by samples used (Eq. 1), or uniform", "samples", "uniform")
 
+    @helper
     def chosen(self, name):
         "The value of a switch."
         value = getattr(self.h, name)
@@ -164,6 +165,7 @@ class Piece(Subsample):
         for b, idx in enumerate(batches):
             client.scratch |= dict(b=b, of=len(batches), idx=idx, p=(b + client.round*len(batches))/(client.rounds*len(batches)))
             yield idx
+    @helper
     def lam(self, client): return ramp(client.scratch["p"], self.h.gamma)
 
     def weight(self, server, k, upload): return 1. if self.chosen("weights") == "uniform" else super().weight(server, k, upload)
@@ -207,6 +209,7 @@ class Target(Piece):
         target_samples: int = hp(512, "target samples of a round; None: all", low=2, source="FedKA, 4.2.1")
         mode: str = switch("mode of the encoder for the features that travel", "train", "eval")
 
+    @helper
     def choose(self, server, purpose):
         server.state.pop("target.features", None)
         order = torch.randperm(len(server.public), generator=server.rng(purpose))
@@ -215,6 +218,7 @@ class Target(Piece):
     def setup(self, server): super().setup(server); self.choose(server, "target")
     def finish(self, server): super().finish(server); self.choose(server, f"target after {server.round}")
 
+    @helper
     def target_features(self, server):
         "H_T = f_e^G(X_T) of the round's target samples, (N, U)."
         if "target.features" not in server.state:
@@ -230,24 +234,27 @@ class Aligned(Target):
     class Hyper(Target.Hyper):
         exchange: str = hp("down", "the target's features down to the clients, or the sources' features up to the server", choices=("down", "up"))
 
+    @helper
     def needs(self): return set()                             # what must go down: "features", "images"
+    @helper
     def terms(self, model, x, h, client): return {}           # name -> function that gives a term of the loss
 
     def download(self, server, k):
         out, needs = super().download(server, k), self.needs()
         if k not in server.clients or not self.h.gamma: return out
-        if self.h.exchange == "up": return out | ({"features.gradient": server.state[f"pull.{k}"]} if f"pull.{k}" in server.state else {})
-        if "features" in needs: out = out | {"features.target": self.target_features(server)}
-        if "images" in needs: out = out | {"images.target": server.public[server.state["target.index"]]}
+        if self.h.exchange == "up": return out | ({"features.fedka.gradient": server.state[f"pull.{k}"]} if f"pull.{k}" in server.state else {})
+        if "features" in needs: out = out | {"features.fedka.target": self.target_features(server)}
+        if "images" in needs: out = out | {"images.fedka.target": server.public[server.state["target.index"]]}
         return out
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        client.scratch |= {k: download[k] for k in ("features.target", "images.target", "features.gradient") if k in download}
+        client.scratch |= {k: download[k] for k in ("features.fedka.target", "images.fedka.target", "features.fedka.gradient") if k in download}
 
 # %% ../../nbs/methods/03_fedka.ipynb #780e7bf1
 class Upward(Aligned):
     "What happens with exchange='up': features go up with the model, and the server keeps the gradients for them."
+    @helper
     def pull(self, server, k, h): return torch.zeros_like(h)  # gradient of the terms in h, taken at the server
 
     def setup(self, server):
@@ -259,14 +266,15 @@ class Upward(Aligned):
         out = super().upload(model, client)
         if self.h.exchange == "down" or not self.h.gamma: return out
         batches = (client.take(i)[0] for i in index_batches(torch.arange(client.n()), 128))
-        return {**out, "features.source": run_in(model.features, batches, self.chosen("mode"), client.rng("source features"))}
+        return {**out, "features.fedka.source": run_in(model.features, batches, self.chosen("mode"), client.rng("source features"))}
 
     def aggregate(self, server, uploads): super().aggregate(server, self.answered(server, uploads))
 
+    @helper
     def answered(self, server, uploads):
         "Pass the uploads on; keep the gradients for the source features that they bring."
         for k, upload in uploads:
-            if "features.source" in upload: server.state[f"pull.{k}"] = self.pull(server, k, upload["features.source"])
+            if "features.fedka.source" in upload: server.state[f"pull.{k}"] = self.pull(server, k, upload["features.fedka.source"])
             yield k, upload
 
 # %% ../../nbs/methods/03_fedka.ipynb #4661b064
@@ -275,15 +283,16 @@ class Pulled(Upward):
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as h: loss = super().loss(model, x, y, client)
         if not self.h.gamma: return loss
-        if (g := client.scratch.get("features.gradient")) is not None:
+        if (g := client.scratch.get("features.fedka.gradient")) is not None:
             return loss + self.lam(client)*(h[0]*g[client.scratch["idx"]]).sum()
         if self.h.exchange == "down":
             for name, term in sorted(self.terms(model, x, h[0], client).items()): loss = loss + term()
         return loss
 
+    @helper
     def rows(self, kind, n, start, client):
         "`n` of the round's target samples, from position `start` on, over again where they end."
-        of = client.scratch[f"{kind}.target"]
+        of = client.scratch[f"{kind}.fedka.target"]
         return of[(torch.arange(n, device=of.device) + start) % len(of)]
 
 # %% ../../nbs/methods/03_fedka.ipynb #217c48a0
@@ -298,6 +307,7 @@ class Critic(Pulled):
         model.discriminator = Discriminator(model.feature_dim)
         return model
 
+    @helper
     def away(self): return self.h.critic == "kept" or self.h.exchange == "up"
     def setup(self, server):
         super().setup(server)
@@ -320,6 +330,7 @@ class Adversary(Critic):
         critic_batch: str = switch("source and target pass the discriminator's batch norm in one batch, or apart", "joint", "apart")
         domain_encoder: str = switch("whose encoder makes the target's features for the discriminator", "global", "client", source="Eq. 2")
 
+    @helper
     def domain(self, model, h, client):
         "J_dis behind the reversed gradient."
         lam, start = self.lam(client), client.scratch["b"]*client.settings.batch_size
@@ -327,6 +338,7 @@ class Adversary(Critic):
         else: ht = Reverse.apply(model.features(pixels(self.rows("images", len(h), start, client), client.settings)), lam)
         return domain_loss(model.discriminator, Reverse.apply(h, lam), ht, self.chosen("critic_batch") == "joint")
 
+    @helper
     def pull(self, server, k, h):
         out, ht, critic = super().pull(server, k, h), self.target_features(server), server.net.discriminator.train()
         critic.load_state_dict(part(server.state, "critic") or critic.first)
@@ -343,7 +355,9 @@ class Adversary(Critic):
 class Disentangler(Adversary):
     "FedKA's global feature disentangler alone: a domain classifier behind reversed gradients."
     paper = "Sun et al., ACML 2022, Eqs. 2 to 4"
+    @helper
     def needs(self): return super().needs() | {"features" if self.chosen("domain_encoder") == "global" else "images"}
+    @helper
     def terms(self, model, x, h, client): return {**super().terms(model, x, h, client), "domain": lambda: self.domain(model, h, client)}
 
 # %% ../../nbs/methods/03_fedka.ipynb #9e846759
@@ -356,15 +370,19 @@ class Matching(Pulled):
         matching: str = switch("a term of the loss (Eq. 8), or steps of its own after the others", "joint", "apart")
         kernels: str = switch("mean (Eq. 6) or sum over the kernels", "mean", "sum")
 
+    @helper
     def needs(self): return super().needs() | {"features" if self.chosen("match_encoder") == "global" else "images"}
 
+    @helper
     def mmd(self, h, ht): return mk_mmd(h, ht)*(5 if self.chosen("kernels") == "sum" else 1)
 
+    @helper
     def distance(self, model, h, start, client):
         "J_mmd of features h and as many of the target."
         if self.chosen("match_encoder") == "global": return self.mmd(h, self.rows("features", len(h), start, client))
         return self.mmd(h, model.features(pixels(self.rows("images", len(h), start, client), client.settings)))
 
+    @helper
     def pull(self, server, k, h):
         out, m, ht = super().pull(server, k, h), self.h.mmd_batch, self.target_features(server)
         for b, idx in enumerate(index_batches(torch.randperm(len(h), generator=server.rng(f"match {k}")), m)):
@@ -380,23 +398,26 @@ class OwnSteps(Matching):
         if last and self.h.gamma and self.h.exchange == "down" and self.chosen("matching") == "apart": self.own_steps(model, client)
         return loss
 
+    @helper
     def own_steps(self, model, client):
         "Of every eight fresh batches the last one is matched, over eight, and stepped on."
         B, n = client.settings.batch_size, max(1, self.h.mmd_batch//client.settings.batch_size)
         batches = index_batches(torch.randperm(client.n(), generator=client.rng("match"))[:self.h.samples], B)
         for b in range(n - 1, len(batches), n):
             lam = ramp((b/len(batches) + client.round)/client.rounds, self.h.gamma)
-            descend(lam*self.distance(model, model.features(client.take(batches[b])[0]), b*B, client)/n, model, client)
+            descend(self, lam*self.distance(model, model.features(client.take(batches[b])[0]), b*B, client)/n, model, client)
 
 # %% ../../nbs/methods/03_fedka.ipynb #6d530d8a
 @method("mkmmd")
 class MKMMD(OwnSteps):
     "FedKA's embedding matching alone: MK-MMD between the client's features and the target's."
     paper = "Sun et al., ACML 2022, Eqs. 5 to 7"
+    @helper
     def terms(self, model, x, h, client):
         joint = {"match": lambda: self.match(model, x, h, client)} if self.chosen("matching") == "joint" else {}
         return {**super().terms(model, x, h, client), **joint}
 
+    @helper
     def match(self, model, x, h, client):
         "lambda J_mmd of the last `mmd_batch` samples; 0 until there are so many."
         if self.h.mmd_batch > client.settings.batch_size:
@@ -433,6 +454,7 @@ class Polled(Piece):
 
     def aggregate(self, server, uploads): super().aggregate(server, self.polled(server, uploads) if self.h.gamma else uploads)
 
+    @helper
     def polled(self, server, uploads):
         "Pass the uploads on; keep the voted labels."
         rows = torch.randperm(len(server.public), generator=server.rng("voters"))[:self.h.votes].to(server.public.device)
@@ -447,6 +469,7 @@ class Polled(Piece):
 # %% ../../nbs/methods/03_fedka.ipynb #4711f1d5
 class Tuned(Polled):
     "The server's steps on the labels that were voted."
+    @helper
     def tune(self, server, net, optimizer, rows, labels):
         "G <- G - lambda_p eta grad J(Y*, G(X_T)), in minibatches; p counts them over the run."
         eta, in_step = optimizer.param_groups[0]["lr"], self.chosen("vote_ramp") == "step"

@@ -15,7 +15,7 @@ from ..core import FdgnbError, generator
 from ..settings import hp
 from ..federation.loop import Method
 from ..federation.steps import index_batches
-from ..federation.compose import method
+from ..federation.compose import helper, method
 
 # %% ../../nbs/methods/01_fedsb.ipynb #ee94a001
 def smooth_labels(y, n_classes, eps):

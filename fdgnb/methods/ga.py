@@ -13,7 +13,7 @@ from ..core import FdgnbError, nearest
 from ..vectors import scalar
 from ..settings import hp
 from ..federation.loop import Method
-from ..federation.compose import method
+from ..federation.compose import helper, method
 from ..federation.rounds import evaluate
 
 # %% ../../nbs/methods/02_ga.ipynb #da44d1c8
@@ -56,6 +56,7 @@ class Gaps(Method):
     "The clients' half of GA: measure the generalization gap and send it along."
     Hyper = GAHyper
 
+    @helper
     def risk(self, model, client):
         "How badly a network serves a client: its loss, or minus its accuracy."
         released = self.h.variant == "released"
@@ -78,7 +79,7 @@ class Gaps(Method):
         client.state |= {"ga.before": self.risk(model, client), "ga.round": client.round}
 
     def upload(self, model, client):
-        gap = {"scalars.gap": scalar(client.scratch["ga.gap"])} if "ga.gap" in client.scratch else {}
+        gap = {"scalars.ga.gap": scalar(client.scratch["ga.gap"])} if "ga.gap" in client.scratch else {}
         return {**super().upload(model, client), **gap}
 
 # %% ../../nbs/methods/02_ga.ipynb #74705ec6
@@ -124,7 +125,7 @@ class GA(Gaps):
 
     def aggregate(self, server, uploads):
         uploads, h = list(uploads), self.h
-        gaps = over_clients(server, uploads, lambda k, u: float(u.get("scalars.gap", math.nan)))
+        gaps = over_clients(server, uploads, lambda k, u: float(u.get("scalars.ga.gap", math.nan)))
         a = initial_weights(server.state["ga.a"].cpu(), over_clients(server, uploads, lambda k, u: self.weight(server, k, u)))
         a = adjust_reporting(a, gaps, step_size(server.round - 1, server.rounds, h.d, h.variant), h.variant, h.centre, h.absolute)
         there = [server.clients.index(k) for k, _ in uploads]

@@ -12,7 +12,7 @@ from ..core import FdgnbError, atomic_write, nearest
 from ..vectors import Ledger, flatten
 from ..settings import check_value, hp
 from ..federation.loop import Client, downloads
-from ..federation.rounds import Threads, one_thread, run_round
+from ..federation.rounds import Threads, keep_large_blocks, one_thread, run_round
 from .setup import Federation
 from .checkpoints import load_checkpoint, save_checkpoint
 from .metrics import table
@@ -44,8 +44,7 @@ class Run:
     @property
     def sizes(self):
         "{domain: {split: samples}}."
-        everyone = self.fed.clients + ([self.fed.target_client] if self.fed.target_client else [])
-        return {c.id: {s: c.n(s) for s in c.splits} for c in everyone}
+        return {c.id: {s: c.n(s) for s in c.splits} for c in self.fed.everyone}
 
     def model_of(self, domain=None):
         "The network a domain's client holds now (None: a newcomer's, the target's where there is one), in evaluation mode."
@@ -116,31 +115,32 @@ def checkpoint(run):
 
 # %% ../../nbs/runs/05_fit.ipynb #30056b3a
 def fit(method, dataset="digits", target=None, rounds=None, seed=0, out=None, *, protocol=None, scale=None, device="cpu", workers=None, progress=None,
-        checkpoint_every=1, **hyper):
+        checkpoint_every=1, hyper=None, **options):
     """Run a federated method and return a `Run`.
 
     method: a name of `list_methods()`, or several joined by +. dataset: a name of `list_datasets()` or a Dataset. target: the domain
     held out, None for the in-domain protocol. out: a folder for checkpoints (resumed when called again with the same arguments).
     rounds: None for the protocol's number, or 20. protocol, scale: names of fdgnb.protocols, whose values go before the defaults and after
     what is given here. workers: clients at once (None: one a core); does not change a bit. progress: show a bar (None: unless CI is set).
-    hyper: fields of `Settings` and of the method's own `Hyper`. Raises FdgnbError, in one line, before any work where input is bad."""
+    options: fields of `Settings` and of the method's own `Hyper`; hyper: the same as a dict, whose names may say which part of a sum they are for
+    ({"fedprox.mu": .1}). Raises FdgnbError, in one line, before any work where input is bad."""
     if workers is not None: check_value("workers", workers, hp(1, "clients at once", low=1))
     check_value("checkpoint_every", checkpoint_every, hp(1, "rounds from one checkpoint to the next", low=1))
-    fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, **hyper)
+    fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, **options)
     run = Run(fed, out=Path(out).expanduser() if out else None)
     if out: reserve_folder(run); resume(run)
     if run.round == fed.rounds: return run
     from tqdm.auto import tqdm
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
+    keep_large_blocks()
     with one_thread():
         engine, down = Threads(fed.net, workers, device), downloads(fed.method, fed.server)
         try:
             bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}", initial=run.round, total=fed.rounds,
                        disable=quiet, unit="round")
             for r in bar:
-                start, every = time.perf_counter(), fed.settings.eval_every
-                evaluating = bool(every) and ((r + 1) % every == 0 or r + 1 == fed.rounds)
-                down, rows = run_round(fed, engine, down, r, run.book, evaluating)
+                start = time.perf_counter()
+                down, rows = run_round(fed, engine, down, r, run.book)
                 run.rows += rows
                 run.seconds.append(time.perf_counter() - start)
                 if out and ((r + 1) % checkpoint_every == 0 or r + 1 == fed.rounds): checkpoint(run)

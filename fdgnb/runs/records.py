@@ -18,6 +18,7 @@ from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, generator
+from ..data.domain import Split
 from ..federation.steps import make_optimizer
 from ..federation.rounds import one_thread
 from .metrics import domains_of, readable, seconds, table, traffic
@@ -100,8 +101,8 @@ def balanced(labels, most, rng):
 def unseen(client):
     "A client whose one split `unseen` holds the target, or its test and validation samples together (its training samples where it has no others)."
     names = [s for s in ("target", "test", "val") if client.n(s)] or ["train"]
-    view, (x, y, _) = copy.copy(client), client.splits[names[0]]
-    view.splits = dict(unseen=(x, y, torch.cat([client.splits[s][2] for s in names])))
+    view, first = copy.copy(client), client.splits[names[0]]
+    view.splits = dict(unseen=Split(first.x, first.y, torch.cat([client.splits[s].index for s in names])))
     return view
 
 
@@ -110,8 +111,8 @@ def features(run, most=600):
     "dict of arrays: features (N, D) float32, feature_label, feature_domain (N,); at most `most` samples, spread over domains and classes."
     clients, out = [unseen(c) for c in run.fed.clients + ([run.fed.target_client] if run.fed.target_client else [])], []
     for c in clients:
-        net, (_, y, index) = run.model_of(c.id), c.splits["unseen"]
-        rows = balanced(y[index].cpu().numpy(), most//len(clients), generator(run.fed.seed, client=c.id, purpose="embedding"))
+        net, split = run.model_of(c.id), c.splits["unseen"]
+        rows = balanced(split.y[split.index].cpu().numpy(), most//len(clients), generator(run.fed.seed, client=c.id, purpose="embedding"))
         for idx in torch.from_numpy(rows).split(256):
             x, y = c.take(idx, "unseen")
             f = getattr(net, "features", net)(x).flatten(1).float().cpu().numpy()

@@ -6,7 +6,7 @@
 __all__ = ['arguments', 'participants', 'check_device', 'check_choices', 'check_run', 'data_digest', 'Federation']
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
-import json, torch
+import json, torch, warnings
 from dataclasses import asdict, fields
 from torch import nn
 import fdgnb.models as models
@@ -17,29 +17,29 @@ from ..data.domain import Dataset
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import PARTITIONS, substituted_datasets, partitioned, shares, steps_of, subsample_domains
 from ..federation.loop import Client, Server
-from ..federation.compose import method_class
+from ..federation.compose import Sum, hyper_names, hyper_of, method_class
 from ..data.augment import AUGMENTATIONS
 from .protocols import resolve
 
 # %% ../../nbs/runs/01_setup.ipynb #62b80531
-def arguments(cls, hyper, rounds=None, protocol=None, scale=None, dataset=None):
+def arguments(cls, given, rounds=None, protocol=None, scale=None, dataset=None):
     """(rounds, the method's hyper-parameters, settings), every name and value checked.
 
-    What is given goes before the protocol's values, these before the defaults."""
-    own = {f.name for f in fields(cls.Hyper)}
-    known = own | {f.name for f in fields(Settings)}
-    for k in hyper:
-        if k not in known: raise FdgnbError(f"unknown hyper-parameter {k!r} of {cls.name}{nearest(k, sorted(known))}")
-    values = {}
-    if protocol:
-        values = resolve(protocol, scale, getattr(dataset, "name", dataset), cls.name)
-    elif scale: raise FdgnbError(f"scale={scale!r} shrinks a protocol: name a protocol too")
+    Explicit arguments override the protocol, which overrides the defaults."""
+    own, settings = hyper_names(cls), [f.name for f in fields(Settings)]
+    for k in given:
+        if k not in own and k not in settings:
+            raise FdgnbError(f"unknown hyper-parameter {k!r} of {cls.name}{nearest(k, sorted({*own, *settings}))}")
+    if scale and not protocol: raise FdgnbError(f"scale={scale!r} shrinks a protocol: name a protocol too")
+    values = resolve(protocol, scale, getattr(dataset, "name", dataset), cls.name) if protocol else {}
     rounds = check_value("rounds", values.get("rounds", 20) if rounds is None else rounds, hp(0, "rounds of the federation", low=1))
-    values = {k: v for k, v in values.items() if k in known}
     if isinstance(dataset, Dataset): values.pop("load", None)                               # it is loaded already
-    if isinstance(hyper.get("load"), dict): check_load(hyper["load"]); hyper = hyper | dict(load={**(values.get("load") or {}), **hyper["load"]})
-    values |= hyper
+    if isinstance(given.get("load"), dict):
+        check_load(given["load"])
+        given = given | dict(load={**(values.get("load") or {}), **given["load"]})
+    values = {k: v for k, v in values.items() if k in own or k in settings} | given
     mine, rest = {k: v for k, v in values.items() if k in own}, {k: v for k, v in values.items() if k not in own}
+    if not issubclass(cls, Sum): mine = {k.removeprefix(f"{cls.name}."): v for k, v in mine.items()}
     make(Settings, rest, "setting")
     return rounds, mine, rest
 
@@ -52,8 +52,7 @@ def participants(data, target, settings, seed, rounds, device):
     for name, dom in data.domains.items():
         x, y = (dom.x, dom.y) if device == "cpu" else (dom.x.to(device), dom.y.to(device))
         cut = shares(dom, settings, name == target, generator(seed, client=name, purpose="split"))
-        clients[name] = Client(name, {s: (x, y, i.to(device)) for s, i in cut.items()}, settings, seed, rounds, device)
-        clients[name].augment = augment
+        clients[name] = Client(name, {s: (x, y, i.to(device)) for s, i in cut.items()}, settings, seed, rounds, device, augment)
     target_client = clients.pop(target, None)
     return list(clients.values()), target_client
 
@@ -84,6 +83,8 @@ def check_run(fed):
     s, d = fed.settings, fed.data
     if s.augment != "none" and not d.size: raise FdgnbError(f"augment={s.augment!r}: {d.name!r} holds vectors, and augmentation is for images")
     if s.normalize != "none" and (not d.size or d.in_channels != 3): raise FdgnbError(f"normalize={s.normalize!r} is for images of three channels; those of {d.name!r} have not")
+    if s.precision == "bfloat16" and not models.native_bfloat16(fed.device):
+        warnings.warn("precision='bfloat16': this processor has no native bfloat16, so a run is slower than in float32, not faster")
     norm = next((n for n, m in fed.net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)), None)
     small = next((c for c in fed.clients if c.n() == 1), None)
     where = f"BatchNorm ({norm} of {fed.settings.backbone})"
@@ -103,9 +104,9 @@ def data_digest(data):
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e
 class Federation:
     "The parts of a run: method, network, server, clients and, with a target, the target_client who holds it."
-    def __init__(self, method, dataset="digits", target=None, rounds=None, seed=0, device="cpu", protocol=None, scale=None, **hyper):
+    def __init__(self, method, dataset="digits", target=None, rounds=None, seed=0, device="cpu", protocol=None, scale=None, hyper=None, **options):
         cls = method_class(method)
-        self.rounds, own, settings = arguments(cls, hyper, rounds, protocol, scale, dataset)
+        self.rounds, own, settings = arguments(cls, {**options, **(hyper or {})}, rounds, protocol, scale, dataset)
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, device
         self.seed = check_value("seed", seed, hp(0, "seed of the run", low=0))
         check_device(device)
@@ -126,17 +127,23 @@ class Federation:
         s, d = self.settings, self.data
         with seeded(self.seed):
             net = models.get(s.backbone or "cnn2", d.n_classes, d.in_channels, pretrained=s.pretrained, size=d.size)
-            return self.method.build(models.own_dropout(net)).to(self.device).to(memory_format=torch.channels_last)
+            net = self.method.build(models.own_dropout(net)).to(self.device).to(memory_format=torch.channels_last)
+        return models.in_precision(net, s.precision)
 
     def coordinator(self):
         "The server, with the network's first weights and, for a method that says so, the target's samples without labels."
-        public = self.target_client.samples("target") if self.method.uses_target and self.target_client else None
+        public = self.target_client.splits["target"].samples() if self.method.uses_target and self.target_client else None
         theta = {k: v.detach().clone() for k, v in self.net.state_dict().items()}
         return Server(theta, [c.id for c in self.clients], self.settings, self.seed, self.rounds, self.net, public, self.data.n_classes)
+
+    @property
+    def everyone(self):
+        "The clients, and the unseen client where there is one."
+        return self.clients + ([self.target_client] if self.target_client else [])
 
     def args(self):
         "What makes this run this run, as JSON: two runs with equal args give equal bits."
         args = dict(method=self.method.name, dataset=self.data.name, data=self.digest, target=self.target, rounds=self.rounds,
                     protocol=self.protocol, scale=self.scale, seed=self.seed, device=str(self.device).split(":")[0],
-                    settings=asdict(self.settings), hyper=asdict(self.method.h))
+                    settings=asdict(self.settings), hyper=hyper_of(self.method))
         return json.loads(json.dumps(args))
