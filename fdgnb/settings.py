@@ -7,47 +7,59 @@ __all__ = ['hp', 'check_value', 'switch', 'variant', 'switches', 'make', 'Settin
            'differences_table']
 
 # %% ../nbs/02_settings.ipynb #ea8986ce
-import json, math
+import json, math, sys
 from dataclasses import dataclass, field, fields
 from .core import FdgnbError, nearest
 
 # %% ../nbs/02_settings.ipynb #cf0341a1
 def hp(default, doc, low=None, high=None, choices=None, source="", also=()):
-    "A dataclass field with its meaning, its allowed values (`low` to `high`, or `choices`), its source, and another type it may have."
-    return field(default=default, metadata=dict(doc=doc, low=low, high=high, choices=choices, source=source, also=also))
+    """A dataclass field with its meaning, its allowed values (`low` to `high`, or `choices`) and its source.
 
+    also: further types that a value may have. None is allowed where it is the default or `doc` names it."""
+    about = dict(doc=doc, low=low, high=high, choices=choices, source=source, also=also)
+    return field(default=default, metadata=about)
 
+# %% ../nbs/02_settings.ipynb #52f9e638
 def check_value(name, value, f):
-    "Refuse a value out of its field's range or of another type than its default: FdgnbError in one line."
-    m, want = f.metadata, type(f.default)
-    if value is None and f.default is not None and "None" not in m["doc"]: raise FdgnbError(f"{name}=None: wanted a value like {f.default!r} ({m['doc']})")
+    "`value` for field `f`, a number in the type of its default; FdgnbError where it is not allowed."
+    m, default, want = f.metadata, f.default, type(f.default)
+    low, high, choices = (m.get(k) for k in ("low", "high", "choices"))
+    def refuse(why): raise FdgnbError(f"{name}={value!r}{why}")
+    def keep_if(allowed, otherwise): return value if allowed else refuse(otherwise)
+
+    if value is None:
+        allowed = default is None or "None" in m["doc"]
+        return keep_if(allowed, f": wanted a value like {default!r} ({m['doc']})")
     if m.get("also") and isinstance(value, m["also"]): return value
-    if want is bool and not isinstance(value, bool): raise FdgnbError(f"{name}={value!r}: expected True or False ({m['doc']})")
-    if want is tuple and not isinstance(value, (tuple, list)): raise FdgnbError(f"{name}={value!r}: expected a list ({m['doc']})")
-    if m.get("choices") is not None and value not in m["choices"]:
-        raise FdgnbError(f"{name}={value!r} is not allowed{nearest(value, m['choices'])}")
-    number = want in (int, float) or m.get("low") is not None or m.get("high") is not None
-    if value is None or not number or m.get("choices") is not None: return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (want is int and value != int(value)):
-        raise FdgnbError(f"{name}={value!r}: expected {'a whole number' if want is int else 'a number'}, like {f.default!r}")
-    low, high = m.get("low"), m.get("high")
-    if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
-        raise FdgnbError(f"{name}={value!r} is out of range: {low if low is not None else '-inf'} to {high if high is not None else 'inf'} ({m['doc']})")
+    if choices is not None: return keep_if(value in choices, f" is not allowed{nearest(value, choices)}")
+    if want is bool: return keep_if(isinstance(value, bool), f": expected True or False ({m['doc']})")
+    if want is tuple: return keep_if(isinstance(value, (tuple, list)), f": expected a list ({m['doc']})")
+    if want not in (int, float) and low is None and high is None: return value
+
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    finite = number and abs(value) <= sys.float_info.max
+    if not number or (want is int and finite and value != int(value)):
+        refuse(f": expected {'a whole number' if want is int else 'a number'}, like {default!r}")
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    if not (finite and low <= value <= high): refuse(f" is out of range: {low} to {high} ({m['doc']})")
     return want(value) if want in (int, float) else value
 
 # %% ../nbs/02_settings.ipynb #cea02148
 def switch(doc, *, paper, released, label="", source="", **allowed):
-    """A hyper-parameter whose default depends on `variant`: `paper` is the printed value, `released` that of the authors' code.
+    """A hyper-parameter whose default depends on `variant`: the printed value, or that of the authors' code.
 
-    label: the difference in a few words, for reports. `allowed`: low, high or choices; without them a bool or one of the two values."""
-    if not allowed: allowed = dict(choices=(True, False) if isinstance(paper, bool) else tuple(dict.fromkeys((paper, released))))
-    f = hp(None, f"{doc}; None: as the variant", source=source, **allowed)
-    return field(default=None, metadata={**f.metadata, "paper": paper, "released": released, "label": label or doc})
+    label: the difference in a few words, for reports. allowed: low, high or choices; without them a bool,
+    or one of the two values."""
+    either = (True, False) if isinstance(paper, bool) else tuple(dict.fromkeys((paper, released)))
+    f = hp(None, f"{doc}; None: as the variant", source=source, **allowed or dict(choices=either))
+    values = dict(paper=paper, released=released, label=label or doc)
+    return field(default=None, metadata={**f.metadata, **values})
 
 
 def variant():
     "The field that the switches of a method follow."
-    return hp("paper", "formulas as printed, or what the released code computes", choices=("paper", "released"))
+    doc = "formulas as printed, or what the released code computes"
+    return hp("paper", doc, choices=("paper", "released"))
 
 
 def switches(hyper):
@@ -56,11 +68,12 @@ def switches(hyper):
 
 # %% ../nbs/02_settings.ipynb #686faeca
 def make(cls, given, what):
-    "An instance of dataclass `cls` from a dict, every name and value checked, switches as the variant says; `what` names it in errors."
+    "An instance of dataclass `cls` from a checked dict, switches as the variant says; `what` is for errors."
     known = {f.name: f for f in fields(cls)}
     for k in given:
         if k not in known: raise FdgnbError(f"unknown {what} {k!r}{nearest(k, known)}")
-    values = {k: check_value(k, tuple(v) if isinstance(v, list) else v, known[k]) for k, v in given.items()}
+    as_tuple = lambda v: tuple(v) if isinstance(v, list) else v
+    values = {k: check_value(k, as_tuple(v), known[k]) for k, v in given.items()}
     which = values.get("variant", "paper")
     for k, f in switches(cls).items():
         if values.get(k) is None: values[k] = f.metadata[which]
@@ -120,20 +133,24 @@ def check_load(load):
     "FdgnbError unless `load` is a dict of plain values, none of which has a setting of its own."
     try: plain = isinstance(load, dict) and all(isinstance(k, str) for k in load) and bool(json.dumps(load))
     except (TypeError, ValueError, RecursionError): plain = False
-    if not plain: raise FdgnbError(f"load={str(load)[:200]}: wanted a dict of names and plain values, like {{'encoder': 'bert'}}")
-    if taken := {"size", "name", "path", "load"} & set(load): raise FdgnbError(f"load={load!r}: {taken.pop()!r} is no option of a loader")
+    if not plain:
+        like = "wanted a dict of names and plain values, like {'encoder': 'bert'}"
+        raise FdgnbError(f"load={str(load)[:200]}: {like}")
+    if taken := {"size", "name", "path", "load"} & set(load):
+        raise FdgnbError(f"load={load!r}: {min(taken)!r} is no option of a loader")
 
 # %% ../nbs/02_settings.ipynb #ebca7162
 def readable(value):
     "A value as one would write it: nested tuples without their brackets' noise."
-    if isinstance(value, tuple) and value and isinstance(value[0], str): return value[0] + "(" + ", ".join(readable(v) for v in value[1:]) + ")"
+    named = isinstance(value, tuple) and value and isinstance(value[0], str)
+    if named: return f"{value[0]}({', '.join(map(readable, value[1:]))})"
     if isinstance(value, dict): return ", ".join(f"{k} {v}" for k, v in value.items())
     if isinstance(value, tuple): return " / ".join(f"{v:g}" for v in value)
     return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 # %% ../nbs/02_settings.ipynb #7082e8cb
 def differences(hyper):
-    "{label: hyper-parameters}: as printed, then each difference of the released code by itself, then all of them."
+    "{label: hyper-parameters}: as printed, each difference of the released code by itself, all of them."
     each = {f.metadata["label"]: {n: f.metadata["released"]} for n, f in switches(hyper).items()
             if f.metadata["released"] != f.metadata["paper"]}
     return {"as printed": {}} | each | {"as released": dict(variant="released")}
@@ -142,6 +159,8 @@ def differences(hyper):
 def differences_table(hyper):
     "DataFrame of the switches: what it is, its value as printed and as released, source."
     import pandas as pd
-    rows = [dict(switch=n, what=f.metadata["doc"].removesuffix("; None: as the variant"), printed=readable(f.metadata["paper"]),
-                 released=readable(f.metadata["released"]), source=f.metadata["source"]) for n, f in switches(hyper).items()]
-    return pd.DataFrame(rows, columns=["switch", "what", "printed", "released", "source"]).set_index("switch")
+    what = lambda m: m["doc"].removesuffix("; None: as the variant")
+    row = lambda m: (what(m), readable(m["paper"]), readable(m["released"]), m["source"])
+    rows = {n: row(f.metadata) for n, f in switches(hyper).items()}
+    columns = ["what", "printed", "released", "source"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("switch")
