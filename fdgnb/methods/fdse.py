@@ -32,10 +32,10 @@ from ..federation.compose import method, sum_of
 class Halves(nn.Module):
     """The parts of a DSEBlock and their sizes; FDSE, Table A7.
 
-    `relu`: the last one, off where the activation stands outside. `inner`: the ReLU between BN_DSE and the eraser.
-    `shift`: a learned shift of each output before BN_DFE (released code). `bn`: options of both BatchNorms."""
-    def __init__(self, S, T, kernel_size=1, stride=1, padding=0, G=2, dw=3, bias=True, relu=True, linear=False,
-                 dilation=1, inner=True, shift=False, **bn):
+    `relu`: the last one, off where the activation stands outside. `inner`: the ReLU between BN_DSE and the
+    eraser. `shift`: a learned shift of each output before BN_DFE (released code). `bn`: options of both BatchNorms."""
+    def __init__(self, S, T, kernel_size=1, stride=1, padding=0, G=2, dw=3, bias=True, relu=True,
+                 linear=False, dilation=1, inner=True, shift=False, **bn):
         super().__init__()
         if G < 2 or dw < 1 or dw % 2 == 0:
             raise FdgnbError(f"DSEBlock needs G of at least 2 and an odd dw, not G={G}, dw={dw}")
@@ -75,7 +75,7 @@ class DSEBlock(Halves):
 
 # %% ../../nbs/methods/05_fdse.ipynb #d35817c8
 def block_for(op, bn=None, relu=False, G=2, dw=3, **options):
-    "The DSEBlock for a Conv2d or Linear (and its BatchNorm); the extractor starts from the first filters of `op`."
+    "The DSEBlock for a Conv2d or Linear (and its BatchNorm); its extractor starts from the first filters of `op`."
     options |= dict(G=G, dw=dw, bias=op.bias is not None, relu=relu)
     if bn is not None: options |= dict(eps=bn.eps, momentum=bn.momentum)
     if isinstance(op, nn.Linear): block = DSEBlock(op.in_features, op.out_features, linear=True, **options)
@@ -100,7 +100,7 @@ def splittable(op, after):
 # %% ../../nbs/methods/05_fdse.ipynb #75b674ae
 @singledispatch
 def split_runs(module, make):
-    "Replace what can be split right inside `module` by `make(op, bn, relu)`; returns how many. Most modules: none."
+    "Replace what can be split right inside `module` by `make(op, bn, relu)`; returns how many (mostly 0)."
     return 0
 
 
@@ -121,7 +121,7 @@ def _(module: nn.Sequential, make):
 # %% ../../nbs/methods/05_fdse.ipynb #01cf34ff
 @singledispatch
 def last_operator(block):
-    "(parent, name of its last operator, name of that one's BatchNorm or None); None for what is no residual block."
+    "(parent, name of its last operator, name of its BatchNorm or None); None for what is no residual block."
     return None
 
 
@@ -141,8 +141,8 @@ def _(block: Block): return block, "fc2", None
 def decompose(model, G=2, dw=3, **options):
     """Split the layers of `model` in place, and return it; FDSE, 4.1, A8.1.
 
-    Every conv or linear layer with BatchNorm or ReLU behind it in a Sequential, or, in a residual network, the last
-    operator of each block. `options`: `inner`, `shift` of DSEBlock. FdgnbError where there is nothing to split."""
+    Every conv or linear layer with BatchNorm or ReLU behind it in a Sequential, or, in a residual network, the
+    last operator of each block. `options`: `inner`, `shift` of DSEBlock. FdgnbError where nothing can be split."""
     make = lambda op, bn=None, relu=False: block_for(op, bn, relu, G, dw, **options)
     if "torchvision" in sys.modules: know_torchvision()
     residual = [r for m in model.modules() if (r := last_operator(m))]
@@ -151,8 +151,8 @@ def decompose(model, G=2, dw=3, **options):
         if bn: setattr(parent, bn, nn.Identity())
     if not residual and not sum(split_runs(m, make) for m in list(model.modules())):
         name = getattr(model, "name", type(model).__name__)
-        raise FdgnbError(f"{name} has nothing to decompose: no convolution or linear layer with a BatchNorm or ReLU "
-                         "behind it in an nn.Sequential, and no known residual block")
+        raise FdgnbError(f"{name} has nothing to decompose: no convolution or linear layer with a BatchNorm or "
+                         "ReLU behind it in an nn.Sequential, and no known residual block")
     return model
 
 
@@ -184,7 +184,7 @@ class DSE(Method):
 
 # %% ../../nbs/methods/05_fdse.ipynb #96eea435
 def moments(z):
-    "Mean and variance (divided by n) of each channel, over batch and space: (N, C, ...) -> (C,), (C,); FDSE, Eq. 4."
+    "Mean and variance (divided by n) of each channel, (N, C, ...) -> (C,), (C,); FDSE, Eq. 4."
     z = z.transpose(0, 1).flatten(1)
     mean = z.mean(1)
     return mean, (z - mean[:, None]).square().mean(1)
@@ -193,9 +193,9 @@ def moments(z):
 def consistency_loss(batch, running, target, gamma=.9, beta=.001):
     """$\\mathcal L_\\mathrm{Con}$ of FDSE, Eqs. 5 to 7, and the new running statistics (detached).
 
-    All three are lists over the layers of (mean (d,), variance (d,)): of this batch (Eq. 4), of the batches before, and
-    to be matched. The gradient reaches the batch's statistics only. gamma: weight of the past; beta: growth of a
-    layer's weight with depth."""
+    All three are lists over the layers of (mean (d,), variance (d,)): of this batch (Eq. 4), of the batches
+    before, and to be matched. The gradient reaches the batch's statistics only. gamma: weight of the past; beta:
+    growth of a layer's weight with depth."""
     w = torch.softmax(beta*torch.arange(1., len(batch) + 1), 0).tolist()
     now = [tuple(old.detach().lerp(new, 1-gamma) for new, old in zip(b, r)) for b, r in zip(batch, running)]
     distance = lambda m, v, mg, vg: F.mse_loss(m, mg) + (v.mean() - vg.mean()).square()
@@ -204,7 +204,7 @@ def consistency_loss(batch, running, target, gamma=.9, beta=.001):
 
 # %% ../../nbs/methods/05_fdse.ipynb #a25f4508
 class TappedBN(torch.autograd.Function):
-    "(z, weight, bias, bn) -> (the BatchNorm `bn` of z in training, mean of z, variance of z), differentiable in all three."
+    "(z, weight, bias, bn) -> (BatchNorm `bn` of z in training, mean of z, variance of z), all differentiable."
     @staticmethod
     def forward(ctx, z, weight, bias, bn):
         kept = bn.running_mean, bn.running_var
@@ -229,7 +229,7 @@ class TappedBN(torch.autograd.Function):
 # %% ../../nbs/methods/05_fdse.ipynb #ccb78553
 @contextmanager
 def tapped(model):
-    "Inside, every DSEBlock appends the (mean, variance) of its BN_DFE's input to the list, in the order it runs."
+    "Inside, every DSEBlock that runs appends the (mean, variance) of its BN_DFE's input to the list."
     taps, found = [], blocks(model)
     for b in found: b.tap = taps.append
     try: yield taps
@@ -250,7 +250,8 @@ def past_weight(model):
 def penalty_v1(batch, running, target, gamma=.9, beta=.001):
     "The penalty of FDSE's first published code; arguments and results of `consistency_loss`."
     w, loss = torch.softmax(beta*torch.arange(len(batch)), 0).tolist(), 0.
-    now = [tuple(gamma*old + (1-gamma)*new.detach() for new, old in zip(b, r)) for b, r in zip(batch, running)]
+    step = lambda old, new: gamma*old + (1-gamma)*new.detach()
+    now = [tuple(map(step, r, b)) for b, r in zip(batch, running)]
     for wl, (m, _), (rm, rv), (mg, vg) in zip(w, batch, now, target):
         mean, var = gamma*rm + (1-gamma)*m.mean(), gamma*rv + (1-gamma)*m.var()
         loss = loss + wl*((mg - mean).square().mean() + (vg.mean() - var.mean()).square())
@@ -279,15 +280,15 @@ PENALTIES = dict(squared=consistency_loss, v1=penalty_v1, v2=penalty_v2)
 class Formula:
     "The penalty's formula, in the clients' loss and in Algorithm 3."
     variant: str = variant()
-    penalty: str = switch("formula of the penalty", paper="squared", released="v2", choices=("squared", "v1", "v2"),
-                          label="penalty of the latest release", source="Eq. 6; both releases")
+    penalty: str = switch("formula of the penalty", paper="squared", released="v2", source="Eq. 6; both releases",
+                          choices=("squared", "v1", "v2"), label="penalty of the latest release")
     beta: float = switch("growth of a layer's weight with depth", paper=.001, released=.1, low=0.,
                          label="beta of the release", source="A7.4")
 
 
 @method("consistency")
 class Consistency(Method):
-    "Module C of FDSE: from the second round on, a penalty pulls the erasers' output to the statistics all clients share."
+    "Module C of FDSE: a penalty pulls the erasers' output to the statistics that all clients share."
     paper = PAPER
 
     @dataclass(frozen=True)
@@ -297,7 +298,8 @@ class Consistency(Method):
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        if self.h.lam and client.round and blocks(model): client.scratch["consistency"] = (shared_statistics(model),)*2
+        if self.h.lam and client.round and blocks(model):
+            client.scratch["consistency"] = (shared_statistics(model),)*2
 
     def loss(self, model, x, y, client):
         if "consistency" not in client.scratch: return super().loss(model, x, y, client)
@@ -310,7 +312,7 @@ class Consistency(Method):
 
 # %% ../../nbs/methods/05_fdse.ipynb #22654443
 def owner(key):
-    "Who owns an entry of a state dict: 'personal', 'local' (statistics of BN_DSE), 'statistics' (others) or 'shared'."
+    "The kind of an entry: 'personal', 'local' (statistics of BN_DSE), 'statistics' (all others) or 'shared'."
     *_, module, name = ("", *key.split("."))
     running = name in ("running_mean", "running_var", "num_batches_tracked")
     if module == "bn_dse": return "local" if running else "personal"
@@ -328,7 +330,7 @@ def without(payload, *kinds):
 
 # %% ../../nbs/methods/05_fdse.ipynb #28e4a0a8
 def layers(keys, per="layer"):
-    "Keys by layer (a DSEBlock, else the module that holds them) or, per='tensor', each by itself: a list of lists."
+    "A list of lists: keys by layer (a DSEBlock, else the module that holds them), or each alone: per='tensor'."
     def layer(key):
         *path, name = key.split(".")
         return ".".join(path[:-1] if path and path[-1] in ("dfe", "bn_dfe", "dse", "bn_dse") else path)
@@ -373,15 +375,14 @@ def simplex_min(G):
 
 
 def min_norm_weights(D):
-    "Weights (K,), float64, of the minimum-norm point of the convex hull of the rows of D (K, d); FDSE, Eq. 8."
+    "Weights (K,), float64, of the minimum-norm point in the convex hull of the rows of D (K, d); Eq. 8."
     return simplex_min(gram(D))
 
 # %% ../../nbs/methods/05_fdse.ipynb #3d11d4f1
 def consensus_update(D):
-    """The shared update (d,) from the clients' updates D (K, d): mean norm times the minimum-norm point of their
-    directions; FDSE, Eq. 8.
+    """The shared update (d,) from the clients' updates D (K, d): mean norm times minimum-norm direction; FDSE, Eq. 8.
 
-    An all-zero row has no direction: it is left out of the hull and counted in the mean norm. All rows zero: zero."""
+    A row of zeros has no direction: it is left out of the hull and counted in the mean norm. All zero: zero."""
     G = gram(D)
     norms = G.diagonal().sqrt()
     moved = norms > 0
@@ -403,7 +404,7 @@ def consensus_step(old, states, per="layer"):
 
 @method("consensus")
 class Consensus(Method):
-    "Module A of FDSE: shared parameters follow the minimum-norm convex combination of the clients' directions."
+    "Module A of FDSE: shared parameters follow the shortest convex combination of the clients' directions."
     paper, replays = PAPER, True
     Hyper = Grain
 
@@ -426,7 +427,7 @@ def attention(V, tau):
 
 
 def similarity_aggregate(V, tau):
-    "Average the clients' personal parameters V (K, d) by their cosines at temperature `tau` >= 0; FDSE, Eq. 9."
+    "Average the clients' personal parameters V (K, d) by their cosines, at temperature tau; FDSE, Eq. 9."
     return attention(V, tau).to(V) @ V
 
 
@@ -435,7 +436,8 @@ def similarity_step(states, tau, per="layer"):
     if tau is None: return [weighted_mean(states)]*len(states)
     new = [{} for _ in states]
     for keys in layers(states[0], per):
-        for mine, row in zip(new, similarity_aggregate(rows(states, keys), tau)): mine |= unrow(row, keys, states[0])
+        V = similarity_aggregate(rows(states, keys), tau)
+        for mine, row in zip(new, V): mine |= unrow(row, keys, states[0])
     return new
 
 # %% ../../nbs/methods/05_fdse.ipynb #bf71a65c
@@ -446,7 +448,7 @@ def images(x, device, normalize="none"):
 
 
 def erase(model, x, h, rng, penalty=consistency_loss, normalize="none"):
-    """Algorithm 3 of FDSE: train the erasers of `model` on unlabeled images `x`, in place; returns each step's penalty.
+    """Algorithm 3 of FDSE: train the erasers of `model` on unlabeled images, in place; returns the steps' penalties.
 
     h: `adapt_epochs`, `adapt_lr`, `adapt_batch`, `beta`."""
     model.eval()
@@ -479,18 +481,19 @@ def take_statistics(model, x, size=256, normalize="none"):
     for bn in found: bn.reset_running_stats()
     for bn in found: bn.train().momentum = None
     with torch.no_grad():
-        for idx in index_batches(torch.arange(len(x)), size): model(images(x[idx], found[0].weight.device, normalize))
+        for idx in index_batches(torch.arange(len(x)), size):
+            model(images(x[idx], found[0].weight.device, normalize))
     for bn, old in zip(found, momenta): bn.momentum = old
     model.eval()
 
 # %% ../../nbs/methods/05_fdse.ipynb #8bc321bb
 def kept(server, k):
-    "What the server keeps for client `k`: its eraser and last BN_DSE statistics; nothing for who has not taken part."
+    "What the server keeps for client `k`: its eraser and last BN_DSE statistics; {}: it has not taken part."
     return part(server.state, f"fdse{server.clients.index(k)}") if k in server.clients else {}
 
 
 def for_unseen(server, eraser="mean"):
-    "What an unseen client is served of `kept`: means over all clients seen so far; eraser='initial': statistics only."
+    "What an unseen client is served: means of `kept` over all clients so far; eraser='initial': statistics only."
     seen = [s for k in server.clients if (s := kept(server, k))]
     mean = weighted_mean(seen) if seen else {}
     return mean if eraser == "mean" else {k: v for k, v in mean.items() if owner(k) == "local"}
@@ -498,18 +501,18 @@ def for_unseen(server, eraser="mean"):
 # %% ../../nbs/methods/05_fdse.ipynb #d9644756
 @method("similarity")
 class Similarity(Method):
-    "Module B of FDSE: every client has an eraser of its own, averaged with those that look alike; unseen ones adapt theirs."
+    "Module B of FDSE: every client has an eraser, averaged with those that look alike; an unseen one adapts its own."
     paper, replays = PAPER, True
 
     @dataclass(frozen=True)
     class Hyper(Grain, Formula):
-        tau: float = hp(.5, "temperature of Eq. 9; 0: erasers are not averaged; None: infinite, everyone gets the mean",
+        tau: float = hp(.5, "temperature of Eq. 9; 0: erasers are not averaged; None: infinite, all get the mean",
                         low=0., source="grid .001, .01, .1, .5")
-        new_eraser: str = switch("an unseen client's eraser: the clients' mean, or untrained", paper="mean",
-                                 released="initial", label="untrained eraser for a newcomer", source="not said")
+        new_eraser: str = switch("an unseen client's eraser: the clients' mean, or untrained", source="not said",
+                                 paper="mean", released="initial", label="untrained eraser for a newcomer")
         new_statistics: str = hp("mean", "an unseen client's BN_DSE statistics: the clients' mean, or its own",
                                  choices=("mean", "target"), source="not said")
-        adapt_epochs: int = hp(5, "passes over the unseen client's samples", low=0, source="Algorithm 3: several")
+        adapt_epochs: int = hp(5, "passes over an unseen client's samples", low=0, source="Algorithm 3: several")
         adapt_lr: float = hp(.05, "step size there", low=0., source="not said")
         adapt_batch: int = hp(50, "batch size there", low=2, source="not said")
 
