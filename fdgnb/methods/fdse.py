@@ -32,8 +32,8 @@ from ..federation.compose import method, sum_of
 class Halves(nn.Module):
     """The parts of a DSEBlock and their sizes; FDSE, Table A7.
 
-    `relu`: the last one, off where the activation stands outside. `inner`: the ReLU between BN_DSE and the
-    eraser. `shift`: a learned shift of each output before BN_DFE (released code). `bn`: options of both BatchNorms."""
+    `relu`: the last one, off where the activation stands outside. `inner`: the ReLU before the eraser.
+    `shift`: a learned shift of each output before BN_DFE (released code). `bn`: options of the BatchNorms."""
     def __init__(self, S, T, kernel_size=1, stride=1, padding=0, G=2, dw=3, bias=True, relu=True,
                  linear=False, dilation=1, inner=True, shift=False, **bn):
         super().__init__()
@@ -75,7 +75,7 @@ class DSEBlock(Halves):
 
 # %% ../../nbs/methods/05_fdse.ipynb #d35817c8
 def block_for(op, bn=None, relu=False, G=2, dw=3, **options):
-    "The DSEBlock for a Conv2d or Linear (and its BatchNorm); its extractor starts from the first filters of `op`."
+    "The DSEBlock for a Conv2d or Linear (and its BatchNorm); the extractor is the first filters of `op`."
     options |= dict(G=G, dw=dw, bias=op.bias is not None, relu=relu)
     if bn is not None: options |= dict(eps=bn.eps, momentum=bn.momentum)
     if isinstance(op, nn.Linear): block = DSEBlock(op.in_features, op.out_features, linear=True, **options)
@@ -141,8 +141,8 @@ def _(block: Block): return block, "fc2", None
 def decompose(model, G=2, dw=3, **options):
     """Split the layers of `model` in place, and return it; FDSE, 4.1, A8.1.
 
-    Every conv or linear layer with BatchNorm or ReLU behind it in a Sequential, or, in a residual network, the
-    last operator of each block. `options`: `inner`, `shift` of DSEBlock. FdgnbError where nothing can be split."""
+    Every conv or linear layer with BatchNorm or ReLU behind it in a Sequential; in a residual network each
+    block's last operator. `options`: `inner`, `shift` of DSEBlock. FdgnbError where nothing can be split."""
     make = lambda op, bn=None, relu=False: block_for(op, bn, relu, G, dw, **options)
     if "torchvision" in sys.modules: know_torchvision()
     residual = [r for m in model.modules() if (r := last_operator(m))]
@@ -151,8 +151,8 @@ def decompose(model, G=2, dw=3, **options):
         if bn: setattr(parent, bn, nn.Identity())
     if not residual and not sum(split_runs(m, make) for m in list(model.modules())):
         name = getattr(model, "name", type(model).__name__)
-        raise FdgnbError(f"{name} has nothing to decompose: no convolution or linear layer with a BatchNorm or "
-                         "ReLU behind it in an nn.Sequential, and no known residual block")
+        raise FdgnbError(f"{name} has nothing to decompose: no convolution or linear layer with a BatchNorm "
+                         "or ReLU behind it in an nn.Sequential, and no known residual block")
     return model
 
 
@@ -194,8 +194,8 @@ def consistency_loss(batch, running, target, gamma=.9, beta=.001):
     """$\\mathcal L_\\mathrm{Con}$ of FDSE, Eqs. 5 to 7, and the new running statistics (detached).
 
     All three are lists over the layers of (mean (d,), variance (d,)): of this batch (Eq. 4), of the batches
-    before, and to be matched. The gradient reaches the batch's statistics only. gamma: weight of the past; beta:
-    growth of a layer's weight with depth."""
+    before, and to be matched. The gradient reaches the batch's statistics only. gamma: weight of the past;
+    beta: growth of a layer's weight with depth."""
     w = torch.softmax(beta*torch.arange(1., len(batch) + 1), 0).tolist()
     now = [tuple(old.detach().lerp(new, 1-gamma) for new, old in zip(b, r)) for b, r in zip(batch, running)]
     distance = lambda m, v, mg, vg: F.mse_loss(m, mg) + (v.mean() - vg.mean()).square()
@@ -204,7 +204,7 @@ def consistency_loss(batch, running, target, gamma=.9, beta=.001):
 
 # %% ../../nbs/methods/05_fdse.ipynb #a25f4508
 class TappedBN(torch.autograd.Function):
-    "(z, weight, bias, bn) -> (BatchNorm `bn` of z in training, mean of z, variance of z), all differentiable."
+    "(z, weight, bias, bn) -> (BatchNorm `bn` of z in training, mean of z, variance), all differentiable."
     @staticmethod
     def forward(ctx, z, weight, bias, bn):
         kept = bn.running_mean, bn.running_var
@@ -280,8 +280,8 @@ PENALTIES = dict(squared=consistency_loss, v1=penalty_v1, v2=penalty_v2)
 class Formula:
     "The penalty's formula, in the clients' loss and in Algorithm 3."
     variant: str = variant()
-    penalty: str = switch("formula of the penalty", paper="squared", released="v2", source="Eq. 6; both releases",
-                          choices=("squared", "v1", "v2"), label="penalty of the latest release")
+    penalty: str = switch("formula of the penalty", paper="squared", released="v2", choices=tuple(PENALTIES),
+                          label="penalty of the latest release", source="Eq. 6; both releases")
     beta: float = switch("growth of a layer's weight with depth", paper=.001, released=.1, low=0.,
                          label="beta of the release", source="A7.4")
 
@@ -330,7 +330,7 @@ def without(payload, *kinds):
 
 # %% ../../nbs/methods/05_fdse.ipynb #28e4a0a8
 def layers(keys, per="layer"):
-    "A list of lists: keys by layer (a DSEBlock, else the module that holds them), or each alone: per='tensor'."
+    "Keys in lists, by layer (a DSEBlock, else the module that holds them); per='tensor': each alone."
     def layer(key):
         *path, name = key.split(".")
         return ".".join(path[:-1] if path and path[-1] in ("dfe", "bn_dfe", "dse", "bn_dse") else path)
@@ -380,9 +380,9 @@ def min_norm_weights(D):
 
 # %% ../../nbs/methods/05_fdse.ipynb #3d11d4f1
 def consensus_update(D):
-    """The shared update (d,) from the clients' updates D (K, d): mean norm times minimum-norm direction; FDSE, Eq. 8.
+    """The shared update (d,) from the clients' updates D (K, d): mean norm times shortest direction; Eq. 8.
 
-    A row of zeros has no direction: it is left out of the hull and counted in the mean norm. All zero: zero."""
+    A zero row has no direction: it is left out of the hull and counted in the mean norm. All rows: zero."""
     G = gram(D)
     norms = G.diagonal().sqrt()
     moved = norms > 0
@@ -448,7 +448,7 @@ def images(x, device, normalize="none"):
 
 
 def erase(model, x, h, rng, penalty=consistency_loss, normalize="none"):
-    """Algorithm 3 of FDSE: train the erasers of `model` on unlabeled images, in place; returns the steps' penalties.
+    """Algorithm 3 of FDSE: train the erasers of `model` on unlabeled images, in place; returns the penalties.
 
     h: `adapt_epochs`, `adapt_lr`, `adapt_batch`, `beta`."""
     model.eval()
@@ -493,7 +493,7 @@ def kept(server, k):
 
 
 def for_unseen(server, eraser="mean"):
-    "What an unseen client is served: means of `kept` over all clients so far; eraser='initial': statistics only."
+    "What an unseen client is served: means of `kept` over all clients; eraser='initial': statistics only."
     seen = [s for k in server.clients if (s := kept(server, k))]
     mean = weighted_mean(seen) if seen else {}
     return mean if eraser == "mean" else {k: v for k, v in mean.items() if owner(k) == "local"}
@@ -501,18 +501,19 @@ def for_unseen(server, eraser="mean"):
 # %% ../../nbs/methods/05_fdse.ipynb #d9644756
 @method("similarity")
 class Similarity(Method):
-    "Module B of FDSE: every client has an eraser, averaged with those that look alike; an unseen one adapts its own."
+    "Module B of FDSE: every client has an eraser, averaged with those alike; an unseen one adapts its own."
     paper, replays = PAPER, True
 
     @dataclass(frozen=True)
     class Hyper(Grain, Formula):
-        tau: float = hp(.5, "temperature of Eq. 9; 0: erasers are not averaged; None: infinite, all get the mean",
+        tau: float = hp(.5, "temperature of Eq. 9; 0: no averaging of erasers; None: infinite, plain mean",
                         low=0., source="grid .001, .01, .1, .5")
-        new_eraser: str = switch("an unseen client's eraser: the clients' mean, or untrained", source="not said",
-                                 paper="mean", released="initial", label="untrained eraser for a newcomer")
-        new_statistics: str = hp("mean", "an unseen client's BN_DSE statistics: the clients' mean, or its own",
+        new_eraser: str = switch("an unseen client's eraser: the clients' mean, or untrained", paper="mean",
+                                 released="initial", source="not said",
+                                 label="untrained eraser for a newcomer")
+        new_statistics: str = hp("mean", "its BN_DSE statistics: the clients' mean, or of its own samples",
                                  choices=("mean", "target"), source="not said")
-        adapt_epochs: int = hp(5, "passes over an unseen client's samples", low=0, source="Algorithm 3: several")
+        adapt_epochs: int = hp(5, "passes over its samples", low=0, source="Algorithm 3: several")
         adapt_lr: float = hp(.05, "step size there", low=0., source="not said")
         adapt_batch: int = hp(50, "batch size there", low=2, source="not said")
 
