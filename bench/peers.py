@@ -1,8 +1,8 @@
-"""The same FedAvg through two other packages, for `make bench`: `pip install fluke-fl==0.8.1 flwr[simulation]==1.41.0`.
+"""The same FedAvg through two other packages, for `make bench`: fluke-fl 0.8.1 and flwr[simulation] 1.41.0.
 
-Network, first weights, images, batch size, optimizer and clients are those of `runner`; evaluation is off. Each
-package uses the processor as it does by default: fluke trains client after client with torch on all cores, Flower's
-simulation starts a process per core. A package is imported only when its class is made."""
+Network, first weights, images, batch size, optimizer and clients are those of `runner`; evaluation is off.
+Each package uses the processor as it does by default: fluke trains client after client with torch on all
+cores, Flower's simulation starts a process per core. A package is imported only when its class is used."""
 import os, sys, tempfile, time
 from contextlib import redirect_stdout
 from functools import cache
@@ -21,19 +21,22 @@ class Split:
 
     def assign(self, n_clients, batch_size):
         from fluke.data import FastDataLoader
-        load = lambda d: FastDataLoader(d.x.float()/255, d.y, num_labels=10, batch_size=batch_size, shuffle=True)
+        how = dict(num_labels=10, batch_size=batch_size, shuffle=True)
+        load = lambda d: FastDataLoader(d.x.float()/255, d.y, **how)
         return ([load(d) for d in self.data.domains.values()], [None]*n_clients), None
 
 
 class Fluke:
     "fluke's FedAVG through its Python interface."
     def __init__(self, name, data, batch):
+        models.torchvision_models()                                      # fluke imports torchvision
         from fluke import DDict, FlukeENV
         FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
         torch.set_num_threads(CORES)
         self.name, self.data = name, data
-        client = DDict(batch_size=batch, local_epochs=1, loss="CrossEntropyLoss",
-                       optimizer=DDict(name="SGD", lr=LR), scheduler=DDict(name="StepLR", step_size=1, gamma=1))
+        optimizer, scheduler = DDict(name="SGD", lr=LR), DDict(name="StepLR", step_size=1, gamma=1)
+        client = DDict(batch_size=batch, local_epochs=1, loss="CrossEntropyLoss", optimizer=optimizer,
+                       scheduler=scheduler)
         self.settings = dict(client=client, server=DDict(weighted=True))
 
     def rounds(self, n):
@@ -47,7 +50,8 @@ class Fluke:
             def end_round(self, round): seconds.append(time.perf_counter() - self.start)
             def start_fit(self, round, client_id, model): models.set_generator(model, generator(1))
 
-        run = FedAVG(len(self.data.domains), Split(self.data), DDict(model=network(self.name), **self.settings))
+        settings = DDict(model=network(self.name), **self.settings)
+        run = FedAVG(len(self.data.domains), Split(self.data), settings)
         run.set_callbacks(Watch())
         with redirect_stdout(sys.stderr): run.run(n, 1.)
         return seconds
@@ -78,17 +82,19 @@ def client_app(name, folder, batch):
             F.cross_entropy(net(x), y).backward()
             opt.step()
         metrics = MetricRecord({"num-examples": len(samples)})
-        return Message(RecordDict(dict(arrays=ArrayRecord(net.state_dict()), metrics=metrics)), reply_to=message)
+        reply = RecordDict(dict(arrays=ArrayRecord(net.state_dict()), metrics=metrics))
+        return Message(reply, reply_to=message)
     return app
 
 
 class Flower:
-    "Flower's simulation: ServerApp, ClientApp and FedAvg of its message interface; clients read files of their own."
+    "Flower's simulation: ServerApp, ClientApp and FedAvg of its message interface; a client reads its file."
     def __init__(self, name, data, batch):
-        os.environ |= dict(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")    # a benchmark reports to nobody
+        os.environ |= dict(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")    # nothing is sent
         self.name, self.clients, self.batch = name, len(data.domains), batch
         self.folder = tempfile.TemporaryDirectory()
-        for k, d in enumerate(data.domains.values()): torch.save((d.x, d.y), Path(self.folder.name)/f"{k}.pt")
+        for k, d in enumerate(data.domains.values()):
+            torch.save((d.x, d.y), Path(self.folder.name)/f"{k}.pt")
 
     def rounds(self, n):
         from flwr.app import ArrayRecord
@@ -109,12 +115,14 @@ class Flower:
 
         @server.main()
         def main(grid, context):
-            fedavg = Timed(fraction_evaluate=0., min_train_nodes=self.clients, min_available_nodes=self.clients)
+            k = self.clients
+            fedavg = Timed(fraction_evaluate=0., min_train_nodes=k, min_available_nodes=k)
             fedavg.start(grid, ArrayRecord(network(self.name).state_dict()), num_rounds=n)
 
         client = client_app(self.name, self.folder.name, self.batch)
         resources = dict(client_resources=dict(num_cpus=1, num_gpus=0.))
-        with redirect_stdout(sys.stderr): run_simulation(server, client, self.clients, backend_config=resources)
+        with redirect_stdout(sys.stderr):
+            run_simulation(server, client, self.clients, backend_config=resources)
         return seconds
 
 

@@ -514,7 +514,7 @@ def wrap(module, n_classes, name="own", in_channels=3):
 def add_backbone(name, build, input=(3, 28, 28), source="your own"):
     """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped.
 
-    input: the shape of its usual input. The module gives logits (N, n_classes), its last linear layer last."""
+    input: the shape of its usual input. The module's last linear layer gives the logits."""
     @backbone(name, input, source)
     def built(n_classes, in_channels=input[0]):
         net = build(n_classes, in_channels)
@@ -523,7 +523,7 @@ def add_backbone(name, build, input=(3, 28, 28), source="your own"):
 
 
 def trial(net, x):
-    "Pass a batch through a copy of a network that holds no numbers; FdgnbError where the shapes do not go together."
+    "A batch through a copy of a network without numbers; FdgnbError where the shapes do not fit."
     try: return deepcopy(net).to("meta").eval()(x.to("meta"))
     except RuntimeError as e:
         why = " ".join(str(e).split())[:120]
