@@ -84,7 +84,7 @@ def make(cls, given, what):
 class DataSettings:
     "What is trained on: the network, the samples, and how they become clients."
     backbone: str = hp(None, "a name of fdgnb.models; None: the data set's own")
-    pretrained: bool = hp(False, "start from torchvision's weights, from a file: True, or their name", also=str)
+    pretrained: bool = hp(False, "torchvision's weights, from a file: True, or their name", also=str)
     size: int = hp(None, "pixels a side; None: the data set's own", low=8)
     load: dict = hp(None, "options of the data set's loader, like {encoder: bert}; None: its defaults")
     fractions: tuple = hp((.8, .1, .1), "train, validation and test share of every client's data")
@@ -92,7 +92,7 @@ class DataSettings:
                        choices=("test", "lists", "ignore"))
     partition: tuple = hp((), "how domains become clients: (name of fdgnb.data.partitions.PARTITIONS, its "
                           "arguments); empty: one client per domain")
-    limit: int = hp(None, "at most so many samples of each client and of the target, by the seed; None: all", low=1)
+    limit: int = hp(None, "at most so many samples of each client and the target; None: all", low=1)
     target_fraction: float = hp(1., "share of the target that is tested on", low=1e-6, high=1.)
     augment: str = hp("none", "random changes of training images, a name of fdgnb.data.augment.AUGMENTATIONS")
     normalize: str = hp("none", "scaling of the channels after /255", choices=("none", "imagenet", "half"))
@@ -115,7 +115,7 @@ class LocalSettings:
     keep_optimizer: bool = hp(False, "a client's optimizer state survives from round to round")
     precision: str = hp("float32", "arithmetic of the network's passes; state and aggregation stay float32",
                         choices=("float32", "bfloat16"))
-    client_weights: str = hp("samples", "weights of the clients in the average", choices=("samples", "uniform"))
+    client_weights: str = hp("samples", "clients' weights in the average", choices=("samples", "uniform"))
     per_round: int = hp(None, "clients drawn per round; None: all", low=1)
     drop: float = hp(0., "probability that a client does not answer in a round", low=0., high=1.)
     drops: tuple = hp((), "(round, client) pairs that do not answer, for tests")
@@ -124,9 +124,9 @@ class LocalSettings:
 @dataclass(frozen=True)
 class Settings(DataSettings, LocalSettings):
     "How a run is run: what a protocol fixes for all methods alike."
-    eval_every: int = hp(1, "rounds between evaluations, and after the last (aggregated model: validation and "
-                         "test samples, target); 0: never", low=0)
-    eval_local: int = hp(5, "rounds between scorings of the local models, and after the last; 0: only then", low=0)
+    eval_every: int = hp(1, "rounds between evaluations, and after the last (aggregated model: validation "
+                         "and test samples, target); 0: never", low=0)
+    eval_local: int = hp(5, "rounds between scorings of local models, and after the last; 0: only then", low=0)
     eval_train: int = hp(0, "rounds between scorings of the training samples; 0: after the last only", low=0)
     adapt: str = hp("last", "when a label-free adaptation is tried on the target",
                     choices=("never", "last", "every"))
