@@ -1,4 +1,4 @@
-"""FedKA and its parts: sums, workers, resume, what travels which way, switches, odd clients, bad input; by hand."""
+"""FedKA and its parts: sums, workers, resume, what travels which way, switches, odd clients, bad input."""
 import math
 import conftest, pytest, torch
 from conftest import bits, one_line, sized
@@ -93,7 +93,7 @@ def test_what_travels(tiny, name, h, down, up):
 
 
 def test_the_target_never_goes_down_when_features_go_up(tiny):
-    "In round 1 nothing but the model; later one gradient per training sample of the client, whatever the target has."
+    "In round 1 nothing but the model; later one gradient per training sample of the client."
     r = run("mkmmd", tiny, exchange="up")
     down = r.ledger.query("direction == 'down' and kind == 'features'")
     assert set(down["round"]) == {2}
@@ -101,12 +101,14 @@ def test_the_target_never_goes_down_when_features_go_up(tiny):
 
 
 def test_what_goes_up_is_for_all_parts_or_none(tiny):
-    with pytest.raises(FdgnbError, match="sent no features") as e: run("fedka", tiny, **{"disentangler.exchange": "up"})
+    h = {"disentangler.exchange": "up"}
+    with pytest.raises(FdgnbError, match="sent no features") as e: run("fedka", tiny, **h)
     assert one_line(e)
 
 
 def test_the_discriminator_stays_where_it_is_put(tiny):
-    averaged, kept, up = (run("disentangler", tiny, **h) for h in (dict(), dict(critic="kept"), dict(exchange="up")))
+    cases = dict(), dict(critic="kept"), dict(exchange="up")
+    averaged, kept, up = (run("disentangler", tiny, **h) for h in cases)
     def sent(r): return r.ledger.query("kind == 'model' and direction == 'up'").bytes.sum()
     def has_one(owner): return any(k.startswith("critic.") for k in owner.state)
     assert sent(kept) == sent(up) == sent(run("fedavg", tiny)) < sent(averaged)
@@ -144,7 +146,8 @@ def test_plain_is_what_clients_start_from(tiny):
     assert any(not torch.equal(r.fed.server.model[k], v) for k, v in average.items())
 
 
-SMALLER = [dict(), dict(drop_last=True), dict(batch_size=64, samples=5), dict(variant="released", mmd_batch=16)]
+RELEASED = dict(variant="released", mmd_batch=16)
+SMALLER = [dict(), dict(drop_last=True), dict(batch_size=64, samples=5), RELEASED]
 
 @pytest.mark.parametrize("name", ["fedka", "fdann", "fdan"])
 @pytest.mark.parametrize("h", SMALLER)
