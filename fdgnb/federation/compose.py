@@ -67,7 +67,9 @@ ORDERED = ("build", "sample", "batch", "gradients", "step", "finish", "adapt", "
 
 
 def hooks_of(cls, apart=()):
-    "Hook -> True where `cls` claims it (some override does not call super), False where it builds on what lies beneath; classes `apart` left out."
+    """Hook -> True where `cls` claims it (some override does not call super), False where it builds on what lies beneath.
+
+    Classes `apart` do not count."""
     out, classes = {}, [c for c in own_classes(cls) if c not in apart]
     for hook in HOOKS:
         own = [vars(c)[hook] for c in classes if hook in vars(c)]
@@ -84,7 +86,8 @@ def must_lie_below(parts):
         shared = {*own_classes(parts[a])} & {*own_classes(parts[b])}
         ha, hb = hooks_of(parts[a], shared), hooks_of(parts[b], shared)
         for hook in ha.keys() & hb.keys():
-            if ha[hook] and hb[hook]: raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both replace the hook {hook!r}")
+            if ha[hook] and hb[hook]:
+                raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both replace the hook {hook!r}")
             if ha[hook] or (hook in ORDERED and not hb[hook]): below[b].add(a)
             if hb[hook]: below[a].add(b)
     return below
