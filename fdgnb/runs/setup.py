@@ -28,7 +28,8 @@ SETTINGS = [f.name for f in fields(Settings)]
 
 
 def merged(protocol, given):
-    "The protocol's values under the given ones; options of the loader, `load`, are merged one by one."
+    "The protocol's values under the given ones: 'mu' goes before 'fdse.mu' too. `load` is merged option by option."
+    protocol = {k: v for k, v in protocol.items() if k == "load" or k.rpartition(".")[2] not in given}
     if not isinstance(given.get("load"), dict): return protocol | given
     check_load(given["load"])
     return protocol | given | dict(load=(protocol.get("load") or {}) | given["load"])
@@ -133,6 +134,7 @@ def first_network(fed):
         net = models.get(s.backbone or "cnn2", d.n_classes, d.in_channels,
                          pretrained=s.pretrained, size=d.size)
         net = fed.method.build(models.own_dropout(net)).to(fed.device).to(memory_format=torch.channels_last)
+    models.trial(net, next(iter(d.domains.values())).x[:2].float())
     return models.in_precision(net, s.precision)
 
 
