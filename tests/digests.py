@@ -1,13 +1,15 @@
-"""Digests of short runs, without names: what must not change when the code is moved. `python tests/digests.py` writes tests/digests.json.
+"""Digests of short runs, without names: what must not change when the code is moved.
 
-A run's digest is over the bytes of the tensors of the global model and of the network that every client and the unseen client would hold,
-sorted, without their keys; beside it stand the aggregated model's accuracies and, for another machine, a norm. Made on commit 991c53c."""
+`python tests/digests.py` writes tests/digests.json; made on commit 991c53c. A run's digest is over the bytes
+of the tensors of the global model and of the network that every client and the unseen client would hold,
+sorted, without keys; beside it stand the aggregated model's accuracies and, for another machine, a norm.
+"""
 import argparse, hashlib, json, platform, sys
 from pathlib import Path
 import torch
 import fdgnb
+from fdgnb import Dataset, Domain
 from fdgnb.core import generator
-from fdgnb.data.domain import Dataset, Domain
 
 FILE = Path(__file__).with_suffix(".json")
 ADAM = dict(optimizer="adam", keep_optimizer=True, lr=1e-3)
@@ -21,8 +23,10 @@ RUNS = {                                             # label -> method, settings
     "labelsmoothing": ("labelsmoothing", {}), "budget": ("budget", dict(S=30)), "uniform": ("uniform", {}),
     "fedsb": ("fedsb", dict(S=30)), "fedsb released": ("fedsb", dict(S=30, variant="released")),
     "ga": ("ga", {}), "ga released": ("ga", dict(variant="released")), "fedsb+ga": ("fedsb+ga", dict(S=30)),
-    "subsample": ("subsample", dict(samples=20)), "disentangler": ("disentangler", ADAM), "mkmmd": ("mkmmd", ADAM | dict(mmd_batch=16)),
-    "fdann": ("fdann", ADAM), "fdan": ("fdan", ADAM | dict(mmd_batch=16)), "voting": ("voting", ADAM | dict(votes=20)),
+    "subsample": ("subsample", dict(samples=20)), "disentangler": ("disentangler", ADAM),
+    "mkmmd": ("mkmmd", ADAM | dict(mmd_batch=16)),
+    "fdann": ("fdann", ADAM), "fdan": ("fdan", ADAM | dict(mmd_batch=16)),
+    "voting": ("voting", ADAM | dict(votes=20)),
     "fedka": ("fedka", ADAM | dict(mmd_batch=16, votes=20, target_samples=24)),
     "fedka released": ("fedka", ADAM | dict(variant="released", mmd_batch=16, votes=20)),
     "fedka up": ("fedka", ADAM | dict(exchange="up", mmd_batch=16, votes=20)),
@@ -30,12 +34,14 @@ RUNS = {                                             # label -> method, settings
     "noeval": ("noeval", {}),
     "fedbr": ("fedbr", {}), "fedbr released": ("fedbr", dict(variant="released")),
     "fedbr mixture": ("fedbr", dict(pseudo="mixture")), "fedbr+ga": ("fedbr+ga", {}),
-    "dse": ("dse", {}), "fdse": ("fdse", dict(adapt="every")), "fdse released": ("fdse", dict(variant="released")),
+    "dse": ("dse", {}), "fdse": ("fdse", dict(adapt="every")),
+    "fdse released": ("fdse", dict(variant="released")),
     "fdse v1": ("fdse", dict(penalty="v1", new_eraser="initial", new_statistics="target")),
     "fdse AB": ("dse+consensus+similarity", {}), "fdse AC": ("fdse", dict(tau=0.)),
     "fdse BC": ("dse+consistency+similarity", dict(shift=True, inner=False)),
     "fdse none": ("dse+similarity", dict(tau=None)), "fdse+ga": ("dse+consistency+similarity+ga", {}),
-    "fdse alexnet": ("fdse", dict(backbone="alexnet_bn", side=64)), "noeval+fedsb": ("noeval+fedsb", dict(S=30)),
+    "fdse alexnet": ("fdse", dict(backbone="alexnet_bn", side=64)),
+    "noeval+fedsb": ("noeval+fedsb", dict(S=30)),
 }
 
 
@@ -50,25 +56,37 @@ def data(side=28, n=40, classes=4):
     return Dataset("bars", out, list("0123"[:classes]), defaults=dict(backbone="cnn2"))
 
 
+def hashed(v):
+    "The bytes of a tensor, hashed."
+    raw = v.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
 def digest(label):
     "What is compared of one run: dict of digest, accuracies and norm."
     method, kw = RUNS[label]
     kw = dict(target="t", rounds=2, lr=.02, batch_size=8, seed=3, progress=False) | kw
     run = fdgnb.fit(method, data(kw.pop("side", 28)), **kw)
     who = [None, *(c.id for c in run.fed.clients)]
-    tensors = [v for s in (run.fed.server.model, *(run.model_of(k).state_dict() for k in who)) for v in s.values()]
-    each = sorted(hashlib.blake2b(v.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).digest() for v in tensors)
-    h = run.history.query("metric == 'accuracy' and point in ('aggregated', 'adapted') and split in ('val', 'test', 'target')")
-    norm = sum(v.double().square().sum().item() for v in run.model.state_dict().values() if v.is_floating_point())**.5
-    return dict(tensors=hashlib.blake2b(b"".join(each), digest_size=16).hexdigest(), norm=norm,
-                accuracies=[[int(r), c, s, p, v] for r, c, s, p, v in h[["round", "client", "split", "point", "value"]].itertuples(index=False)])
+    states = run.fed.server.model, *(run.model_of(k).state_dict() for k in who)
+    each = sorted(hashed(v) for s in states for v in s.values())
+    h = run.history.query("metric == 'accuracy' and point in ('aggregated', 'adapted') "
+                          "and split in ('val', 'test', 'target')")
+    rows = h[["round", "client", "split", "point", "value"]].itertuples(index=False)
+    floats = (v for v in run.model.state_dict().values() if v.is_floating_point())
+    return dict(tensors=hashlib.blake2b(b"".join(each), digest_size=16).hexdigest(),
+                norm=sum(v.double().square().sum().item() for v in floats)**.5,
+                accuracies=[[int(r), c, s, p, v] for r, c, s, p, v in rows])
 
 
 def machine():
     "What bits may depend on besides the code."
-    flags = next((l.split(":")[1].split() for l in open("/proc/cpuinfo") if l.startswith("flags")), []) if Path("/proc/cpuinfo").exists() else []
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    flags = next((l.split(":")[1].split() for l in lines if l.startswith("flags")), [])
     isa = sorted(f for f in flags if f.startswith(("avx", "amx", "fma", "sse4")))
-    return dict(torch=torch.__version__, capability=torch.backends.cpu.get_cpu_capability(), arch=platform.machine(), isa=" ".join(isa))
+    return dict(torch=torch.__version__, capability=torch.backends.cpu.get_cpu_capability(),
+                arch=platform.machine(), isa=" ".join(isa))
 
 
 if __name__ == "__main__":

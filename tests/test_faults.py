@@ -1,26 +1,32 @@
 """Bad input and bad luck: one clear line each, nothing lost."""
-import json, os, re, signal, subprocess, sys, time
+import dataclasses, json, re, signal, subprocess, sys, time
 from pathlib import Path
 import pytest
 import torch
 import fdgnb
-from fdgnb import FdgnbError
-from fdgnb.data.domain import Dataset, Domain
-from fdgnb.vectors import digest
+from conftest import bits, cut, run
+from fdgnb import Dataset, Domain, FdgnbError, Method, method
+from fdgnb.federation.compose import METHODS
 from fdgnb.runs.checkpoints import load_checkpoint
+from fdgnb.runs.fit import Run, reserve_folder
+from fdgnb.runs.setup import Federation
 
 ROOT = Path(__file__).resolve().parent.parent
 
 SCRIPT = """
-import sys, fdgnb, conftest
-from fdgnb.vectors import digest
-r = fdgnb.fit("fdse", conftest.cut(fdgnb.get_dataset("digits"), 60), target="blended", rounds=6, progress=False, out=sys.argv[1] if len(sys.argv) > 1 else None)
-print(digest(r.fed.server.state), digest({f"{c.id}.{k}": v for c in r.fed.clients for k, v in c.state.items()}), len(r.rows))
+import sys, fdgnb
+from conftest import bits, cut, run
+data, out = cut(fdgnb.get_dataset("digits"), 60), sys.argv[1] if len(sys.argv) > 1 else None
+r = run("fdse", data, rounds=6, lr=.1, batch_size=50, eval_every=1, out=out)
+print(bits(r), len(r.rows))
 """
 
 
 def start(*args):
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, args)], cwd=ROOT/"tests", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    "That script in a process of its own."
+    command = [sys.executable, "-c", SCRIPT, *map(str, args)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT/"tests", stdout=pipe, stderr=pipe, text=True)
 
 
 def finished(p):
@@ -34,29 +40,42 @@ def test_kill_9_and_resume(tmp_path):
     whole, killed = start(), start(tmp_path)
     file, t = tmp_path/"checkpoint.safetensors", time.time()
     while not file.exists() and killed.poll() is None and time.time() - t < 240: time.sleep(.02)
-    killed.send_signal(signal.SIGKILL); killed.wait()
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
     done = load_checkpoint(file)[1]["rows"][-1][0]
     assert 1 <= done < 6, "the run was over before it could be killed"
     assert finished(start(tmp_path)) == finished(whole)
 
 
 def one_line(call, says):
+    "The call is refused in one line that says so."
     with pytest.raises(FdgnbError) as e: call()
     text = str(e.value)
     assert "\n" not in text and re.search(says, text), text
 
 
-GREY = Dataset("grey", {k: Domain(k, torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8) % 2) for k in ("inked", "blended")}, ["0", "1"])
-VECTORS = Dataset("vectors", {k: Domain(k, torch.zeros(8, 4), torch.arange(8) % 2) for k in ("inked", "blended")}, ["0", "1"], defaults=dict(backbone="mlp2"))
+def two_domains(name, x, **kw):
+    "A data set of two domains with the same samples."
+    domains = {k: Domain(k, x, torch.arange(8) % 2) for k in ("inked", "blended")}
+    return Dataset(name, domains, ["0", "1"], **kw)
+
+
+GRAY = two_domains("gray", torch.zeros(8, 1, 16, 16, dtype=torch.uint8))
+VECTORS = two_domains("vectors", torch.zeros(8, 4), defaults=dict(backbone="mlp2"))
 
 
 @pytest.mark.parametrize("bad, says", [
     (dict(method="fdsee"), "unknown method 'fdsee'; did you mean 'fdse'"),
-    (dict(method="fedavg+fedavg"), "names a method twice"),
+    (dict(method="fedavg+fedavg"), "'fedavg' is in it twice"),
     (dict(dataset="digitz"), "unknown data ?set 'digitz'.*'digits'"),
-    (dict(load="bert"), "wanted a dict"), (dict(load=dict(size=8)), "'size' is no option"), (dict(load=dict(x={1, 2})), "plain values"),
-    (dict(load=dict(domains=["inked"])), "is loaded already"), (dict(load=dict(load=1)), "'load' is no option"), (dict(normalize="imagenet", dataset=GREY), "three channels"),
-    (dict(dataset=VECTORS, augment="flip"), "augmentation is for images"), (dict(dataset="digits", load=dict(domains=3)), "wanted a list of different names"),
+    (dict(load="bert"), "wanted a dict"),
+    (dict(load=dict(size=8)), "'size' is no option"),
+    (dict(load=dict(x={1, 2})), "plain values"),
+    (dict(load=dict(domains=["inked"])), "is loaded already"),
+    (dict(load=dict(load=1)), "'load' is no option"),
+    (dict(normalize="imagenet", dataset=GRAY), "three channels"),
+    (dict(dataset=VECTORS, augment="flip"), "augmentation is for images"),
+    (dict(dataset="digits", load=dict(domains=3)), "wanted a list of different names"),
     (dict(target="blendid"), "blendid.*did you mean 'blended'"),
     (dict(lam_=3), "unknown hyper-parameter 'lam_'"),
     (dict(method="fdse", lam=-1.), "lam=-1.0 is out of range"),
@@ -80,32 +99,30 @@ VECTORS = Dataset("vectors", {k: Domain(k, torch.zeros(8, 4), torch.arange(8) % 
 ], ids=lambda v: "-".join(map(str, v)) if isinstance(v, dict) else "")
 def test_bad_arguments(bad, says, small):
     if bad.get("device") == "cuda" and torch.cuda.is_available(): pytest.skip("there is a GPU here")
-    one_line(lambda: fdgnb.fit(**dict(method="fedavg", dataset=small, target="blended", rounds=1, progress=False) | bad), says)
+    usual = dict(method="fedavg", dataset=small, target="blended", rounds=1, progress=False)
+    one_line(lambda: fdgnb.fit(**usual | bad), says)
 
 
-def test_a_mislabelled_domain_is_no_client(small):
+def test_a_mislabeled_domain_is_no_client(small):
     "A key that is not its domain's name would let the target in among the clients."
-    from fdgnb.data.domain import Dataset
-    one_line(lambda: Dataset("m", {"T": small["blended"], "inked": small["inked"]}, small.classes), "'blended' stands under the key 'T'")
+    domains = {"T": small["blended"], "inked": small["inked"]}
+    one_line(lambda: Dataset("m", domains, small.classes), "'blended' stands under the key 'T'")
 
 
 def test_a_model_that_is_not_finite_is_not_kept(small, tmp_path):
-    call = lambda: fdgnb.fit("fedavg", small, "blended", 1, lr=1e38, batch_size=200, out=tmp_path, progress=False)
+    call = lambda: run("fedavg", small, rounds=1, lr=1e38, batch_size=200, eval_every=1, out=tmp_path)
     one_line(call, "not finite after round 1|is (nan|inf) in round 1")
     assert not (tmp_path/"checkpoint.safetensors").exists()
 
 
 def test_a_folder_belongs_to_one_run(small, tmp_path):
-    "Claimed before the first round, not after it."
-    from fdgnb.runs.setup import Federation
-    from fdgnb.runs.fit import Run
-    from fdgnb.federation import reserve_folder
+    "Reserved before the first round, not after it."
     reserve_folder(Run(Federation("fedavg", small, "blended", 1, seed=0), out=tmp_path))
     one_line(lambda: fdgnb.fit("fedavg", small, "blended", 1, seed=1, out=tmp_path), "seed: 0 there, 1 now")
 
 
 def test_numbers_of_a_checkpoint_are_protected(small, tmp_path):
-    fdgnb.fit("fedavg", small, "blended", 1, out=tmp_path, progress=False)
+    run("fedavg", small, rounds=1, eval_every=1, out=tmp_path)
     file = tmp_path/"checkpoint.safetensors"
     whole = file.read_bytes()
     at = whole.index(b'"accuracy", 0.') + len(b'"accuracy", 0.')
@@ -114,54 +131,54 @@ def test_numbers_of_a_checkpoint_are_protected(small, tmp_path):
 
 
 def test_what_the_server_draws_survives_a_resume(small, tmp_path):
-    "A download that is drawn anew each round is the same after a stop: the round is part of what is taken up."
-    from fdgnb.federation.compose import METHODS, method
-    from fdgnb.federation.loop import Method
+    "A download drawn anew per round is the same after a stop: the round is part of what is taken up."
     class Stop(Exception): pass
     armed = []
     @method("noisy")
     class Noisy(Method):
         "FedAvg that sends a number drawn by the server."
         def download(self, server, k):
-            return super().download(server, k) | {"scalars.noise": torch.rand((), generator=server.rng("noise"))}
+            noise = torch.rand((), generator=server.rng("noise"))
+            return super().download(server, k) | {"scalars.noisy.noise": noise}
         def begin(self, model, client, download):
-            for p in model.parameters(): p.data += .01*download["scalars.noise"]
+            for p in model.parameters(): p.data += .01*download["scalars.noisy.noise"]
         def finish(self, server):
             if armed and server.round == 1: raise Stop
     try:
-        whole = fdgnb.fit("noisy", small, "blended", 3, progress=False)
+        usual = dict(data=small, rounds=3, eval_every=1)
+        whole = run("noisy", **usual)
         armed.append(1)
-        with pytest.raises(Stop): fdgnb.fit("noisy", small, "blended", 3, out=tmp_path, progress=False)
+        with pytest.raises(Stop): run("noisy", **usual, out=tmp_path)
         armed.clear()
-        again = fdgnb.fit("noisy", small, "blended", 3, out=tmp_path, progress=False)
-        assert digest(again.fed.server.state) == digest(whole.fed.server.state) and again.rows == whole.rows
+        again = run("noisy", **usual, out=tmp_path)
+        assert bits(again) == bits(whole) and again.rows == whole.rows
     finally: del METHODS["noisy"]
 
 
 def test_single_sample_under_batchnorm(small):
-    from conftest import cut
-    one_line(lambda: fdgnb.fit("fedavg", cut(small, 1), target="blended", rounds=1), "single training sample, too few for BatchNorm")
+    one_line(lambda: run("fedavg", cut(small, 1)), "single training sample, too few for BatchNorm")
 
 
 def test_only_the_target(small):
-    import dataclasses
     alone = dataclasses.replace(small, domains={"blended": small["blended"]})
-    one_line(lambda: fdgnb.fit("fedavg", alone, target="blended", rounds=1), "no domain left to train on")
+    one_line(lambda: run("fedavg", alone), "no domain left to train on")
 
 
 def test_nan_keeps_the_last_checkpoint(small, tmp_path):
     "A loss that is not finite stops the run; what was saved before stays."
-    @fdgnb.method("zz_breaks")
-    class Breaks(fdgnb.Method):
+    @method("zz_breaks")
+    class Breaks(Method):
         "NaN in round 3, in the second client's second step."
         def loss(self, model, x, y, client):
             n = client.scratch["n"] = client.scratch.get("n", 0) + 1
-            return super().loss(model, x, y, client)*(float("nan") if (client.round, client.id, n) == (2, "inked", 2) else 1.)
-    from fdgnb.federation.compose import METHODS
-    try: one_line(lambda: fdgnb.fit("zz_breaks", small, target="blended", rounds=5, progress=False, out=tmp_path), "client 'inked' is nan in round 3, step 2")
+            breaks = (client.round, client.id, n) == (2, "inked", 2)
+            return super().loss(model, x, y, client)*(float("nan") if breaks else 1.)
+    call = lambda: run("zz_breaks", small, rounds=5, eval_every=1, out=tmp_path)
+    try: one_line(call, "client 'inked' is nan in round 3, step 2")
     finally: del METHODS["zz_breaks"]
     states, meta = load_checkpoint(tmp_path/"checkpoint.safetensors")
-    assert meta["rows"][-1][0] == 2 and all(v.isfinite().all() for v in states["server"].values() if torch.is_tensor(v))
+    assert meta["rows"][-1][0] == 2
+    assert all(v.isfinite().all() for v in states["server"].values() if torch.is_tensor(v))
 
 
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "empty", "foreign"])
@@ -170,7 +187,9 @@ def test_torn_checkpoint(harm, small, tmp_path):
     fdgnb.fit(**args)
     file = tmp_path/"checkpoint.safetensors"
     whole = file.read_bytes()
-    file.write_bytes(dict(truncated=whole[:-100], flipped=whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:], empty=b"", foreign=b"PK\x03\x04 a pickle")[harm])
+    flipped = whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:]
+    harms = dict(truncated=whole[:-100], flipped=flipped, empty=b"", foreign=b"PK\x03\x04 a pickle")
+    file.write_bytes(harms[harm])
     one_line(lambda: fdgnb.fit(**args), "checkpoint.safetensors is torn or was not written by fdgnb")
 
 
@@ -186,7 +205,8 @@ def test_other_arguments_on_the_same_folder(small, tmp_path):
 def papermill(tmp_path, *args):
     exe = Path(sys.executable).parent/"papermill"
     if not exe.exists(): pytest.skip("papermill is not installed")
-    return subprocess.run([exe, ROOT/"nbs/run.ipynb", tmp_path/"out.ipynb", "--no-progress-bar", *map(str, args)], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    command = [exe, ROOT/"nbs/run.ipynb", tmp_path/"out.ipynb", "--no-progress-bar", *map(str, args)]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
 
 
 def test_papermill_refuses_a_wrong_method(tmp_path):
@@ -198,8 +218,10 @@ def test_papermill_passes_its_parameters(tmp_path):
     "Two methods, two records."
     records = []
     for m in ("fdse", "fedavg"):
-        p = papermill(tmp_path, "-p", "method", m, "-p", "rounds", 1, "-p", "out", tmp_path/m)
+        p = papermill(tmp_path, "-p", "method", m, "-p", "rounds", 1, "-p", "out", tmp_path/m,
+                      "-y", "{hyper: {limit: 60}}")
         assert p.returncode == 0, p.stderr[-2000:]
         records.append(json.loads((tmp_path/m/"record.json").read_text()))
-    assert [r["args"]["method"] for r in records] == ["fdse", "fedavg"] and records[0]["args"]["hyper"] != records[1]["args"]["hyper"]
-    assert [r["args"]["rounds"] for r in records] == [1, 1]
+    args = [r["args"] for r in records]
+    assert [(a["method"], a["rounds"]) for a in args] == [("fdse", 1), ("fedavg", 1)]
+    assert args[0]["hyper"] != args[1]["hyper"]
