@@ -1,22 +1,60 @@
-"""Shared by all tests: one torch thread, no progress bars, a small slice of `digits`."""
-import dataclasses, os
+"""Shared by all tests: one torch thread, no progress bars, small data, one way to run a method and to compare two runs.
+
+Tests import the helpers: `from conftest import bits, run, slice_of, sized`; `small` and `tiny` are fixtures.
+"""
+import dataclasses, os, subprocess, sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CI", "1")
 import pytest
 import torch
 torch.set_num_threads(1)
+import fdgnb
+from fdgnb.federation.toys import same, slice_of
+from fdgnb.vectors import digest
 
 
-def cut(data, n):
-    "The first n images of every domain."
-    return dataclasses.replace(data, domains={k: type(d)(d.name, d.x[:n], d.y[:n]) for k, d in data.domains.items()})
+cut = slice_of
+
+
+def sized(data, **sizes):
+    "The named domains alone, each with so many of its first images: clients of different sizes."
+    first = lambda d, n: type(d)(d.name, d.x[:n], d.y[:n])
+    return dataclasses.replace(data, domains={k: first(data[k], n) for k, n in sizes.items()})
+
+
+def run(method, data, **given):
+    "A short run of a method; what is given goes before two rounds of digits without evaluation."
+    usual = dict(target="blended", rounds=2, lr=.05, batch_size=16, eval_every=0, progress=False)
+    return fdgnb.fit(method, data, **usual | given)
+
+
+def bits(run, only=""):
+    "A digest of all tensors that a run's server and clients keep, or of those whose key begins with `only`."
+    owners = [("server", run.fed.server), *((c.id, c) for c in run.fed.clients)]
+    kept = lambda k, v: torch.is_tensor(v) and k.startswith(only)
+    return digest({f"{o}.{k}": v for o, owner in owners for k, v in owner.state.items() if kept(k, v)})
+
+
+def python(code, **kw):
+    "Run some code in a new process: what it printed, and how it ended."
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **kw)
+
+
+def one_line(error):
+    "Whether what pytest.raises caught says it in one line."
+    return "\n" not in str(error.value)
 
 
 @pytest.fixture(scope="session")
 def small():
     "digits, 60 images a domain."
-    import fdgnb
-    return cut(fdgnb.get_dataset("digits"), 60)
+    return slice_of(fdgnb.get_dataset("digits"), 60)
+
+
+@pytest.fixture(scope="session")
+def tiny(small):
+    "Three clients of different sizes and the target `blended`."
+    return sized(small, optical=60, inked=30, rendered=45, blended=40)
 
 
 @pytest.fixture(autouse=True)
