@@ -19,7 +19,7 @@ from ..federation.compose import method, sum_of
 
 # %% ../../nbs/methods/01_fedsb.ipynb #ee94a001
 def smooth_labels(y, n_classes, eps):
-    """Labels (N,) or distributions (N, C), mixed with the uniform distribution: (N, C) floats whose rows sum to 1.
+    """Labels (N,) or distributions (N, C), mixed with the uniform distribution: (N, C), rows sum to 1.
 
     `eps` in [0, 1]: the share of the uniform part. FedSB, Eq. 1."""
     if not 0 <= eps <= 1: raise FdgnbError(f"eps={eps} is out of range: a share between 0 and 1")
@@ -28,12 +28,12 @@ def smooth_labels(y, n_classes, eps):
 
 # %% ../../nbs/methods/01_fedsb.ipynb #6b93322c
 def smooth_loss(logits):
-    "The second term of FedSB's Eq. 3: minus the mean log-probability over all classes and the batch; a scalar."
+    "The second term of FedSB's Eq. 3: minus the mean log-probability over classes and batch; a scalar."
     return -F.log_softmax(logits, 1).mean()
 
 
 def smoothed_cross_entropy(logits, y, eps):
-    "Cross-entropy of logits (N, C) against smoothed labels (N,) or smoothed distributions (N, C), a scalar: FedSB, Eq. 3."
+    "Cross-entropy of logits (N, C) against smoothed labels (N,) or distributions (N, C): FedSB, Eq. 3."
     return (1 - eps)*F.cross_entropy(logits, y) + eps*smooth_loss(logits)
 
 # %% ../../nbs/methods/01_fedsb.ipynb #5fce87f1
@@ -52,10 +52,11 @@ class LabelSmoothing(Method):
 
 # %% ../../nbs/methods/01_fedsb.ipynb #5de4d41f
 def budget_indices(n, budget, generator):
-    """`budget` of the indices 0..n-1 in random order, (budget,) int64: random passes over all of them, the last one cut short.
+    """`budget` of the indices 0..n-1, (budget,) int64: random passes over all of them, the last cut short.
 
-    No repeats while n >= budget; beyond that the counts differ by at most one. FedSB, the text before Eq. 7."""
-    if n < 1 or budget < 1: raise FdgnbError(f"cannot take a budget of {budget} from {n} samples: both must be at least 1")
+    No repeats while n >= budget; beyond that counts differ by at most one. FedSB, the text before Eq. 7."""
+    if n < 1 or budget < 1:
+        raise FdgnbError(f"cannot take a budget of {budget} from {n} samples: both must be at least 1")
     passes = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(-(-budget//n))]
     return torch.cat(passes)[:budget]
 
@@ -71,15 +72,16 @@ class Budget(Method):
                     source="FedSB, before Eq. 7, no value in the text; README 45 batches of 64 = 2880 (PACS)")
         redraw: str = switch("draw the S samples for each pass, or once", paper="epoch", released="once",
                              label="samples drawn once", source="not said; released code: once, by the split")
-        order: str = switch("S samples at random per pass, or the first S/B batches per round", paper="random",
+        order: str = switch("S random samples per pass, or the first S/B batches per round", paper="random",
                             released="first", label="first batches, fixed order",
-                            source="text before Eq. 7; released loader: not shuffled, batches counted per round")
+                            source="text before Eq. 7; released loader: not shuffled, batches per round")
         variant: str = variant()
 
     def sample(self, client, rng):
         n, S, s = client.n(), self.h.S, client.settings
         if self.h.order == "first":
-            yield from islice(cycle(index_batches(torch.arange(n), s.batch_size, s.drop_last)), -(-S//s.batch_size))
+            batches = index_batches(torch.arange(n), s.batch_size, s.drop_last)
+            yield from islice(cycle(batches), -(-S//s.batch_size))
             return
         for _ in range(s.local_epochs):
             if self.h.redraw == "epoch": idx = budget_indices(n, S, rng)
@@ -96,9 +98,9 @@ class Uniform(Method):
 
     def weight(self, server, k, upload): return 1.
 
-# %% ../../nbs/methods/01_fedsb.ipynb #672ab092
-FedSB = sum_of("fedsb", "labelsmoothing+budget+uniform", "Smoothed labels, a budget of samples, a uniform average.",
-               "Soltany et al., ICASSP 2025")
+# %% ../../nbs/methods/01_fedsb.ipynb #d45797df
+FedSB = sum_of("fedsb", "labelsmoothing+budget+uniform",
+               "Smoothed labels, a budget of samples, a uniform average.", "Soltany et al., ICASSP 2025")
 
 # %% ../../nbs/methods/01_fedsb.ipynb #3610d560
 DIFFERENCES = {label: ("fedsb", h) for label, h in differences(FedSB.Hyper).items()} | {
