@@ -31,7 +31,7 @@ def mean_indices(size, m, n, generator):
 
 
 def random_sample_mean(x, m, n, generator):
-    "n means of m random samples each of x (N, ...), bytes read as [0, 1]: float (n, ...). FedBR, Algorithm 2."
+    "n means of m random samples of x (N, ...), bytes read as [0, 1]: float (n, ...). FedBR, Algorithm 2."
     idx = mean_indices(len(x), m, n, generator)
     return to_float(x[idx.flatten()]).unflatten(0, idx.shape).mean(1)
 
@@ -39,7 +39,8 @@ def random_sample_mean(x, m, n, generator):
 def mixture(x_p, x, y, n_classes):
     """Eq. 4: pseudo-samples x_p (n, ...), each mixed with K local samples x (n K, ...) of labels y (n K,).
 
-    Returns images (n, ...) and labels (n, C). Rows K j to K j + K - 1 of x go to row j of x_p; K = len(x)/len(x_p), 0 leaves x_p as it is."""
+    Returns images (n, ...) and labels (n, C). Rows K j to K j + K - 1 of x go to row j of x_p, where
+    K = len(x)/len(x_p); 0 leaves x_p as it is."""
     n, K = len(x_p), len(x)//len(x_p)
     if len(x) != n*K or len(y) != n*K:
         raise FdgnbError(f"a mixture of {n} pseudo-samples needs a multiple of {n} local samples, "
@@ -55,7 +56,8 @@ def proxy_means(proxy, m, n, generator, channels=3, size=32):
 
     proxy: a data set's name (each sample from one random domain), or 'noise' (smooth random colors)."""
     if proxy == "noise":
-        x = F.interpolate(torch.rand(n*m, channels, 4, 4, generator=generator), size=size, mode="bicubic").clamp(0, 1)
+        colors = torch.rand(n*m, channels, 4, 4, generator=generator)
+        x = F.interpolate(colors, size=size, mode="bicubic").clamp(0, 1)
         return x.unflatten(0, (n, m)).mean(1)
     domains = list(get_dataset(proxy).domains.values())
     pick = torch.randint(len(domains), (n,), generator=generator).tolist()
@@ -73,22 +75,24 @@ def fit_to(x, shape):
 
 # %% ../../nbs/methods/04_fedbr.ipynb #1e1cbc47
 def contrastive_loss(p_i, p_g, p_local, tau1=2., tau2=2., similarity="divide"):
-    """FedBR's Eqs. 5 to 7 on projected features (n, d), mean over the rows: pull p_i to p_g, push it from p_local.
+    """FedBR's Eqs. 5 to 7 on projected features (n, d), mean over the rows: p_i to p_g, away from p_local.
 
     p_i, p_g: local and global features of the pseudo-data; p_local: local features of local data, row by row.
     similarity: 'divide' the cosines by the temperatures, or 'multiply', as the released code does."""
-    if similarity not in ("divide", "multiply"): raise FdgnbError(f"similarity={similarity!r}: divide or multiply")
+    if similarity not in ("divide", "multiply"):
+        raise FdgnbError(f"similarity={similarity!r} is not allowed: divide or multiply")
     t1, t2 = (1/tau1, 1/tau2) if similarity == "divide" else (tau1, tau2)
     return F.softplus(t2*F.cosine_similarity(p_i, p_local) - t1*F.cosine_similarity(p_i, p_g)).mean()
 
 # %% ../../nbs/methods/04_fedbr.ipynb #289021c0
 def projection(n_in, width, n_out):
     "FedBR's projection: three linear layers with ReLU between."
-    return chain(fc1=nn.Linear(n_in, width), relu1=nn.ReLU(), fc2=nn.Linear(width, width), relu2=nn.ReLU(), fc3=nn.Linear(width, n_out))
+    return chain(fc1=nn.Linear(n_in, width), relu1=nn.ReLU(), fc2=nn.Linear(width, width), relu2=nn.ReLU(),
+                 fc3=nn.Linear(width, n_out))
 
 # %% ../../nbs/methods/04_fedbr.ipynb #231e40ba
 def ascend(adversary, loss, lr):
-    """FedBR's max step (Algorithm 1, line 8): one plain gradient step of size `lr` *up* `loss()` for the weights of `adversary`.
+    """FedBR's max step (Algorithm 1, line 8): one gradient step *up* `loss()` for the adversary's weights.
 
     Outside they require no gradient, so nothing else can move them."""
     theta = list(adversary.parameters())
@@ -102,7 +106,7 @@ def ascend(adversary, loss, lr):
 # %% ../../nbs/methods/04_fedbr.ipynb #6f51c1a1
 @contextmanager
 def aside(model, statistics="own"):
-    "Inside, pseudo-data leave no trace in the statistics of a training model: 'own', 'running'; or do: 'kept'."
+    "Inside, pseudo-data leave no trace in the model's statistics ('own', 'running'), or do ('kept')."
     if statistics == "kept":
         yield
         return
@@ -127,21 +131,21 @@ class FedBRHyper:
     mu: float = hp(.5, "weight of component 2", low=0., source="App. A")
     tau1: float = hp(2., "temperature of the positive pair", low=1e-6, source="App. A")
     tau2: float = hp(2., "temperature of the negative pair", low=1e-6, source="App. A")
-    m: int = hp(10, "samples in a random sample mean", low=1, source="Algorithm 2 prints no value; released 10")
+    m: int = hp(10, "samples in a random sample mean", low=1, source="Algorithm 2: no value; released 10")
     pseudo: str = hp("rsm", "what pseudo-data are", choices=("rsm", "mixture"), source="Section 4.2")
     K: int = hp(1, "local samples in a mixture", low=0, source="Eq. 4")
-    proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR100, CIFAR10")
+    proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR")
     component1: bool = hp(True, "undecided classifier", choices=(True, False), source="Section 4.3; Table 4")
     component2: bool = hp(True, "contrast of features", choices=(True, False), source="Section 4.4; Table 4")
     max_step: bool = hp(True, "False: the projection stays as initialized", choices=(True, False),
                         source="Algorithm 1, line 8; Table 4")
-    projection: bool = hp(True, "False: contrast the features themselves", choices=(True, False), source="Figure 6a")
+    projection: bool = hp(True, "False: contrast the features", choices=(True, False), source="Figure 6a")
     similarity: str = switch("a cosine and its temperature", paper="divide", released="multiply",
                              label="cosines multiplied", source="Eqs. 5, 6")
     refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
                           label="pseudo-data once", source="Section 5.1")
-    reference: str = switch("a mixture's global features: of the same input, or the round's first", paper="exact",
-                            released="first", label="mixture, first reference", source="Eq. 5")
+    reference: str = switch("a mixture's global features: of the same input, or the first",
+                            paper="exact", released="first", label="mixture, first reference", source="Eq. 5")
     width: str = switch("projection: 256 and 128, or twice and once the features", paper="printed",
                         released="features", label="wide projection", source="Appendix A")
     statistics: str = switch("batch statistics of pseudo-data", paper="own", released="kept",
@@ -171,7 +175,7 @@ def ask(h, server):
     return max(2, -(-server.settings.batch_size//drawn))
 
 def gathered(server, uploads, images, sent):
-    "The uploads, passed on, their images collected in `images`; with `sent`, whoever answers has got the pool."
+    "The uploads, passed on, their images collected in `images`; with `sent`, those who answer have the pool."
     for k, upload in uploads:
         if "images.fedbr.pool" in upload: images.append(upload["images.fedbr.pool"])
         if sent: server.state[f"fedbr.has.{k}"] = 1
@@ -209,7 +213,7 @@ def pseudo_batch(h, model, client):
 
 # %% ../../nbs/methods/04_fedbr.ipynb #3c9ca945
 class PseudoData(Method):
-    "FedBR's pseudo-data: the server asks for means, pools and sends them; clients take what arrives, and give."
+    "FedBR's pseudo-data: the server asks clients for means, pools them and sends the pool."
     Hyper = FedBRHyper
 
     def setup(self, server):
@@ -239,18 +243,19 @@ class PseudoData(Method):
 
     def finish(self, server):
         super().finish(server)
-        if self.h.pseudo == "mixture" and self.h.refresh == "each" and any(strengths(self.h)): renew(self.h, server)
+        new = self.h.pseudo == "mixture" and self.h.refresh == "each"
+        if new and any(strengths(self.h)): renew(self.h, server)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #5ac9bb4f
 def global_features(zp, xp, client):
-    "phi_g of a step's pseudo-data, without gradient: of the frozen copy, else the round's first local features."
+    "phi_g of a step's pseudo-data, no gradient: the frozen copy's, else the round's first local features."
     frozen = client.scratch.get("fedbr.phi_g")
     if frozen is None: return client.scratch.setdefault("fedbr.zg", zp.detach())
     with torch.no_grad(), aside(frozen): return frozen(xp)
 
 
 def contrast(h, model, z, zp, zg, client):
-    "L_con after the max step, if one is due. z: local features of local data; zp, zg: of pseudo-data, local, global."
+    "L_con, after a max step if due. z: local features of local data; zp, zg: of pseudo-data, local and global."
     n = min(len(z), len(zp))
     P = model.projection if h.projection else nn.Identity()
     def con(z, zp): return contrastive_loss(P(zp[:n]), P(zg[:n]), P(z[:n]), h.tau1, h.tau2, h.similarity)
@@ -285,7 +290,7 @@ class FedBR(PseudoData):
             server.model = weighted_mean([redrawn(server, i) for i in range(len(server.clients))])
 
     def step(self, model, x, y, client):
-        client.scratch["fedbr.max"] = self.h.max_step and self.h.projection      # one max step a step, taken in `loss`
+        client.scratch["fedbr.max"] = self.h.max_step and self.h.projection    # one per step, taken in `loss`
         return super().step(model, x, y, client)
 
     def loss(self, model, x, y, client):
@@ -298,7 +303,8 @@ class FedBR(PseudoData):
         if not mu: return loss
         return loss + mu*contrast(self.h, model, z[0], zp, global_features(zp, xp, client), client)
 
-    def weight(self, server, k, upload): return super().weight(server, k, upload) if self.h.average == "size" else 1.
+    def weight(self, server, k, upload):
+        return super().weight(server, k, upload) if self.h.average == "size" else 1.
 
 # %% ../../nbs/methods/04_fedbr.ipynb #710e242a
 ABLATIONS = {                                        # row of the paper -> (method, hyper-parameters)
