@@ -35,7 +35,8 @@ SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False)
             dict(refresh="once"), dict(pseudo="mixture"), dict(pseudo="mixture", K=0),
             dict(pseudo="mixture", reference="first"), dict(pseudo="mixture", K=2, refresh="once"),
             dict(similarity="multiply"), dict(width="features"), dict(statistics="kept"),
-            dict(statistics="running"), dict(average="uniform"), dict(first="averaged"), dict(variant="released"),
+            dict(statistics="running"), dict(average="uniform"), dict(first="averaged"),
+            dict(variant="released"),
             dict(variant="released", pseudo="mixture"), dict(m=100), dict(normalize="half", pseudo="mixture"),
             dict(clip=1.)]
 
@@ -90,7 +91,7 @@ def test_the_ledger_shows_the_images():
 
 def test_once_reaches_those_who_come_late():
     r = run(refresh="once", rounds=4, drops=((1, "b"), (2, "b")))
-    assert [k for k in images(r) if k[1] == "down"] == [(2, "down"), (3, "down")]   # a in round 2, b in round 3
+    assert [k for k in images(r) if k[1] == "down"] == [(2, "down"), (3, "down")]   # a, then b
     assert all("fedbr.pool" in c.state for c in r.fed.clients)
 
 
