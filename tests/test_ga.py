@@ -62,7 +62,8 @@ def test_resume_keeps_the_weights(tiny, tmp_path):
         with pytest.raises(KeyboardInterrupt): run("ga", tiny, rounds=4, out=tmp_path)
     finally: METHODS["ga"] = cls
     again = run("ga", tiny, rounds=4, out=tmp_path)
-    assert bits(again) == bits(whole) and again.book.rows == whole.book.rows and trace(again).equals(trace(whole))
+    assert bits(again) == bits(whole) and again.book.rows == whole.book.rows
+    assert trace(again).equals(trace(whole))
     assert trace(whole).gap.notna().sum() == 3*3
 
 
@@ -111,7 +112,7 @@ def test_no_samples_to_measure_on(tiny):
 
 @pytest.mark.parametrize("h, split", [(dict(), "train"), (dict(variant="released"), "val")], ids=str)
 def test_no_split_is_scored_twice(tiny, h, split, monkeypatch):
-    "The history is that of an engine that scores everything itself, with an evaluation per client and round less."
+    "The history is that of an engine that scores all itself, with an evaluation per client and round less."
     calls, real, alone = [], rounds.evaluate, rounds.assess
     def counting(model, client, of, predict=None): calls.append(of); return real(model, client, of, predict)
     monkeypatch.setattr(rounds, "evaluate", counting)

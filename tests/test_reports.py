@@ -1,4 +1,4 @@
-"""The notebooks that make reports/ run at a tiny scale, and the reports on file speak of what the code has now."""
+"""The notebooks that make reports/ run at a tiny scale, and the reports on file are of the code as it is."""
 import subprocess, sys
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ SYSTEMS = ("fedsb", "ga", "fedka", "fedbr", "fdse")
 def papermill(notebook, to, **parameters):
     "Execute one of nbs/ with parameters; fails with its last lines."
     args = [str(a) for k, v in parameters.items() for a in ("-p", k, v)]
-    command = [sys.executable, "-m", "papermill", "--no-progress-bar", str(ROOT/"nbs"/notebook), str(to), *args]
+    command = [sys.executable, "-m", "papermill", "--no-progress-bar", ROOT/"nbs"/notebook, to, *args]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -22,8 +22,8 @@ def differences(system): return set(import_module(f"fdgnb.methods.{system}").DIF
 
 
 def test_fidelity_in_the_small(tmp_path):
-    papermill("tables/02_fidelity.ipynb", tmp_path/"x.ipynb", systems="ga", datasets="digits", seeds="0", rounds=1,
-              limit=40, jobs=1, out=tmp_path/"runs", report=tmp_path/"report")
+    papermill("tables/02_fidelity.ipynb", tmp_path/"x.ipynb", systems="ga", datasets="digits", seeds="0",
+              rounds=1, limit=40, jobs=1, out=tmp_path/"runs", report=tmp_path/"report")
     table = pd.read_csv(tmp_path/"report"/"fidelity.csv")
     assert set(table.label) == differences("ga")
     assert table.accuracy.between(0, 100).all() and (table[table.label == "as printed"].difference == 0).all()
@@ -35,8 +35,8 @@ def test_fidelity_in_the_small(tmp_path):
 @pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
 def test_the_tables_on_file_are_made_of_the_runs_on_file(tmp_path):
     "Drawn from the file of finished runs, without a run, every number comes out as it is."
-    papermill("tables/02_fidelity.ipynb", tmp_path/"x.ipynb", runs_csv=FIDELITY.with_name("fidelity_runs.csv"),
-              report=tmp_path)
+    runs = FIDELITY.with_name("fidelity_runs.csv")
+    papermill("tables/02_fidelity.ipynb", tmp_path/"x.ipynb", runs_csv=runs, report=tmp_path)
     for name in ("fidelity.csv", "fidelity_runs.csv"):
         assert (tmp_path/name).read_text() == FIDELITY.with_name(name).read_text()
 

@@ -126,8 +126,7 @@ def aside(model, statistics="own"):
 @dataclass(frozen=True)
 class FedBRHyper:
     "Hyper-parameters of FedBR."
-    lam: float = hp(1., "weight of component 1", low=0.,
-                    source="App. A: 1 on RotatedMNIST and CIFAR100, 0.1 on CIFAR10 and PACS; released 1")
+    lam: float = hp(1., "weight of component 1", low=0., source="App. A: 1; 0.1 on CIFAR10 and PACS; released 1")
     mu: float = hp(.5, "weight of component 2", low=0., source="App. A")
     tau1: float = hp(2., "temperature of the positive pair", low=1e-6, source="App. A")
     tau2: float = hp(2., "temperature of the negative pair", low=1e-6, source="App. A")
@@ -135,11 +134,10 @@ class FedBRHyper:
     pseudo: str = hp("rsm", "what pseudo-data are", choices=("rsm", "mixture"), source="Section 4.2")
     K: int = hp(1, "local samples in a mixture", low=0, source="Eq. 4")
     proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR")
-    component1: bool = hp(True, "undecided classifier", choices=(True, False), source="Section 4.3; Table 4")
-    component2: bool = hp(True, "contrast of features", choices=(True, False), source="Section 4.4; Table 4")
-    max_step: bool = hp(True, "False: the projection stays as initialized", choices=(True, False),
-                        source="Algorithm 1, line 8; Table 4")
-    projection: bool = hp(True, "False: contrast the features", choices=(True, False), source="Figure 6a")
+    component1: bool = hp(True, "undecided classifier", source="Section 4.3; Table 4")
+    component2: bool = hp(True, "contrast of features", source="Section 4.4; Table 4")
+    max_step: bool = hp(True, "False: the projection stays as drawn", source="Algorithm 1, line 8; Table 4")
+    projection: bool = hp(True, "False: contrast the features", source="Figure 6a")
     similarity: str = switch("a cosine and its temperature", paper="divide", released="multiply",
                              label="cosines multiplied", source="Eqs. 5, 6")
     refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
@@ -157,7 +155,7 @@ class FedBRHyper:
                         released="averaged", label="averaged start", source="Algorithm 1")
     variant: str = variant()
 
-
+# %% ../../nbs/methods/04_fedbr.ipynb #0e5c539d
 def strengths(h):
     "(lambda, mu), 0 where a component is off."
     return h.lam*h.component1, h.mu*h.component2
@@ -255,7 +253,7 @@ def global_features(zp, xp, client):
 
 
 def contrast(h, model, z, zp, zg, client):
-    "L_con, after a max step if due. z: local features of local data; zp, zg: of pseudo-data, local and global."
+    "L_con, after a max step if due. z: local features of local data; zp, zg: of pseudo-data, zg global."
     n = min(len(z), len(zp))
     P = model.projection if h.projection else nn.Identity()
     def con(z, zp): return contrastive_loss(P(zp[:n]), P(zg[:n]), P(z[:n]), h.tau1, h.tau2, h.similarity)
