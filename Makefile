@@ -43,23 +43,24 @@ text: .venv/text
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[text]'
 	touch $@
 
-# everything CI checks
+# everything CI checks; the pages that run longest begin first, the tests are shared out between two processes
 test: install text
 	$(BIN)/python tests/clean.py
 	cd nbs && nbdev_test --n_workers 2
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
-# the committed outputs of the method pages, slow cells included
+# the committed outputs of pages, slow cells included: make notebooks NB="federation/01_loop add"
 notebooks: install
-	for n in $(or $(NB),10_fedsb 11_ga 12_fedka 13_fedbr 14_fdse); do \
+	for n in $(or $(NB),methods/01_fedsb methods/02_ga methods/03_fedka methods/04_fedbr methods/05_fdse); do \
 	  TQDM_DISABLE=1 jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace nbs/$$n.ipynb; done
 	nbdev_clean
 
 # every table and figure of reports/; finished runs are kept in runs/ and not run again
 reports: install
-	papermill nbs/46_fidelity.ipynb reports/46_fidelity.ipynb -p report reports
-	papermill nbs/42_table_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports
+	papermill nbs/tables/02_fidelity.ipynb reports/46_fidelity.ipynb -p report reports
+	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports
 
+# alone on the machine; with the extra `bench` installed, peers too: .venv/bin/pip install -e '.[bench]'
 bench: install
 	$(BIN)/python -m pytest bench -p no:cacheprovider --benchmark-disable-gc -s
 

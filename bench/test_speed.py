@@ -1,158 +1,183 @@
-"""`make bench`: what a round costs against hand-written loops, memory against the number of clients, and the time of the import.
+"""`make bench`: what a round costs beside hand-written loops and peers, what evaluation costs, memory by number of clients, imports.
 
-The competitors take turns in one process, block by block, so that a busy machine slows all alike; printed are the medians of the
-paired ratios. Nothing is asserted: a benchmark reports.
-"""
-import copy, os, statistics, subprocess, sys, threading, time
+Each competitor runs in a process of its own (bench/runner.py); they take turns, block by block, so that a busy machine slows all alike. Printed are
+the least and the median seconds per round, the ratios of both, and the machine's load meanwhile. Nothing is asserted: a benchmark reports."""
+import json, os, statistics, subprocess, sys, time
+from importlib.util import find_spec
+from pathlib import Path
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.utils.data import DataLoader, TensorDataset
 import fdgnb
-from fdgnb import models
-from fdgnb.core import generator, seeded
-from fdgnb.data.domain import Dataset, Domain
+from runner import CORES, WORK, dataset
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-WORK = dict(cnn2=dict(clients=4, n=512, size=28, batch=16, most=(.6, 1.05)), alexnet_bn=dict(clients=4, n=100, size=64, batch=50, most=(.8, 1.05)))
-BLOCK, REPEATS = 3, 6
+HERE, BLOCK, REPEATS = Path(__file__).parent, 3, 6
+GOALS = {("cnn2", "float32"): .55, ("alexnet_bn", "float32"): .72, ("cnn2", "bfloat16"): .50, ("alexnet_bn", "bfloat16"): .48}
 
 
-def dataset(clients, n, size, **_):
-    g = generator(0, purpose="bench")
-    return Dataset("bench", {f"c{k}": Domain(f"c{k}", torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=g), torch.randint(10, (n,), generator=g))
-                             for k in range(clients)}, [str(c) for c in range(10)])
+class Competitor:
+    "A running bench/runner.py."
+    def __init__(self, *args):
+        env = os.environ | (dict(FDGNB_MALLOC="0") if args[0] == "loader" else {})
+        self.p = subprocess.Popen([sys.executable, HERE/"runner.py", *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  text=True, env=env, cwd=HERE)
+        self.seconds = []
+        self.read()
+
+    def read(self):
+        while True:                                                      # a peer may print lines of its own
+            line = self.p.stdout.readline()
+            if not line: raise RuntimeError(f"{self.p.args[2:]} ended with {self.p.wait()}")
+            try: return json.loads(line)
+            except ValueError: pass
+
+    def block(self, n):
+        self.p.stdin.write(f"{n}\n")
+        self.p.stdin.flush()
+        self.seconds += self.read()[1:]                                  # the first round of a block warms up
+
+    def close(self): self.p.stdin.close(); self.p.wait()
 
 
-def network(name, seed=0):
-    with seeded(seed): return models.get(name, 10)
+def turns(*competitors):
+    "{args: seconds} of competitors that take turns; the first block of each is left out."
+    running = {a: Competitor(*a) for a in competitors}
+    for _ in range(REPEATS + 1):
+        for c in running.values(): c.block(BLOCK)
+    for c in running.values(): c.close()
+    return {a: c.seconds[BLOCK - 1:] for a, c in running.items()}
 
 
-def average(states):
-    return {k: sum(s[k] for s in states)/len(states) if states[0][k].is_floating_point() else states[0][k] for k in states[0]}
+def load(): return f"load {os.getloadavg()[0]:.1f} on {CORES} cores"
 
 
-class Loader:
-    "(a) The usual loop: a DataLoader a client, torch on all cores, an average of state dicts."
-    def __init__(self, name, data, batch, **_):
-        self.net = network(name)
-        models.set_generator(self.net, generator(1))
-        self.loaders = [DataLoader(TensorDataset(d.x.float()/255, d.y), batch, shuffle=True) for d in data.domains.values()]
-        self.theta = copy.deepcopy(self.net.state_dict())
-
-    def rounds(self, n):
-        torch.set_num_threads(CORES)
-        seconds = []
-        for _ in range(n):
-            start, states = time.perf_counter(), []
-            for loader in self.loaders:
-                self.net.load_state_dict(self.theta); self.net.train()
-                opt = torch.optim.SGD(self.net.parameters(), lr=3e-4)
-                for x, y in loader:
-                    opt.zero_grad(); F.cross_entropy(self.net(x), y).backward(); opt.step()
-                states.append({k: v.clone() for k, v in self.net.state_dict().items()})
-            self.theta = average(states)
-            seconds.append(time.perf_counter() - start)
-        torch.set_num_threads(1)
-        return seconds
+def ratio(a, b):
+    "Least and median seconds of a over b, the median paired."
+    return min(a)/min(b), statistics.median(x/y for x, y in zip(a, b))
 
 
-class Hand:
-    "(b) The fastest loop written by hand: float tensors in memory, channels last, one Python thread with one torch thread a core."
-    def __init__(self, name, data, batch, **_):
-        self.batch, self.xs, self.ys = batch, [(d.x.float()/255).contiguous(memory_format=torch.channels_last) for d in data.domains.values()], [d.y for d in data.domains.values()]
-        self.nets = [network(name).to(memory_format=torch.channels_last) for _ in range(CORES)]
-        self.theta = copy.deepcopy(self.nets[0].state_dict())
-
-    def worker(self, net, todo, states):
-        torch.set_num_threads(1)
-        models.set_generator(net, generator(1))
-        while todo:
-            try: k = todo.pop()
-            except IndexError: return
-            net.load_state_dict(self.theta); net.train()
-            opt = torch.optim.SGD(net.parameters(), lr=3e-4)
-            for idx in torch.randperm(len(self.ys[k])).split(self.batch):
-                opt.zero_grad(); F.cross_entropy(net(self.xs[k][idx]), self.ys[k][idx]).backward(); opt.step()
-            states[k] = {n: v.clone() for n, v in net.state_dict().items()}
-
-    def rounds(self, n):
-        seconds = []
-        for _ in range(n):
-            start, states, todo = time.perf_counter(), {}, list(range(len(self.xs)))
-            threads = [threading.Thread(target=self.worker, args=(net, todo, states)) for net in self.nets]
-            [t.start() for t in threads]; [t.join() for t in threads]
-            self.theta = average([states[k] for k in sorted(states)])
-            seconds.append(time.perf_counter() - start)
-        return seconds
+def said(what, a, b, goal=None):
+    least, middle = ratio(a, b)
+    met = "" if goal is None else f"   goal at most {goal}   {'met' if min(least, middle) <= goal else 'MISSED'}"
+    return f"  {what}: {least:.3f} by the least, {middle:.3f} by the median{met}"
 
 
-class Fit:
-    "A round of FedAvg through `fit`, evaluation off."
-    def __init__(self, name, data, batch, **_): self.name, self.data, self.batch = name, data, batch
-
-    def rounds(self, n):
-        return fdgnb.fit("fedavg", self.data, rounds=n, backbone=self.name, batch_size=self.batch, lr=3e-4, eval_every=0, fractions=(1., 0., 0.), progress=False).seconds
+def show(capsys, lines):
+    with capsys.disabled(): print("\n" + "\n".join(lines))
 
 
 @pytest.mark.parametrize("name", WORK)
 def test_round(benchmark, name, capsys):
-    work = WORK[name]
-    data = dataset(**work)
-    runners = {c.__name__: c(name, data, work["batch"]) for c in (Loader, Hand, Fit)}
-    times = {c: [] for c in runners}
+    "FedAvg and FDSE through `fit` against the usual DataLoader loop and the fastest loop by hand, in both precisions."
+    kinds = [("loader", name), ("hand", name), ("fedavg", name), ("hand", name, "bfloat16"), ("fedavg", name, "bfloat16")]
+    kinds += [("fdse", name)] + [(p, name) for p, m in (("fluke", "fluke"), ("flower", "flwr")) if find_spec(m)]
+    found = []
+    benchmark.pedantic(lambda: found.append(turns(*kinds)), rounds=1)
+    t, w = found[0], WORK[name]
+    lines = [f"{name}, {w['clients']} clients x {w['n']} samples, batch {w['batch']}; {load()}; seconds per round, least and median:"]
+    lines += [f"  {' '.join(k[:1] + k[2:]):16} {min(v):.3f} {statistics.median(v):.3f}" for k, v in t.items()]
+    for half in ((), ("bfloat16",)):
+        fit, prec = t[("fedavg", name, *half)], half[0] if half else "float32"
+        lines.append(said(f"fit / usual DataLoader loop, {prec}", fit, t["loader", name], GOALS[name, prec]))
+        lines.append(said(f"fit / fastest loop by hand, {prec}", fit, t[("hand", name, *half)], 1.05))
+    lines.append(said("FDSE / FedAvg", t["fdse", name], t["fedavg", name], 1.0 if name == "alexnet_bn" else None))
+    lines += [said(f"fit / {p}", t["fedavg", name], t[p, name]) for p in ("fluke", "flower") if (p, name) in t]
+    show(capsys, lines)
 
-    def block():
-        "Each competitor in turn, its first round dropped."
-        for c, r in runners.items(): times[c] += r.rounds(BLOCK)[1:]
-    benchmark.pedantic(block, rounds=REPEATS, warmup_rounds=1)
-    skip = BLOCK - 1                                                     # the warm-up block
-    ratio = lambda a, b: statistics.median(x/y for x, y in zip(times[a][skip:], times[b][skip:]))
-    lines = [f"{name}, {work['clients']} clients x {work['n']} samples, batch {work['batch']}, {CORES} cores: median seconds a round " +
-             ", ".join(f"{c} {statistics.median(t[skip:]):.3f}" for c, t in times.items())]
-    for other, most, what in (("Loader", work["most"][0], "(a) the usual DataLoader loop"), ("Hand", work["most"][1], "(b) the fastest hand-written loop")):
-        r = benchmark.extra_info[other] = ratio("Fit", other)
-        lines.append(f"  fit / {what}: {r:.3f}   goal at most {most}   {'met' if r <= most else 'MISSED'}")
-    with capsys.disabled(): print("\n" + "\n".join(lines))
+
+EVAL = """
+import sys, fdgnb, torch
+torch.set_num_threads(1)
+method, name, target = sys.argv[1:]
+data = fdgnb.get_dataset(name)
+once = lambda **kw: sum(fdgnb.fit(method, data, target, 10, progress=False, **kw).seconds)
+once(); print(min(once() for _ in range(2)), min(once(eval_every=0) for _ in range(2)))
+"""
+
+
+@pytest.mark.parametrize("name,target", [("digits", "blended"), ("office_caltech10", "dslr"), ("office_caltech10", "amazon")])
+def test_evaluation(benchmark, name, target, capsys):
+    "What the default evaluation costs beside training, ten rounds."
+    there = fdgnb.list_datasets().set_index("name").available
+    if not there[name]: pytest.skip(f"{name} is not here: FDGNB_DATA names the folder of data sets")
+    lines = []
+    def measure():
+        for method in ("fedavg", "fdse"):
+            call = [sys.executable, "-c", EVAL, method, name, target]
+            full, bare = map(float, subprocess.run(call, capture_output=True, text=True, check=True).stdout.split())
+            share = full/bare - 1
+            lines.append(f"evaluation / training, {method} on {name}, target {target}: {share:.2f} ({full/10:.2f} and {bare/10:.2f} s "
+                         f"per round)   goal at most 0.35   {'met' if share <= .35 else 'MISSED'}   {load()}")
+    benchmark.pedantic(measure, rounds=1)
+    show(capsys, lines)
+
+
+ALLOC = """
+import sys, fdgnb
+sys.path.insert(0, {here!r})
+from runner import Fit, WORK, dataset
+w = WORK["alexnet_bn"]
+f = Fit("alexnet_bn", dataset(**w), w["batch"], "float32")
+print(min(f.rounds(6)[1:]))
+"""
+
+
+def test_allocator(benchmark, capsys):
+    "AlexNet's round with glibc as it is and told to keep large blocks, in processes of their own, in turns."
+    times = {"0": [], "1": []}
+    def turn():
+        for how in times:
+            call = [sys.executable, "-c", ALLOC.format(here=str(HERE))]
+            out = subprocess.run(call, env=os.environ | dict(FDGNB_MALLOC=how), capture_output=True, text=True, check=True)
+            times[how].append(float(out.stdout))
+    benchmark.pedantic(turn, rounds=4)
+    show(capsys, [f"alexnet_bn, glibc as it is {min(times['0']):.3f} s, keeping large blocks {min(times['1']):.3f} s per round; {load()}"])
 
 
 PEAK = """
 import resource, sys, torch, fdgnb
 sys.path.insert(0, {here!r})
-from test_speed import dataset
+from runner import dataset
 torch.set_num_threads(1)
 method, clients = sys.argv[1], int(sys.argv[2])
-r = fdgnb.fit(method, dataset(clients, 8, 64), rounds=2, backbone="alexnet_bn", batch_size=8, eval_every=0, progress=False)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024, sum(v.numel()*v.element_size() for v in r.fed.server.model.values())/2**20)
+data = dataset(clients, 8, 64)
+r = fdgnb.fit(method, data, rounds=2, backbone="alexnet_bn", batch_size=8, eval_every=0, progress=False)
+size = lambda tensors: sum(v.numel()*v.element_size() for v in tensors)/2**20
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024, size(r.fed.server.model.values()), size(d.x for d in data.domains.values()))
 """
 
 
 def test_memory(benchmark, capsys):
-    "Peak memory with 4 and with 64 clients of AlexNet; growth in models."
+    "Peak memory with 4, 64 and 256 clients of AlexNet, data aside."
     def peak(method, clients):
-        return map(float, subprocess.run([sys.executable, "-c", PEAK.format(here=os.path.dirname(__file__)), method, str(clients)], capture_output=True, text=True, check=True).stdout.split())
+        call = [sys.executable, "-c", PEAK.format(here=str(HERE)), method, str(clients)]
+        return map(float, subprocess.run(call, capture_output=True, text=True, check=True).stdout.split())
     lines = []
     def measure():
-        for method in ("fedavg", "fdse"):
-            (few, size), (many, _) = peak(method, 4), peak(method, 64)
-            lines.append(f"peak memory, {method}, alexnet_bn ({size:.0f} MiB a model): 4 clients {few:.0f} MiB, 64 clients {many:.0f} MiB: {(many - few)/size:.2f} models more")
+        for method, counts in (("fedavg", (4, 64, 256)), ("fdse", (4, 64))):
+            least = None
+            for n in counts:
+                top, size, data = peak(method, n)
+                least = least or top - data
+                goal = f"   goal at most 1.2   {'met' if (top - data)/least <= 1.2 else 'MISSED'}" if n == 256 else ""
+                lines.append(f"peak memory, {method}, alexnet_bn ({size:.0f} MiB a model), {n} clients: {top - data:.0f} MiB beside "
+                             f"{data:.0f} MiB of data, {(top - data)/least:.2f} of that with 4{goal}")
     benchmark.pedantic(measure, rounds=1)
-    with capsys.disabled(): print("\n" + "\n".join(lines))
+    show(capsys, lines)
 
 
 PAIR = """
 import torch
 try: import torchvision
-except RuntimeError:                                                     # its compiled operators do not load beside this torch
-    for op in ("nms", "qnms"): torch.library.define(f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+except RuntimeError:                                    # its compiled operators do not load beside this torch
+    for op in ("nms", "qnms"): torch.library.define(f"torchvision::{op}", "(Tensor dets, Tensor scores, float t) -> Tensor")
     import torchvision
 """
 
 
 def test_import(benchmark, capsys):
     "Time of `import fdgnb` against torch and torchvision."
-    times = {"torch, torchvision": [], "fdgnb": [], "fdgnb and its loop": []}
-    code = dict(zip(times, (PAIR, "import fdgnb", "import fdgnb; fdgnb.fit")))
+    code = {"torch, torchvision": PAIR, "fdgnb": "import fdgnb", "fdgnb and its loop": "import fdgnb; fdgnb.fit"}
+    times = {k: [] for k in code}
     def turn():
         for k, c in code.items():
             start = time.perf_counter()
@@ -160,13 +185,14 @@ def test_import(benchmark, capsys):
             times[k].append(time.perf_counter() - start)
     benchmark.pedantic(turn, rounds=5, warmup_rounds=1)
     base = statistics.median(times["torch, torchvision"][1:])
-    with capsys.disabled():
-        print()
-        for k, t in times.items(): print(f"import {k}: {statistics.median(t[1:]):.2f} s, {statistics.median(t[1:])/base:.2f} of torch and torchvision" + ("   goal at most 1.2" if k != "torch, torchvision" else ""))
+    middle = {k: statistics.median(t[1:]) for k, t in times.items()}
+    show(capsys, [f"import {k}: {m:.2f} s, {m/base:.2f} of torch and torchvision" for k, m in middle.items()])
 
 
 def test_digits(benchmark, capsys):
     "Seconds to make the embedded data set on an empty cache, one thread."
-    from fdgnb.data.digits import DIGITS, _digit_domain
-    seconds = benchmark.pedantic(lambda: [_digit_domain(d) for d in DIGITS], rounds=1) and benchmark.stats.stats.max
-    with capsys.disabled(): print(f"\ndigits made in {seconds:.1f} s   goal at most 20   {'met' if seconds <= 20 else 'MISSED'}")
+    from fdgnb.data import digits
+    torch.set_num_threads(1)
+    make = getattr(digits, "digit_arrays", None) or digits._digit_domain
+    seconds = benchmark.pedantic(lambda: [make(d) for d in digits.DIGITS], rounds=1) and benchmark.stats.stats.max
+    show(capsys, [f"digits made in {seconds:.1f} s   goal at most 20   {'met' if seconds <= 20 else 'MISSED'}"])

@@ -8,13 +8,13 @@ __all__ = []
 # %% ../nbs/index.ipynb #97c44ef0
 from importlib import import_module
 
-# %% ../nbs/index.ipynb #b87c2c6a
-__version__ = "0.1.0"
-
 # %% ../nbs/index.ipynb #08f59fb3
-_where = dict(fit="runs.fit", Run="runs.fit", list_methods="federation.compose", method="federation.compose", Method="federation.loop",
-              hp="settings", Settings="settings", Dataset="data.domain", Domain="data.domain", from_folder="data.folders",
-              get_dataset="data.catalogue", list_datasets="data.catalogue", FdgnbError="core")
+__version__ = "0.1.0"
+_where = dict(fit="runs.fit", Run="runs.fit", list_methods="federation.compose", method="federation.compose",
+              Method="federation.loop", hp="settings", Settings="settings", Dataset="data.domain",
+              Domain="data.domain", from_folder="data.folders", from_arrays="data.own", from_torch="data.own",
+              get_dataset="data.catalogue", list_datasets="data.catalogue", helper="federation.compose",
+              FdgnbError="core")
 _modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods")
 
 

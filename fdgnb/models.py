@@ -6,8 +6,8 @@
 __all__ = ['MODELS', 'torchvision_models', 'chain', 'Net', 'Expect', 'Pool', 'Dropout', 'DropPath', 'set_generator',
            'own_dropout', 'backbone', 'get', 'weights_dir', 'weights_file', 'read_weights', 'fill', 'n_parameters',
            'flops', 'summary', 'outputs_of', 'cnn2', 'mlp2', 'cnn4', 'alexnet_bn', 'resnet18', 'resnet50', 'vgg11',
-           'vit_b_16', 'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1',
-           'in_precision', 'native_bfloat16', 'list_models']
+           'vit_b_16', 'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1', 'wrap',
+           'add_backbone', 'trial', 'in_precision', 'native_bfloat16', 'list_models']
 
 # %% ../nbs/03_models.ipynb #b7e28467
 import hashlib, inspect, os, re, sys, threading, torch
@@ -184,7 +184,8 @@ def get(name, n_classes, in_channels=3, pretrained=False, size=None, **options):
     if "size" in takes: options["size"] = size or build.input[-1]
     if pretrained: options["state"] = read_weights(weights_file(name, pretrained))
     net = build(n_classes, in_channels, **options)
-    if size: net.features.check(torch.empty(1, in_channels, size, size, device="meta"))
+    if size and hasattr(net.features, "check"):
+        net.features.check(torch.empty(1, in_channels, size, size, device="meta"))
     return net
 
 # %% ../nbs/03_models.ipynb #bc0c988f
@@ -496,6 +497,39 @@ def _cct(name, n_classes, in_channels, size, layers=7, dim=256, heads=4, ratio=2
 def cct_7_3x1(n_classes, in_channels=3, size=32):
     "CCT-7/3x1: 256 features, 7 blocks of 4 heads, one 3 x 3 convolution; built for one image size."
     return _cct("cct_7_3x1", n_classes, in_channels, size)
+
+# %% ../nbs/03_models.ipynb #835685eb
+def wrap(module, n_classes, name="own", in_channels=3):
+    "A `Net` of a module that ends in a linear layer: what comes before is features, the layer the head."
+    linear = [k for k, m in module.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        like = "Net(name, features, head, ...)"
+        raise FdgnbError(f"{name} has no linear layer to take as its head: give a {like}")
+    features, head = own_dropout(module), module.get_submodule(linear[-1])
+    path, _, last = linear[-1].rpartition(".")
+    if features is head: features = nn.Identity()
+    else: setattr(features.get_submodule(path), last, nn.Identity())
+    if head.out_features != n_classes: head = nn.Linear(head.in_features, n_classes)
+    return Net(name, chain(body=features, flat=nn.Flatten()), head, head.in_features, n_classes, in_channels)
+
+
+def add_backbone(name, build, input=(3, 28, 28), source="your own"):
+    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped.
+
+    input: the shape of its usual input. The module must give (N, n_classes) logits, from a linear layer."""
+    @backbone(name, input, source)
+    def built(n_classes, in_channels=input[0]):
+        net = build(n_classes, in_channels)
+        return net if isinstance(net, Net) else wrap(net, n_classes, name, in_channels)
+    return built
+
+
+def trial(net, x):
+    "Pass a batch through a copy of a network without numbers; FdgnbError where the shapes do not fit."
+    try: return deepcopy(net).to("meta").eval()(x.to("meta"))
+    except RuntimeError as e:
+        why = " ".join(str(e).split())[:120]
+        raise FdgnbError(f"{net.name} cannot take a batch of shape {tuple(x.shape)}: {why}")
 
 # %% ../nbs/03_models.ipynb #942e1238
 _regions = threading.local()                              # autocast regions that are open, by thread

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'ORDERED', 'helper', 'own_classes', 'check_hooks', 'admitted', 'method', 'FedAvg', 'hooks_of',
-           'must_lie_below', 'stack_order', 'meaning', 'declared', 'merged_hyper', 'hyper_names', 'dealt', 'hyper_of',
-           'Part', 'shim', 'Sum', 'summands', 'summed', 'method_class', 'sum_of', 'list_methods']
+           'must_lie_below', 'stack_order', 'meaning', 'agree', 'declared', 'merged_hyper', 'hyper_names', 'having',
+           'dealt', 'hyper_of', 'Part', 'shim', 'Sum', 'summands', 'described', 'summed', 'method_class', 'sum_of',
+           'list_methods']
 
 # %% ../../nbs/federation/03_compose.ipynb #04fbbddf
 import functools, inspect
@@ -29,14 +30,18 @@ def own_classes(cls):
 
 
 def check_hooks(cls):
-    "FdgnbError where a public function of a method's class is neither a hook nor a helper, or does not take the hook's arguments."
-    for k, f in [(k, inspect.unwrap(f)) for c in own_classes(cls) for k, f in vars(c).items() if inspect.isfunction(f)]:
+    "FdgnbError on a public function that is neither helper nor hook, or does not take the hook's arguments."
+    functions = [(k, f) for c in own_classes(cls) for k, f in vars(c).items() if inspect.isfunction(f)]
+    for k, f in functions:
+        f = inspect.unwrap(f)
         if k.startswith("_") or getattr(f, "is_helper", False): continue
         if k not in HOOKS:
-            raise FdgnbError(f"{k!r} of {cls.__name__} is no hook{nearest(k, HOOKS)}; for a function of your own: @helper above it, or a leading _")
+            raise FdgnbError(f"{k!r} of {cls.__name__} is no hook{nearest(k, HOOKS)}; "
+                             "for a function of your own: @helper above it, or a leading _")
         wanted = list(inspect.signature(getattr(Method, k)).parameters)
         try: inspect.signature(f).bind(*wanted)
-        except TypeError: raise FdgnbError(f"the hook {k!r} of {cls.__name__} must take ({', '.join(wanted)})")
+        except TypeError:
+            raise FdgnbError(f"the hook {k!r} of {cls.__name__} must take ({', '.join(wanted)})")
 
 # %% ../../nbs/federation/03_compose.ipynb #c8109609
 METHODS = Registry("method", "fdgnb.methods")
@@ -63,11 +68,12 @@ class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
 
 # %% ../../nbs/federation/03_compose.ipynb #6c2914e8
-ORDERED = ("build", "sample", "batch", "gradients", "step", "finish", "adapt", "predict")        # hooks whose overrides do not commute
+# hooks whose overrides do not commute
+ORDERED = ("build", "sample", "batch", "gradients", "step", "finish", "adapt", "predict")
 
 
 def hooks_of(cls):
-    "Hook -> True where `cls` claims it (some override does not call super), False where it builds on what lies beneath."
+    "Hook -> whether `cls` claims it (an override does not call super) or builds on what lies beneath."
     out = {}
     for hook in HOOKS:
         own = [vars(c)[hook] for c in own_classes(cls) if hook in vars(c)]
@@ -76,14 +82,15 @@ def hooks_of(cls):
 
 # %% ../../nbs/federation/03_compose.ipynb #82b4f919
 def must_lie_below(hooks):
-    "{name: names that must lie below it}, from {name: hooks_of(class)} in the written order; FdgnbError on a clash."
+    "{name: names that must lie below it} of {name: hooks_of(class)} as written; FdgnbError on a clash."
     names = list(hooks)
     below = {n: set() for n in names}
     for i, a in enumerate(names):
         for b in names[i+1:]:
             for hook in hooks[a].keys() & hooks[b].keys():
                 ca, cb = hooks[a][hook], hooks[b][hook]
-                if ca and cb: raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both replace the hook {hook!r}")
+                if ca and cb:
+                    raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both replace the hook {hook!r}")
                 if ca or (hook in ORDERED and not cb): below[b].add(a)
                 if cb: below[a].add(b)
     return below
@@ -91,17 +98,24 @@ def must_lie_below(hooks):
 
 def stack_order(parts):
     "The order, lowest first, in which the classes of {name: class} are stacked; FdgnbError on a clash."
-    below, names, order = must_lie_below({n: hooks_of(c) for n, c in parts.items()}), list(parts), []
-    while len(order) < len(names):
-        free = sorted(n for n in names if n not in order and below[n] <= set(order))
-        if not free: raise FdgnbError(f"{'+'.join(names)!r} cannot be combined: their hooks need contrary orders")
+    below, order = must_lie_below({n: hooks_of(c) for n, c in parts.items()}), []
+    while len(order) < len(parts):
+        free = sorted(n for n in parts if n not in order and below[n] <= set(order))
+        if not free:
+            raise FdgnbError(f"{'+'.join(parts)!r} cannot be combined: their hooks need contrary orders")
         order.append(free[0])
     return order
 
 # %% ../../nbs/federation/03_compose.ipynb #48aa0ff7
 def meaning(f):
-    "What must agree for a hyper-parameter of one name to be one hyper-parameter."
-    return f.default, *(str(f.metadata.get(k)) for k in ("low", "high", "choices", "also", "paper", "released"))
+    "What must agree for two hyper-parameters of one name to be one."
+    said = "low", "high", "choices", "also", "paper", "released"
+    return f.default, *(str(f.metadata.get(k)) for k in said)
+
+
+def agree(by):
+    "Whether the declarations of a hyper-parameter, {part: field}, mean the same."
+    return len({meaning(f) for f in by.values()}) == 1
 
 
 def declared(parts):
@@ -114,40 +128,48 @@ def declared(parts):
 
 def merged_hyper(parts):
     "One dataclass of the hyper-parameters that no two parts declare differently."
-    alike = {n: next(iter(by.values())) for n, by in declared(parts).items() if len({meaning(f) for f in by.values()}) == 1}
-    return make_dataclass("Hyper", [(n, f.type, field(default=f.default, metadata=f.metadata)) for n, f in alike.items()], frozen=True)
+    alike = {n: next(iter(by.values())) for n, by in declared(parts).items() if agree(by)}
+    body = [(n, f.type, field(default=f.default, metadata=f.metadata)) for n, f in alike.items()]
+    return make_dataclass("Hyper", body, frozen=True)
 
 # %% ../../nbs/federation/03_compose.ipynb #dealcode1
 def hyper_names(cls):
-    "What the hyper-parameters of a method may be called: their names, and 'part.name', the part being a summand, a named sum or the method."
+    "What the hyper-parameters of a method may be called: 'name' or 'part.name'."
     parts = getattr(cls, "parts", {cls.name: cls})
     known, names = declared(parts), {k: (k,) for k in parts} | getattr(cls, "names", {})
-    return [*known, *(f"{p}.{n}" for p, keys in names.items() for n, by in known.items() if by.keys() & set(keys))]
+    has = lambda by, keys: by.keys() & set(keys)
+    return [*known, *(f"{p}.{n}" for p, keys in names.items() for n, by in known.items() if has(by, keys))]
+
+
+def having(key, cls):
+    "{part: field} of the parts of a sum that a given name means; FdgnbError where that is unclear."
+    whose, _, name = key.rpartition(".")
+    among = [whose] if whose in cls.parts else cls.names.get(whose, ()) if whose else cls.parts
+    by = {p: f for p, f in declared(cls.parts).get(name, {}).items() if p in among}
+    if not by:
+        raise FdgnbError(f"unknown hyper-parameter of {cls.name} {key!r}{nearest(key, hyper_names(cls))}")
+    if not agree(by):
+        say = " or ".join(f"{p}.{name}" for p in by)
+        whom = " and ".join(map(repr, by))
+        raise FdgnbError(f"{key!r} is a hyper-parameter of {whom}, and not the same: say {say}")
+    return by
 
 
 def dealt(given, cls):
-    "{part: its hyper-parameters}: 'part.name' goes to one part (or to all of a named sum), a plain name to all that declare it alike."
-    parts, names = cls.parts, cls.names
-    out, known = {k: {} for k in parts}, declared(parts)
-    for key in sorted(given, key=lambda k: "." in k):                        # what is said of one part goes last
-        whose, _, name = key.rpartition(".")
-        among = [whose] if whose in parts else names.get(whose, ()) if whose else parts
-        having = {p: known[name][p] for p in among if p in known.get(name, {})}
-        if not having: raise FdgnbError(f"unknown hyper-parameter of {cls.name} {key!r}{nearest(key, hyper_names(cls))}")
-        if len({meaning(f) for f in having.values()}) > 1:
-            say = " or ".join(f"{p}.{name}" for p in having)
-            raise FdgnbError(f"{key!r} is a hyper-parameter of {' and '.join(map(repr, having))}, and not the same: say {say}")
-        for p in having: out[p][name] = given[key]
+    "{part: its hyper-parameters} of what is given for a sum; what is said of one part goes last."
+    out = {k: {} for k in cls.parts}
+    for key in sorted(given, key=lambda k: "." in k):
+        for p in having(key, cls): out[p][key.rpartition(".")[2]] = given[key]
     return out
 
-
+# %% ../../nbs/federation/03_compose.ipynb #hyperofcd1
 def hyper_of(method):
     "{name: value} of a method's hyper-parameters; in a sum 'part.name' where its parts differ."
     if not isinstance(method, Sum): return asdict(method.h)
     out = {}
     for name, by in declared(method.parts).items():
         values = {p: getattr(method.hs[p], name) for p in by}
-        one = len({meaning(f) for f in by.values()}) == 1 and len(set(map(repr, values.values()))) == 1
+        one = agree(by) and len(set(map(repr, values.values()))) == 1
         out |= {name: next(iter(values.values()))} if one else {f"{p}.{name}": v for p, v in values.items()}
     return out
 
@@ -155,7 +177,7 @@ def hyper_of(method):
 class Part:
     "A sum as one of its summands sees it."
     def __init__(self, whole, key): self.__dict__.update(_whole=whole, _cls=whole.parts[key], h=whole.hs[key])
-    __class__ = property(lambda self: type(self._whole))                     # what super() goes by
+    __class__ = property(lambda self: type(self._whole))                        # what super() goes by
 
     def __getattr__(self, name):
         own = inspect.getattr_static(self._cls, name, None)
@@ -173,9 +195,11 @@ def shim(cls, key):
         return call
     return type(cls.__name__, (cls,), {k: seen(k, f) for k, f in vars(cls).items() if inspect.isfunction(f)})
 
-
+# %% ../../nbs/federation/03_compose.ipynb #sumcode01
 class Sum(Method):
-    "A sum of methods: `parts` {key: class}, lowest first; `names` {name: keys of a named sum}; `hs` {key: hyper-parameters}."
+    """A sum of methods.
+
+    parts: {key: class}, lowest first. names: {name: keys of a named sum}. hs: {key: hyper-parameters}."""
     parts, names = {}, {}
     def __init__(self, **hyper):
         shares = dealt(hyper, type(self))
@@ -184,42 +208,52 @@ class Sum(Method):
 
 # %% ../../nbs/federation/03_compose.ipynb #49f62d8c
 def summands(name):
-    "({key: class}, {name: keys}) of `name`, in the written order, a named sum taken apart; FdgnbError where one is unknown or there twice."
+    "({key: class}, {name: keys}) of `name` as written, named sums taken apart; FdgnbError on what cannot be."
     parts, names = {}, {}
+    def refuse(why): raise FdgnbError(f"{name!r} cannot be combined: {why}")
     for n in [n.strip() for n in str(name).split("+")]:
         cls = METHODS[n] if n in METHODS else METHODS.get(n)
         mine = cls.parts if issubclass(cls, Sum) else {n: cls}
-        if twice := next((k for k in mine if k in parts), None): raise FdgnbError(f"{name!r} cannot be combined: {twice!r} is in it twice")
+        if twice := next((k for k in mine if k in parts), None): refuse(f"{twice!r} is in it twice")
         parts, names = parts | mine, names | {n: tuple(mine)}
     for a, ca in parts.items():
         for b, cb in parts.items():
-            if a != b and issubclass(ca, cb): raise FdgnbError(f"{name!r} cannot be combined: {a!r} already contains {b!r}")
+            if a != b and issubclass(ca, cb): refuse(f"{a!r} already contains {b!r}")
     return parts, names
+
+# %% ../../nbs/federation/03_compose.ipynb #sumofcode1
+def described(every):
+    "What the classes of a sum declare, taken together."
+    union = lambda values: tuple(dict.fromkeys(values))
+    flags = {k: any(getattr(c, k) for c in every) for k in ("uses_target", "offers_each", "replays")}
+    return flags | dict(
+        averages=union(t for c in every for t in c.averages),
+        kinds={k: v for c in every for k, v in c.kinds.items()},
+        paper="; ".join(union(c.paper for c in every if c.paper)),
+        __doc__=" + ".join((c.__doc__ or c.name).split("\n")[0] for c in every))
 
 
 def summed(parts, names):
-    "The class of the sum of {key: class}."
+    "The class of the sum of {key: class}; `names`: {name: its keys}."
     parts = {k: parts[k] for k in stack_order(parts)}
-    classes = own_classes(type("stack", tuple(reversed(parts.values())), {}))[1:]
-    whose = {c: next(k for k in reversed(parts) if issubclass(parts[k], c)) for c in classes}
     every, first = list(parts.values()), {k: i for i, k in enumerate(parts)}
+    classes = own_classes(type("stack", tuple(reversed(every)), {}))[1:]
+    whose = {c: next(k for k in reversed(parts) if issubclass(parts[k], c)) for c in classes}
     name = "+".join(sorted(names, key=lambda n: min(first[k] for k in names[n])))
-    body = dict(name=name, parts=parts, names=names, Hyper=merged_hyper(parts), averages=tuple(dict.fromkeys(t for c in every for t in c.averages)),
-                kinds={k: v for c in every for k, v in c.kinds.items()}, paper="; ".join(dict.fromkeys(c.paper for c in every if c.paper)),
-                __doc__=" + ".join((c.__doc__ or c.name).split("\n")[0] for c in every))
-    body |= {flag: any(getattr(c, flag) for c in every) for flag in ("uses_target", "offers_each", "replays")}
+    body = dict(name=name, parts=parts, names=names, Hyper=merged_hyper(parts)) | described(every)
     return type("+".join(c.__name__ for c in every), (Sum, *(shim(c, whose[c]) for c in classes)), body)
 
 # %% ../../nbs/federation/03_compose.ipynb #0ba0cf75
 def method_class(name):
-    "The class of a method, of a sum of methods ('fedprox+ga'), or of a Method class itself; FdgnbError on unknown names and clashes."
-    if isinstance(name, type) and issubclass(name, Method): return name if name.name else admitted(name, name.__name__.lower())
+    "The class of a method, a sum ('fedprox+ga') or a Method class; FdgnbError on unknown names and clashes."
+    if isinstance(name, type) and issubclass(name, Method):
+        return name if name.name else admitted(name, name.__name__.lower())
     if "+" not in str(name): return METHODS.get(str(name).strip())
     return summed(*summands(name))
 
 
 def sum_of(name, parts, title, paper=""):
-    "Register the sum `parts` ('a+b+c') under a name of its own; returns its class. `title`: its first line of documentation."
+    "Register the sum `parts` ('a+b+c') under a name and a first line of documentation: its class."
     cls = summed(*summands(parts))
     cls.__doc__, cls.paper, cls.names = title, paper or cls.paper, {name: tuple(cls.parts)}
     cls.__module__ = inspect.currentframe().f_back.f_globals.get("__name__")
@@ -228,8 +262,10 @@ def sum_of(name, parts, title, paper=""):
 
 # %% ../../nbs/federation/03_compose.ipynb #d641b228
 def list_methods():
-    "DataFrame of the registered methods: name, what it changes, paper, hyper-parameters with defaults, whether it needs target samples."
+    "DataFrame of the registered methods: what each changes, its paper, what it needs, hyper-parameters."
     import pandas as pd
-    rows = [dict(method=n, changes=(METHODS[n].__doc__ or "").split("\n")[0], paper=METHODS[n].paper, unlabeled_target=METHODS[n].uses_target,
-                 hyper=", ".join(f"{f.name}={f.default!r}" for f in fields(METHODS[n].Hyper))) for n in METHODS.names()]
-    return pd.DataFrame(rows).set_index("method")
+    hyper = lambda cls: ", ".join(f"{f.name}={f.default!r}" for f in fields(cls.Hyper))
+    row = lambda cls: dict(changes=(cls.__doc__ or "").split("\n")[0], paper=cls.paper,
+                           unlabeled_target=cls.uses_target, hyper=hyper(cls))
+    rows = {n: row(METHODS[n]) for n in METHODS.names()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")

@@ -14,13 +14,15 @@ from ..core import generator
 from ..vectors import RunningMean, part, scalar, tagged
 from ..settings import Settings, make
 from ..data.domain import Split
-from .steps import clip_gradients, descend, keep_optimizer, make_optimizer, mean_loss, shuffled_passes
+from .steps import clip_gradients, descend, keep_optimizer, make_optimizer, mean_loss
+from .steps import shuffled_passes
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
 class Client:
     "One participant: data by split, `state` from round to round, `scratch` within one."
     def __init__(self, id, splits, settings=Settings(), seed=0, rounds=1, device="cpu", augment=None):
-        self.id, self.settings, self.seed, self.rounds, self.device, self.augment = id, settings, seed, rounds, device, augment
+        self.id, self.settings, self.seed, self.rounds = id, settings, seed, rounds
+        self.device, self.augment = device, augment
         self.splits = {k: s if isinstance(s, Split) else Split(*s) for k, s in splits.items()}
         self.state, self.scratch, self.round, self.optimizer = {}, {}, 0, None
 
@@ -34,7 +36,8 @@ class Client:
 
     def take(self, idx, split="train", rng=None):
         "Samples `idx` of a split as the network takes them: x float32, y int64. With `rng`, augmented."
-        return self.splits[split].take(idx, self.settings.normalize, self.augment if rng is not None else None, rng)
+        augment = None if rng is None else self.augment
+        return self.splits[split].take(idx, self.settings.normalize, augment, rng)
 
     def batches(self, split, size=256):
         "All samples of a split in order, in batches."
@@ -47,10 +50,12 @@ class Client:
 
 # %% ../../nbs/federation/01_loop.ipynb #bce9f1bc
 class Server:
-    "The coordinator: the global model and whatever a method keeps, in `state`; `clients` lists the ids of all clients."
-    def __init__(self, model, clients, settings=Settings(), seed=0, rounds=1, net=None, public=None, n_classes=None):
-        self.state, self.clients, self.settings, self.seed, self.rounds = tagged("model", model), list(clients), settings, seed, rounds
-        self.net, self.public, self.n_classes, self.round = net, public, n_classes, 0
+    "The coordinator: the global model and whatever a method keeps, in `state`; `clients` lists all ids."
+    def __init__(self, model, clients, settings=Settings(), seed=0, rounds=1, net=None, public=None,
+                 n_classes=None):
+        self.state, self.clients, self.round = tagged("model", model), list(clients), 0
+        self.settings, self.seed, self.rounds = settings, seed, rounds
+        self.net, self.public, self.n_classes = net, public, n_classes
 
     @property
     def model(self):
@@ -59,7 +64,8 @@ class Server:
 
     @model.setter
     def model(self, state):
-        self.state = {k: v for k, v in self.state.items() if not k.startswith("model.")} | tagged("model", state)
+        rest = {k: v for k, v in self.state.items() if not k.startswith("model.")}
+        self.state = rest | tagged("model", state)
 
     def rng(self, purpose, device="cpu"):
         "The server's generator, in this round, for one purpose."
@@ -67,51 +73,57 @@ class Server:
 
 # %% ../../nbs/federation/01_loop.ipynb #2fd082aa
 class Method:
-    "The hooks of a federated method; the defaults are FedAvg. Subclass, override what differs, register with `@method(name)`."
-    name, paper, uses_target, offers_each, replays, averages, kinds = "", "", False, False, False, ("model",), {}
-
+    "The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`."
+    name, paper, averages, kinds = "", "", ("model",), {}
+    uses_target = offers_each = replays = False
     @dataclass(frozen=True)
     class Hyper: "Hyper-parameters, named as in the paper; declare each with `hp`."
-    def __init__(self, **hyper): self.h = make(self.Hyper, hyper, f"hyper-parameter of {self.name or type(self).__name__}")
+    def __init_subclass__(cls):                                      # a class Hyper need not be decorated
+        if "__dataclass_fields__" not in vars(cls.Hyper): dataclass(frozen=True)(cls.Hyper)
+    def __init__(self, **hyper):
+        self.h = make(self.Hyper, hyper, f"hyper-parameter of {self.name or type(self).__name__}")
 
     # before the first round
-    def build(self, model): return model                                   # the network, changed once before its first weights are used
+    def build(self, model): return model                             # once, before the first weights are used
     def setup(self, server): "Put into `server.state` what the method needs there from the start."
-    def offer(self, model, client): return {}                              # a payload of the client's, before it trains
-    def gather(self, server, offers): "Keep in `server.state` what comes of the offers, an iterator of (k, payload)."
+    def offer(self, model, client): return {}                        # a payload, before the client trains
+    def gather(self, server, offers): "Keep in `server.state` what the offers, (k, payload) each, amount to."
     # server to client
-    def download(self, server, k): return tagged("model", server.model)    # client k may be new
+    def download(self, server, k): return tagged("model", server.model)                   # k may be new
     def receive(self, model, client, download): model.load_state_dict(part(download, "model"))
-    def begin(self, model, client, download): "Before the first local step: keep in `client.scratch` what the round needs."
+    def begin(self, model, client, download): "Before the first step: keep in `client.scratch` what it needs."
     # local steps
-    def params(self, model): return model.parameters()                     # what the optimizer trains
-    def sample(self, client, rng): return shuffled_passes(client, rng)     # the round's batches, tensors of indices
+    def params(self, model): return model.parameters()               # what the optimizer trains
+    def sample(self, client, rng): return shuffled_passes(client, rng)                    # index batches
     def batch(self, x, y, client, rng): return x, y
-    def criterion(self, logits, y, client): return F.cross_entropy(logits, y)      # y: labels (B,) or distributions (B, C)
+    def criterion(self, logits, y, client): return F.cross_entropy(logits, y)             # y: (B,) or (B, C)
     def loss(self, model, x, y, client): return self.criterion(model(x), y, client)
-    def gradients(self, model, client): clip_gradients(model, client)      # between backward and the optimizer's step
+    def gradients(self, model, client): clip_gradients(model, client)                     # after backward
     def step(self, model, x, y, client): return descend(self, self.loss(model, x, y, client), model, client)
     # client to server
-    def end(self, model, client): "After the last local step: keep in `client.state` what the next round needs."
+    def end(self, model, client): "After the last step: keep in `client.state` what the next round needs."
     def upload(self, model, client):
-        return tagged("model", model.state_dict()) | {"scalars.n": scalar(client.n()), "scalars.loss": scalar(client.scratch["loss"])}
+        numbers = {"scalars.n": scalar(client.n()), "scalars.loss": scalar(client.scratch["loss"])}
+        return tagged("model", model.state_dict()) | numbers
     # at the server
-    def weight(self, server, k, upload): return float(upload["scalars.n"]) if server.settings.client_weights == "samples" else 1.
+    def weight(self, server, k, upload):
+        return float(upload["scalars.n"]) if server.settings.client_weights == "samples" else 1.
     def aggregate(self, server, uploads):
         mean, tags = RunningMean(), tuple(f"{tag}." for tag in self.averages)
-        for k, up in uploads: mean.push({q: v for q, v in up.items() if q.startswith(tags)}, self.weight(server, k, up))
+        for k, upload in uploads:
+            mean.push({q: v for q, v in upload.items() if q.startswith(tags)}, self.weight(server, k, upload))
         server.state = server.state | mean.result()
     def finish(self, server): "After aggregation: what the server still does in the round."
     # on a domain nobody has seen
-    def adapt(self, model, x, client): "Adapt a received network to unlabeled samples x (as stored, N first), in place."
-    def predict(self, model, x, client): return model(x)                   # logits of a batch; may change the network
+    def adapt(self, model, x, client): "Adapt the network to unlabeled samples x (as stored), in place."
+    def predict(self, model, x, client): return model(x)             # logits of a batch
 
 # %% ../../nbs/federation/01_loop.ipynb #fa56b1b3
 HOOKS = tuple(k for k, v in vars(Method).items() if callable(v) and not k.startswith("_") and k != "Hyper")
 
 # %% ../../nbs/federation/01_loop.ipynb #ee837193
 def client_update(method, model, client, download, round):
-    "Client's part of round `round` (from 0): receive `download` into the network `model`, train, return the upload."
+    "Client's part of a round (from 0): receive `download` into `model`, train, return the upload."
     client.round, client.scratch = round, {}
     models.set_generator(model, client.rng("dropout", client.device))
     method.receive(model, client, download)
@@ -129,7 +141,7 @@ def client_update(method, model, client, download, round):
 
 
 def server_update(method, server, uploads, round):
-    "Server's part of round `round`: aggregate an iterable of (k, upload), finish, return the next downloads {k: payload}."
+    "Server's part: aggregate an iterable of (k, upload), finish; returns the next downloads {k: payload}."
     server.round = round
     method.aggregate(server, list(uploads) if method.replays else iter(uploads))
     method.finish(server)
@@ -163,5 +175,7 @@ def server_gather(method, server, offers, round):
 def federated_round(method, server, clients, model, down, round):
     "One round with one network, client after client: downloads {k: payload} -> the next round's downloads."
     if offering(method, round):
-        down = server_gather(method, server, [(c.id, client_offer(method, model, c, down[c.id], round)) for c in clients], round)
-    return server_update(method, server, [(c.id, client_update(method, model, c, down[c.id], round)) for c in clients], round)
+        offers = [(c.id, client_offer(method, model, c, down[c.id], round)) for c in clients]
+        down = server_gather(method, server, offers, round)
+    uploads = [(c.id, client_update(method, model, c, down[c.id], round)) for c in clients]
+    return server_update(method, server, uploads, round)

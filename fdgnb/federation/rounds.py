@@ -56,7 +56,9 @@ class Threads:
 # %% ../../nbs/federation/04_rounds.ipynb #alloccode1
 @functools.cache
 def keep_large_blocks(size=2**30):
-    "Have glibc keep blocks up to `size` bytes when they are freed. Whether it did: False on other C libraries, or with FDGNB_MALLOC=0."
+    """Have glibc keep blocks up to `size` bytes when they are freed; whether it does.
+
+    False on other C libraries, and with FDGNB_MALLOC=0."""
     if os.environ.get("FDGNB_MALLOC") == "0": return False
     try: mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError): return False
@@ -65,7 +67,9 @@ def keep_large_blocks(size=2**30):
 
 # %% ../../nbs/federation/04_rounds.ipynb #c52d6d7c
 def evaluate(model, client, split, predict=None):
-    "(accuracy, mean cross-entropy) of a network on one split of a client, in evaluation mode. `predict`: logits of a batch, if not the network's."
+    """(accuracy, mean cross-entropy) of a network on one split of a client, in evaluation mode.
+
+    predict: logits of a batch, if not the network's."""
     model.eval()
     hits = loss = 0.
     with torch.no_grad() if predict else torch.inference_mode():
@@ -77,7 +81,9 @@ def evaluate(model, client, split, predict=None):
 
 
 def assess(model, client, splits, point, who=None, predict=None, known={}):
-    "History rows (client, split, point, metric, value) of a network on some splits of a client; `known`: {split: scores} computed before."
+    """History rows (client, split, point, metric, value) of a network on some splits of a client.
+
+    known: {split: scores} computed before."""
     rows = []
     for s in splits:
         if not client.n(s): continue
@@ -87,19 +93,22 @@ def assess(model, client, splits, point, who=None, predict=None, known={}):
 
 # %% ../../nbs/federation/04_rounds.ipynb #schedcode1
 def scored(settings, round, rounds):
-    "What is scored after round `round` (from 0): a set of 'aggregated', 'local', 'train'; empty where `eval_every` is 0."
+    "Of 'aggregated', 'local' and 'train', what is scored after round `round` (from 0)."
     s, done = settings, round + 1
+    if not s.eval_every: return set()
     every = dict(aggregated=s.eval_every, local=s.eval_local, train=s.eval_train)
-    return {k for k, n in every.items() if done == rounds or (n and done % n == 0)} if s.eval_every else set()
+    return {k for k, n in every.items() if done == rounds or (n and done % n == 0)}
 
 # %% ../../nbs/federation/04_rounds.ipynb #7d7a2f56
 def available(fed, round, attempt=0):
     "(drawn, available): the clients drawn in a round, and those of them that will answer."
-    s, clients, absent = fed.settings, fed.clients, {k for r, k in fed.settings.drops if r == round + 1}
+    s, clients = fed.settings, fed.clients
+    absent = {k for r, k in s.drops if r == round + 1}
+    rng = lambda purpose: generator(fed.seed, round, "server", purpose)
     if s.per_round and s.per_round < len(clients):
-        pick = torch.randperm(len(clients), generator=generator(fed.seed, round, "server", "draw"))[:s.per_round]
+        pick = torch.randperm(len(clients), generator=rng("draw"))[:s.per_round]
         clients = [clients[i] for i in sorted(pick.tolist())]
-    lost = torch.rand(len(clients), generator=generator(fed.seed, round, "server", f"drop {attempt}")) < s.drop
+    lost = torch.rand(len(clients), generator=rng(f"drop {attempt}")) < s.drop
     return clients, [c for c, gone in zip(clients, lost) if not gone and c.id not in absent]
 
 
@@ -109,14 +118,16 @@ def sample_clients(fed, round):
         drawn, there = available(fed, round, attempt)
         if there: return drawn, there
     who = ", ".join(c.id for c in drawn)
-    raise FdgnbError(f"round {round + 1} failed: none of {who} answered in three tries; the last checkpoint is kept")
+    raise FdgnbError(f"round {round + 1} failed: none of {who} answered in three tries; "
+                     "the last checkpoint is kept")
 
 # %% ../../nbs/federation/04_rounds.ipynb #offercode1
 def make_offers(fed, engine, down, round, ledger, clients):
     "Offers of `clients` before a round, gathered: the new downloads. What passes is counted."
     for c in clients: ledger.count(round + 1, c.id, "down", down[c.id])
     offers = engine.map(lambda net, c: (c.id, client_offer(fed.method, net, c, down[c.id], round)), clients)
-    return server_gather(fed.method, fed.server, ((k, ledger.count(round + 1, k, "up", o)) for k, o in offers), round)
+    counted = ((k, ledger.count(round + 1, k, "up", o)) for k, o in offers)
+    return server_gather(fed.method, fed.server, counted, round)
 
 
 def news(payload, before):
@@ -126,7 +137,8 @@ def news(payload, before):
 # %% ../../nbs/federation/04_rounds.ipynb #2ac6b876
 def run_round(fed, engine, down, round, ledger):
     "One round of a federation: returns (next downloads, history rows)."
-    (drawn, there), scoring, rows, had = sample_clients(fed, round), scored(fed.settings, round, fed.rounds), [], {}
+    (drawn, there), rows, had = sample_clients(fed, round), [], {}
+    scoring = scored(fed.settings, round, fed.rounds)
     if offering(fed.method, round):
         asked = there if round else fed.clients
         had = {c.id: down[c.id] for c in asked}
@@ -155,17 +167,19 @@ def own_splits(train): return ("train", "val", "test") if train else ("val", "te
 
 
 def local_scores(fed, net, client, train):
-    "Rows of a client's network as it stands after its local steps; a split that the method scored in its `end` is not scored twice."
-    rows = assess(net, client, own_splits(train), "local", known=client.scratch.get("scores", {}))
-    return rows + (assess(net, fed.target_client, ["target"], "local", client.id) if fed.target_client else [])
+    "Rows of a client's network as it stands after its local steps."
+    known, unseen = client.scratch.get("scores", {}), fed.target_client
+    rows = assess(net, client, own_splits(train), "local", known=known)
+    return rows + (assess(net, unseen, ["target"], "local", client.id) if unseen else [])
 
 
 def evaluate_round(fed, engine, down, round, train=False):
     "Rows of every client and of the unseen client, each with the model it would now be sent."
     def test(net, client):
         unseen = client is fed.target_client
+        sent = fed.method.download(fed.server, client.id) if unseen else down[client.id]
         client.round = round
-        fed.method.receive(net, client, fed.method.download(fed.server, client.id) if unseen else down[client.id])
+        fed.method.receive(net, client, sent)
         rows = assess(net, client, ["target"] if unseen else own_splits(train), "aggregated")
         return rows + (adapted_scores(fed, net) if unseen and adapting(fed, round) else [])
     return [r for rows in engine.map(test, fed.everyone) for r in rows]
@@ -173,8 +187,9 @@ def evaluate_round(fed, engine, down, round, train=False):
 # %% ../../nbs/federation/04_rounds.ipynb #adaptcode1
 def adapting(fed, round):
     "Whether the method's adaptation to the target is tried after this round."
-    when = fed.settings.adapt
-    return bool({"adapt", "predict"} & hooks_of(type(fed.method)).keys()) and (when == "every" or (when == "last" and round + 1 == fed.rounds))
+    when, own = fed.settings.adapt, hooks_of(type(fed.method)).keys()
+    due = when == "every" or (when == "last" and round + 1 == fed.rounds)
+    return due and bool({"adapt", "predict"} & own)
 
 
 def adapted(fed, net):
@@ -187,13 +202,16 @@ def adapted(fed, net):
 def adapted_scores(fed, net):
     "Rows of the adapted network on the target."
     net, who = adapted(fed, net), fed.target_client
+    predict = lambda x: fed.method.predict(net, x, who)
     own = "predict" in hooks_of(type(fed.method))
-    return assess(net, who, ["target"], "adapted", predict=(lambda x: fed.method.predict(net, x, who)) if own else None)
+    return assess(net, who, ["target"], "adapted", predict=predict if own else None)
 
 # %% ../../nbs/federation/04_rounds.ipynb #542f95ac
 def check_finite(server, rows, round):
-    "FdgnbError where the global model, or its loss on somebody's samples, is not finite: such a round is never kept."
-    where = next((k for k, v in server.model.items() if v.is_floating_point() and not v.isfinite().all()), None)
-    where = where or next((f"its loss on {c}" for c, _, p, m, v in rows if p == "aggregated" and m == "loss" and not math.isfinite(v)), None)
-    if where: raise FdgnbError(f"the global model is not finite after round {round + 1} ({where}): try a smaller lr, or clip=10; "
-                               "the last checkpoint is kept")
+    "FdgnbError where the global model, or its loss on somebody's samples, is not finite."
+    tensors = (k for k, v in server.model.items() if v.is_floating_point() and not v.isfinite().all())
+    losses = ((c, v) for c, _, p, m, v in rows if (p, m) == ("aggregated", "loss"))
+    where = next(tensors, None) or next((f"its loss on {c}" for c, v in losses if not math.isfinite(v)), None)
+    if where:
+        raise FdgnbError(f"the global model is not finite after round {round + 1} ({where}): "
+                         "try a smaller lr, or clip=10; the last checkpoint is kept")

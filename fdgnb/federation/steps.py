@@ -22,10 +22,11 @@ def index_batches(order, size, drop_last=False):
 
 # %% ../../nbs/federation/02_steps.ipynb #passes0000
 def shuffled_passes(client, rng):
-    "A client's batches of a round, tensors of indices: a shuffled pass per local epoch, or passes until `local_steps` are done."
+    "A client's batches in a round, as indices: a pass per local epoch, or until `local_steps` are done."
     s = client.settings
     passes = range(s.local_epochs) if s.local_steps is None else itertools.count()
-    batches = (b for _ in passes for b in index_batches(torch.randperm(client.n(), generator=rng), s.batch_size, s.drop_last))
+    orders = (torch.randperm(client.n(), generator=rng) for _ in passes)
+    batches = (b for order in orders for b in index_batches(order, s.batch_size, s.drop_last))
     return itertools.islice(batches, s.local_steps)
 
 # %% ../../nbs/federation/02_steps.ipynb #1961932f
@@ -35,7 +36,7 @@ def clip_gradients(model, client):
 
 
 def descend(method, loss, model, client):
-    "One step of the client's optimizer down `loss`, through the method's `gradients`; returns the loss, detached."
+    "One step of the client's optimizer down `loss`, through the method's `gradients`: the loss, detached."
     client.optimizer.zero_grad()
     loss.backward()
     method.gradients(model, client)
@@ -44,7 +45,7 @@ def descend(method, loss, model, client):
 
 # %% ../../nbs/federation/02_steps.ipynb #0ab7f747
 def sgd_groups(params, momentum):
-    "Parameter groups of SGD: fused, but for what the fused kernel rounds differently: the tail of a weight under momentum."
+    "Parameter groups of SGD: fused, but for weights that the fused kernel rounds differently under momentum."
     whole = [p for p in params if not momentum or p.numel() % 64 == 0]
     rest = [p for p in params if momentum and p.numel() % 64]
     return [g for g in (dict(params=whole, fused=True), dict(params=rest, fused=False)) if g["params"]]
@@ -56,21 +57,23 @@ def in_order(optimizer):
 
 
 def make_optimizer(params, client):
-    "The local optimizer at this round's learning rate; its state comes from `client.state` where the settings keep it."
+    "The local optimizer at this round's learning rate, its state from `client.state` where that is kept."
     s, params = client.settings, [p for p in params if p.requires_grad]
     how = dict(lr=client.lr, weight_decay=s.weight_decay)
     if s.optimizer == "adam": opt = torch.optim.Adam(params, fused=True, **how)
     else: opt = torch.optim.SGD(sgd_groups(params, s.momentum), momentum=s.momentum, **how)
     for i, q in enumerate(in_order(opt)) if s.keep_optimizer else ():
-        if kept := part(client.state, f"optim.{i}"):                 # in the weight's own layout, which a fused step goes by
-            opt.state[q] = {k: torch.empty_like(q).copy_(v) if v.shape == q.shape else v.clone() for k, v in kept.items()}
+        if kept := part(client.state, f"optim.{i}"):
+            alike = lambda v: torch.empty_like(q).copy_(v)        # in the weight's layout, for the fused step
+            opt.state[q] = {k: alike(v) if v.shape == q.shape else v.clone() for k, v in kept.items()}
     return opt
 
 
 def keep_optimizer(client):
     "Write the optimizer's state into `client.state`, as tensors."
     for i, q in enumerate(in_order(client.optimizer)):
-        client.state |= {f"optim.{i}.{k}": torch.as_tensor(v).clone() for k, v in client.optimizer.state[q].items() if v is not None}
+        kept = {k: v for k, v in client.optimizer.state[q].items() if v is not None}
+        client.state |= {f"optim.{i}.{k}": torch.as_tensor(v).clone() for k, v in kept.items()}
 
 # %% ../../nbs/federation/02_steps.ipynb #00065ad1
 def mean_loss(losses, client):
@@ -79,6 +82,7 @@ def mean_loss(losses, client):
     losses = torch.stack(losses).float().cpu()
     if not losses.isfinite().all():
         step = int((~losses.isfinite()).nonzero()[0]) + 1
-        raise FdgnbError(f"the loss of client {client.id!r} is {losses[step-1]:.3g} in round {client.round + 1}, step {step}: "
+        where = f"in round {client.round + 1}, step {step}"
+        raise FdgnbError(f"the loss of client {client.id!r} is {losses[step-1]:.3g} {where}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
     return losses.double().mean().item()
