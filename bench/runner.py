@@ -1,8 +1,9 @@
-"""One competitor of `make bench` in a process of its own: reads a number of rounds per line, prints the seconds of each as JSON.
+"""One competitor of `make bench` in a process of its own.
 
     python bench/runner.py KIND NETWORK [PRECISION]        KIND: loader, hand, fedavg, fdse, fluke, flower
 
-A process of its own, because glibc's allocator is set once per process and cannot be set back."""
+It reads a number of rounds per line and prints the seconds of each round as JSON. A process of its own,
+because glibc's allocator is set once per process and cannot be set back."""
 import copy, json, os, sys, threading, time
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,8 @@ from fdgnb.core import generator, seeded
 from fdgnb.federation.rounds import keep_large_blocks
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-WORK = dict(cnn2=dict(clients=4, n=512, size=28, batch=16), alexnet_bn=dict(clients=4, n=100, size=64, batch=50))
+WORK = dict(cnn2=dict(clients=4, n=512, size=28, batch=16),
+            alexnet_bn=dict(clients=4, n=100, size=64, batch=50))
 LR = 3e-4
 
 
@@ -21,7 +23,8 @@ def dataset(clients, n, size, **_):
     "Random images: `clients` domains of `n`."
     g = generator(0, purpose="bench")
     x = lambda: torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=g)
-    domains = {f"c{k}": fdgnb.Domain(f"c{k}", x(), torch.randint(10, (n,), generator=g)) for k in range(clients)}
+    y = lambda: torch.randint(10, (n,), generator=g)
+    domains = {f"c{k}": fdgnb.Domain(f"c{k}", x(), y()) for k in range(clients)}
     return fdgnb.Dataset("bench", domains, [str(c) for c in range(10)])
 
 
@@ -30,8 +33,9 @@ def network(name, precision="float32"):
 
 
 def average(states):
-    mean = lambda k: sum(s[k] for s in states)/len(states) if states[0][k].is_floating_point() else states[0][k]
-    return {k: mean(k) for k in states[0]}
+    "Mean of state dicts; counters are the first one's."
+    mean = lambda k: sum(s[k] for s in states)/len(states)
+    return {k: mean(k) if v.is_floating_point() else v for k, v in states[0].items()}
 
 
 def timed(rounds, one):
@@ -70,13 +74,15 @@ class Loader:
 
 
 class Hand:
-    "The fastest loop written by hand: floats in memory, channels last, a Python thread per core; our allocator and optimizer."
+    "The fastest loop by hand: floats in memory, channels last, a thread per core; our allocator, optimizer."
     def __init__(self, name, data, batch, precision):
         keep_large_blocks()
         torch.set_num_threads(1)
         floats = lambda d: (d.x.float()/255).contiguous(memory_format=torch.channels_last)
-        self.batch, self.xs, self.ys = batch, *zip(*((floats(d), d.y) for d in data.domains.values()))
-        self.nets = [network(name, precision).to(memory_format=torch.channels_last) for _ in range(CORES)]
+        self.batch = batch
+        self.xs, self.ys = zip(*((floats(d), d.y) for d in data.domains.values()))
+        build = lambda: network(name, precision).to(memory_format=torch.channels_last)
+        self.nets = [build() for _ in range(CORES)]
         self.theta = copy.deepcopy(self.nets[0].state_dict())
 
     def worker(self, net, todo, states):
@@ -108,8 +114,8 @@ class Fit:
     "A round through `fit`, evaluation off."
     def __init__(self, name, data, batch, precision, method="fedavg"):
         torch.set_num_threads(1)
-        self.args = dict(method=method, dataset=data, backbone=name, batch_size=batch, precision=precision, lr=LR,
-                         eval_every=0, fractions=(1., 0., 0.), progress=False)
+        self.args = dict(method=method, dataset=data, backbone=name, batch_size=batch, precision=precision,
+                         lr=LR, eval_every=0, fractions=(1., 0., 0.), progress=False)
 
     def rounds(self, n): return fdgnb.fit(rounds=n, **self.args).seconds
 

@@ -1,7 +1,8 @@
-"""`make bench`: what a round costs beside hand-written loops and peers, what evaluation costs, memory by number of clients, imports.
+"""`make bench`: rounds beside hand-written loops and peers, evaluation, memory by number of clients, imports.
 
-Each competitor runs in a process of its own (bench/runner.py); they take turns, block by block, so that a busy machine slows all alike. Printed are
-the least and the median seconds per round, the ratios of both, and the machine's load meanwhile. Nothing is asserted: a benchmark reports."""
+Each competitor runs in a process of its own (bench/runner.py); they take turns, block by block, so that a
+busy machine slows all alike. Printed are the least and the median seconds per round, the ratios of both, and
+the machine's load meanwhile. Nothing is asserted: a benchmark reports."""
 import json, os, statistics, subprocess, sys, time
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,15 +12,16 @@ import fdgnb
 from runner import CORES, WORK, dataset
 
 HERE, BLOCK, REPEATS = Path(__file__).parent, 3, 6
-GOALS = {("cnn2", "float32"): .55, ("alexnet_bn", "float32"): .72, ("cnn2", "bfloat16"): .50, ("alexnet_bn", "bfloat16"): .48}
+GOALS = {("cnn2", "float32"): .55, ("alexnet_bn", "float32"): .72,
+         ("cnn2", "bfloat16"): .50, ("alexnet_bn", "bfloat16"): .48}
 
 
 class Competitor:
     "A running bench/runner.py."
     def __init__(self, *args):
         env = os.environ | (dict(FDGNB_MALLOC="0") if args[0] == "loader" else {})
-        self.p = subprocess.Popen([sys.executable, HERE/"runner.py", *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                  text=True, env=env, cwd=HERE)
+        self.p = subprocess.Popen([sys.executable, HERE/"runner.py", *args], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, text=True, env=env, cwd=HERE)
         self.seconds = []
         self.read()
 
@@ -35,7 +37,9 @@ class Competitor:
         self.p.stdin.flush()
         self.seconds += self.read()[1:]                                  # the first round of a block warms up
 
-    def close(self): self.p.stdin.close(); self.p.wait()
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait()
 
 
 def turns(*competitors):
@@ -57,8 +61,9 @@ def ratio(a, b):
 
 def said(what, a, b, goal=None):
     least, middle = ratio(a, b)
-    met = "" if goal is None else f"   goal at most {goal}   {'met' if min(least, middle) <= goal else 'MISSED'}"
-    return f"  {what}: {least:.3f} by the least, {middle:.3f} by the median{met}"
+    line = f"  {what}: {least:.3f} by the least, {middle:.3f} by the median"
+    if goal is None: return line
+    return f"{line}   goal at most {goal}   {'met' if min(least, middle) <= goal else 'MISSED'}"
 
 
 def show(capsys, lines):
@@ -67,20 +72,24 @@ def show(capsys, lines):
 
 @pytest.mark.parametrize("name", WORK)
 def test_round(benchmark, name, capsys):
-    "FedAvg and FDSE through `fit` against the usual DataLoader loop and the fastest loop by hand, in both precisions."
-    kinds = [("loader", name), ("hand", name), ("fedavg", name), ("hand", name, "bfloat16"), ("fedavg", name, "bfloat16")]
-    kinds += [("fdse", name)] + [(p, name) for p, m in (("fluke", "fluke"), ("flower", "flwr")) if find_spec(m)]
+    "FedAvg and FDSE through `fit` against the usual DataLoader loop and the fastest loop by hand."
+    kinds = [("loader", name), ("hand", name), ("fedavg", name)]
+    kinds += [("hand", name, "bfloat16"), ("fedavg", name, "bfloat16"), ("fdse", name)]
+    kinds += [(p, name) for p, m in (("fluke", "fluke"), ("flower", "flwr")) if find_spec(m)]
     found = []
     benchmark.pedantic(lambda: found.append(turns(*kinds)), rounds=1)
     t, w = found[0], WORK[name]
-    lines = [f"{name}, {w['clients']} clients x {w['n']} samples, batch {w['batch']}; {load()}; seconds per round, least and median:"]
+    lines = [f"{name}, {w['clients']} clients x {w['n']} samples, batch {w['batch']}; {load()}; "
+             "seconds per round, least and median:"]
     lines += [f"  {' '.join(k[:1] + k[2:]):16} {min(v):.3f} {statistics.median(v):.3f}" for k, v in t.items()]
     for half in ((), ("bfloat16",)):
         fit, prec = t[("fedavg", name, *half)], half[0] if half else "float32"
         lines.append(said(f"fit / usual DataLoader loop, {prec}", fit, t["loader", name], GOALS[name, prec]))
         lines.append(said(f"fit / fastest loop by hand, {prec}", fit, t[("hand", name, *half)], 1.05))
-    lines.append(said("FDSE / FedAvg", t["fdse", name], t["fedavg", name], 1.0 if name == "alexnet_bn" else None))
-    lines += [said(f"fit / {p}", t["fedavg", name], t[p, name]) for p in ("fluke", "flower") if (p, name) in t]
+    goal = 1.0 if name == "alexnet_bn" else None
+    lines.append(said("FDSE / FedAvg", t["fdse", name], t["fedavg", name], goal))
+    peers = [p for p in ("fluke", "flower") if (p, name) in t]
+    lines += [said(f"fit / {p}", t["fedavg", name], t[p, name]) for p in peers]
     show(capsys, lines)
 
 
@@ -90,11 +99,15 @@ torch.set_num_threads(1)
 method, name, target = sys.argv[1:]
 data = fdgnb.get_dataset(name)
 once = lambda **kw: sum(fdgnb.fit(method, data, target, 10, progress=False, **kw).seconds)
-once(); print(min(once() for _ in range(2)), min(once(eval_every=0) for _ in range(2)))
+once()
+print(min(once() for _ in range(2)), min(once(eval_every=0) for _ in range(2)))
 """
 
 
-@pytest.mark.parametrize("name,target", [("digits", "blended"), ("office_caltech10", "dslr"), ("office_caltech10", "amazon")])
+TARGETS = [("digits", "blended"), ("office_caltech10", "dslr"), ("office_caltech10", "amazon")]
+
+
+@pytest.mark.parametrize("name,target", TARGETS)
 def test_evaluation(benchmark, name, target, capsys):
     "What the default evaluation costs beside training, ten rounds."
     there = fdgnb.list_datasets().set_index("name").available
@@ -103,10 +116,12 @@ def test_evaluation(benchmark, name, target, capsys):
     def measure():
         for method in ("fedavg", "fdse"):
             call = [sys.executable, "-c", EVAL, method, name, target]
-            full, bare = map(float, subprocess.run(call, capture_output=True, text=True, check=True).stdout.split())
+            out = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+            full, bare = map(float, out.split())
             share = full/bare - 1
-            lines.append(f"evaluation / training, {method} on {name}, target {target}: {share:.2f} ({full/10:.2f} and {bare/10:.2f} s "
-                         f"per round)   goal at most 0.35   {'met' if share <= .35 else 'MISSED'}   {load()}")
+            lines.append(f"evaluation / training, {method} on {name}, target {target}: {share:.2f} "
+                         f"({full/10:.2f} and {bare/10:.2f} s per round)   goal at most 0.35   "
+                         f"{'met' if share <= .35 else 'MISSED'}   {load()}")
     benchmark.pedantic(measure, rounds=1)
     show(capsys, lines)
 
@@ -127,10 +142,13 @@ def test_allocator(benchmark, capsys):
     def turn():
         for how in times:
             call = [sys.executable, "-c", ALLOC.format(here=str(HERE))]
-            out = subprocess.run(call, env=os.environ | dict(FDGNB_MALLOC=how), capture_output=True, text=True, check=True)
+            env = os.environ | dict(FDGNB_MALLOC=how)
+            out = subprocess.run(call, env=env, capture_output=True, text=True, check=True)
             times[how].append(float(out.stdout))
     benchmark.pedantic(turn, rounds=4)
-    show(capsys, [f"alexnet_bn, glibc as it is {min(times['0']):.3f} s, keeping large blocks {min(times['1']):.3f} s per round; {load()}"])
+    plain, kept = min(times["0"]), min(times["1"])
+    show(capsys, [f"alexnet_bn, glibc as it is {plain:.3f} s, keeping large blocks {kept:.3f} s per round; "
+                  f"{load()}"])
 
 
 PEAK = """
@@ -142,7 +160,8 @@ method, clients = sys.argv[1], int(sys.argv[2])
 data = dataset(clients, 8, 64)
 r = fdgnb.fit(method, data, rounds=2, backbone="alexnet_bn", batch_size=8, eval_every=0, progress=False)
 size = lambda tensors: sum(v.numel()*v.element_size() for v in tensors)/2**20
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024, size(r.fed.server.model.values()), size(d.x for d in data.domains.values()))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024
+print(peak, size(r.fed.server.model.values()), size(d.x for d in data.domains.values()))
 """
 
 
@@ -150,17 +169,20 @@ def test_memory(benchmark, capsys):
     "Peak memory with 4, 64 and 256 clients of AlexNet, data aside."
     def peak(method, clients):
         call = [sys.executable, "-c", PEAK.format(here=str(HERE)), method, str(clients)]
-        return map(float, subprocess.run(call, capture_output=True, text=True, check=True).stdout.split())
+        out = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+        return map(float, out.split())
     lines = []
     def measure():
         for method, counts in (("fedavg", (4, 64, 256)), ("fdse", (4, 64))):
             least = None
             for n in counts:
                 top, size, data = peak(method, n)
-                least = least or top - data
-                goal = f"   goal at most 1.2   {'met' if (top - data)/least <= 1.2 else 'MISSED'}" if n == 256 else ""
-                lines.append(f"peak memory, {method}, alexnet_bn ({size:.0f} MiB a model), {n} clients: {top - data:.0f} MiB beside "
-                             f"{data:.0f} MiB of data, {(top - data)/least:.2f} of that with 4{goal}")
+                own = top - data
+                least = least or own
+                goal = f"   goal at most 1.2   {'met' if own/least <= 1.2 else 'MISSED'}" if n == 256 else ""
+                lines.append(f"peak memory, {method}, alexnet_bn ({size:.0f} MiB a model), {n} clients: "
+                             f"{own:.0f} MiB beside {data:.0f} MiB of data, {own/least:.2f} of that with 4"
+                             f"{goal}")
     benchmark.pedantic(measure, rounds=1)
     show(capsys, lines)
 
@@ -169,14 +191,16 @@ PAIR = """
 import torch
 try: import torchvision
 except RuntimeError:                                    # its compiled operators do not load beside this torch
-    for op in ("nms", "qnms"): torch.library.define(f"torchvision::{op}", "(Tensor dets, Tensor scores, float t) -> Tensor")
+    takes = "(Tensor dets, Tensor scores, float t) -> Tensor"
+    for op in ("nms", "qnms"): torch.library.define(f"torchvision::{op}", takes)
     import torchvision
 """
 
 
 def test_import(benchmark, capsys):
     "Time of `import fdgnb` against torch and torchvision."
-    code = {"torch, torchvision": PAIR, "fdgnb": "import fdgnb", "fdgnb and its loop": "import fdgnb; fdgnb.fit"}
+    code = {"torch, torchvision": PAIR, "fdgnb": "import fdgnb",
+            "fdgnb and its loop": "import fdgnb; fdgnb.fit"}
     times = {k: [] for k in code}
     def turn():
         for k, c in code.items():
@@ -193,6 +217,8 @@ def test_digits(benchmark, capsys):
     "Seconds to make the embedded data set on an empty cache, one thread."
     from fdgnb.data import digits
     torch.set_num_threads(1)
-    make = getattr(digits, "digit_arrays", None) or digits._digit_domain
-    seconds = benchmark.pedantic(lambda: [make(d) for d in digits.DIGITS], rounds=1) and benchmark.stats.stats.max
-    show(capsys, [f"digits made in {seconds:.1f} s   goal at most 20   {'met' if seconds <= 20 else 'MISSED'}"])
+    make = digits.draw_digits
+    benchmark.pedantic(lambda: [make(d) for d in digits.DIGITS], rounds=1)
+    seconds = benchmark.stats.stats.max
+    met = "met" if seconds <= 20 else "MISSED"
+    show(capsys, [f"digits made in {seconds:.1f} s   goal at most 20   {met}"])

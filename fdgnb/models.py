@@ -500,11 +500,9 @@ def cct_7_3x1(n_classes, in_channels=3, size=32):
 
 # %% ../nbs/03_models.ipynb #835685eb
 def wrap(module, n_classes, name="own", in_channels=3):
-    "A `Net` of a module that ends in a linear layer: what comes before is features, the layer the head."
+    "A `Net` of a module that ends in a linear layer: the module without it as features, the layer as head."
     linear = [k for k, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        like = "Net(name, features, head, ...)"
-        raise FdgnbError(f"{name} has no linear layer to take as its head: give a {like}")
+    if not linear: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
     features, head = own_dropout(module), module.get_submodule(linear[-1])
     path, _, last = linear[-1].rpartition(".")
     if features is head: features = nn.Identity()
@@ -516,7 +514,7 @@ def wrap(module, n_classes, name="own", in_channels=3):
 def add_backbone(name, build, input=(3, 28, 28), source="your own"):
     """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped.
 
-    input: the shape of its usual input. The module must give (N, n_classes) logits, from a linear layer."""
+    input: the shape of its usual input. The module's last linear layer gives the logits."""
     @backbone(name, input, source)
     def built(n_classes, in_channels=input[0]):
         net = build(n_classes, in_channels)
@@ -525,7 +523,7 @@ def add_backbone(name, build, input=(3, 28, 28), source="your own"):
 
 
 def trial(net, x):
-    "Pass a batch through a copy of a network without numbers; FdgnbError where the shapes do not fit."
+    "A batch through a copy of a network without numbers; FdgnbError where the shapes do not fit."
     try: return deepcopy(net).to("meta").eval()(x.to("meta"))
     except RuntimeError as e:
         why = " ".join(str(e).split())[:120]
