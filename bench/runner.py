@@ -1,6 +1,6 @@
 """One competitor of `make bench` in a process of its own.
 
-    python bench/runner.py KIND NETWORK [PRECISION]        KIND: loader, hand, fedavg, fdse, fluke, flower
+    python bench/runner.py KIND NETWORK [PRECISION]        KIND: loader, hand, fedavg, fdse, fluke
 
 It reads a number of rounds per line and prints the seconds of each round as JSON. A process of its own,
 because glibc's allocator is set once per process and cannot be set back."""
@@ -125,7 +125,7 @@ KINDS = dict(loader=Loader, hand=Hand, fedavg=Fit, fdse=lambda *a: Fit(*a, metho
 
 def main(kind, name, precision="float32"):
     work = WORK[name]
-    if kind in ("fluke", "flower"):
+    if kind == "fluke":
         import peers
         runner = peers.KINDS[kind](name, dataset(**work), work["batch"])
     else: runner = KINDS[kind](name, dataset(**work), work["batch"], precision)

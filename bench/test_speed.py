@@ -75,7 +75,7 @@ def test_round(benchmark, name, capsys):
     "FedAvg and FDSE through `fit` against the usual DataLoader loop and the fastest loop by hand."
     kinds = [("loader", name), ("hand", name), ("fedavg", name)]
     kinds += [("hand", name, "bfloat16"), ("fedavg", name, "bfloat16"), ("fdse", name)]
-    kinds += [(p, name) for p, m in (("fluke", "fluke"), ("flower", "flwr")) if find_spec(m)]
+    if find_spec("fluke"): kinds.append(("fluke", name))
     found = []
     benchmark.pedantic(lambda: found.append(turns(*kinds)), rounds=1)
     t, w = found[0], WORK[name]
@@ -88,8 +88,7 @@ def test_round(benchmark, name, capsys):
         lines.append(said(f"fit / fastest loop by hand, {prec}", fit, t[("hand", name, *half)], 1.05))
     goal = 1.0 if name == "alexnet_bn" else None
     lines.append(said("FDSE / FedAvg", t["fdse", name], t["fedavg", name], goal))
-    peers = [p for p in ("fluke", "flower") if (p, name) in t]
-    lines += [said(f"fit / {p}", t["fedavg", name], t[p, name]) for p in peers]
+    if ("fluke", name) in t: lines.append(said("fit / fluke", t["fedavg", name], t["fluke", name]))
     show(capsys, lines)
 
 

@@ -272,5 +272,6 @@ def test_flops_of_some_steps_are_those_of_all(small, method):
     for c in run.fed.clients[:2]:
         played, download = copy.copy(c), run.fed.method.download(run.fed.server, c.id)
         played.state, net = copy.deepcopy(c.state), copy.deepcopy(run.fed.net)
-        with FlopCounterMode(display=False) as counter: client_update(run.fed.method, net, played, download, 0)
+        with FlopCounterMode(display=False) as counter:
+            client_update(run.fed.method, net, played, download, 0)
         assert counter.get_total_flops() == work.flops[c.id] and work.samples[c.id] >= c.n()

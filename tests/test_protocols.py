@@ -1,4 +1,4 @@
-"""Protocols resolve for every method and scale; partitions lose and double nothing; augmentation depends on its
+"""Protocols resolve for every method and scale; partitions lose nothing; augmentation depends on its
 generator alone; bad names are refused."""
 import itertools, threading
 from dataclasses import fields
@@ -17,7 +17,8 @@ from fdgnb.data.augment import AUGMENTATIONS, Augment, list_augmentations
 from fdgnb.data.partitions import PARTITIONS
 from fdgnb.runs.protocols import PROTOCOLS, SCALES, list_protocols, protocol_table, resolve
 
-DATA = ["digits", "office_caltech10", "pacs", "vlcs", "officehome", "terra_incognita", "domainnet", "domainnet10",
+DATA = ["digits", "office_caltech10", "pacs", "vlcs", "officehome", "terra_incognita", "domainnet",
+        "domainnet10",
         "digit_five", "rotated_mnist", "cifar10", "cifar100", "amazon_review", "somebody's own"]
 SETTINGS = {f.name: f for f in fields(Settings)}
 
@@ -236,7 +237,8 @@ def test_bad_names():
     for kw, says in ((dict(protocol="fdsee"), "unknown protocol 'fdsee'; did you mean 'fdse'"),
                      (dict(protocol="ga", scale="cpuu"), "unknown scale 'cpuu'; did you mean 'cpu'"),
                      (dict(augment="gaa"), "unknown augmentation 'gaa'; did you mean 'ga'")):
-        with pytest.raises(FdgnbError, match=says): fdgnb.fit("fedavg", toy(side=28), rounds=1, backbone="cnn2", progress=False, **kw)
+        with pytest.raises(FdgnbError, match=says):
+            fdgnb.fit("fedavg", toy(side=28), rounds=1, backbone="cnn2", progress=False, **kw)
     assert set(list_augmentations().index) == set(AUGMENTATIONS)
 
 

@@ -39,10 +39,11 @@ class Row:
         return self.scale in ("paper", scale)
 
     def named(self, method):
-        "The name of the value in a run of `method`; of a hyper-parameter in a sum, with the parts it is bound to."
+        "The value's name in a run of `method`; a hyper-parameter in a sum says which parts it is bound to."
         parts = [p.strip() for p in str(method or "").split("+")]
         mine = [p for p in parts if p in self.method]
-        return [f"{p}.{self.name}" for p in mine] if len(parts) > 1 and mine and self.name not in SETTINGS else [self.name]
+        if len(parts) == 1 or not mine or self.name in SETTINGS: return [self.name]
+        return [f"{p}.{self.name}" for p in mine]
 
     @property
     def rank(self):
@@ -76,7 +77,7 @@ class Protocol:
     thresholds: dict = field(default_factory=dict)
 
     def values(self, scale="paper", dataset=None, method=None):
-        "{name: value} of a run; in a sum of methods, a hyper-parameter that is bound to one is named 'method.name'."
+        "{name: value} of a run; in a sum, what is bound to one method is named 'method.name'."
         rows, out = [r for r in self.rows if r.applies(scale, dataset, method)], {}
         for r in sorted(rows, key=lambda r: r.rank):
             out |= {k: copy.copy(r.value) for k in r.named(method)}

@@ -204,7 +204,8 @@ class Saved:
         data = {n: (folder/n).read_bytes() if (folder/n).exists() else b"" for n in files}
         for n, d in data.items():
             if file_digest(d) == files[n]: continue
-            raise FdgnbError(f"{folder/n} does not belong to the record beside it: delete the folder, run again")
+            raise FdgnbError(f"{folder/n} does not belong to the record beside it: run again, "
+                             "or delete the folder")
         for k in ("args", "sizes", "domains", "classes"): setattr(self, k, self.record[k])
         self.round = self.record["rounds"]
         self.history, self.ledger = (read_table(data[f"{n}.csv"]) for n in ("history", "ledger"))
