@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MODELS', 'torchvision_models', 'chain', 'Net', 'Expect', 'Pool', 'Dropout', 'DropPath', 'set_generator',
            'own_dropout', 'backbone', 'get', 'weights_dir', 'weights_file', 'read_weights', 'fill', 'n_parameters',
-           'summary', 'flops', 'outputs_of', 'cnn2', 'mlp2', 'cnn4', 'alexnet_bn', 'resnet18', 'resnet50', 'vgg11',
+           'flops', 'summary', 'outputs_of', 'cnn2', 'mlp2', 'cnn4', 'alexnet_bn', 'resnet18', 'resnet50', 'vgg11',
            'vit_b_16', 'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1', 'wrap',
            'add_backbone', 'trial', 'in_precision', 'native_bfloat16', 'list_models']
 
@@ -38,53 +38,65 @@ def _load_torchvision_ops():
 
 
 def torchvision_models():
-    "`torchvision.models`, imported at the first call; declares torchvision's `nms` and `qnms` first where its compiled library cannot load."
+    """`torchvision.models`, imported at the first call.
+
+    Where torchvision's compiled library cannot load, its operators `nms` and `qnms` are declared first."""
     with _torchvision_lock:
         if "torchvision" not in sys.modules:
-            if find_spec("torchvision") is None: raise FdgnbError("torchvision is not installed: pip install torchvision")
+            if find_spec("torchvision") is None:
+                raise FdgnbError("torchvision is not installed: pip install torchvision")
             _load_torchvision_ops()
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             for op in ("nms", "qnms"):
-                if not _has_op(op): torch.library.define(f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                if not _has_op(op): torch.library.define(f"torchvision::{op}", schema)
         return import_module("torchvision.models")
 
 # %% ../nbs/03_models.ipynb #f0882543
 def chain(**layers):
-    "An `nn.Sequential` whose layers have names, so that a state's keys read `features.conv1.bn.running_mean`."
+    "An `nn.Sequential` of named layers, so that a state's keys read `features.conv1.bn.running_mean`."
     return nn.Sequential(OrderedDict(layers))
 
 
 class Net(nn.Module):
-    "A backbone: `features` (images (N, C, H, W) -> (N, feature_dim)), then `head` (-> (N, n_classes) logits)."
+    "A backbone: `features`, (N, C, H, W) -> (N, feature_dim), then `head`, -> (N, n_classes) logits."
     def __init__(self, name, features, head, feature_dim, n_classes, in_channels):
         super().__init__()
-        self.features, self.head = features, head
-        self.name, self.feature_dim, self.n_classes, self.in_channels = name, feature_dim, n_classes, in_channels
+        self.features, self.head, self.name = features, head, name
+        self.feature_dim, self.n_classes, self.in_channels = feature_dim, n_classes, in_channels
 
     def forward(self, x): return self.head(self.features(x))
 
 # %% ../nbs/03_models.ipynb #d4d9a000
 class Expect(nn.Module):
-    "Refuses a batch that `name` cannot take; otherwise the identity. `size`: the smallest (`exact`: the only) side in pixels, None for vectors (N, channels)."
+    """Refuses a batch that `name` cannot take; otherwise the identity.
+
+    size: the smallest (`exact`: the only) side in pixels; None for vectors (N, channels)."""
     def __init__(self, name, channels, size=None, exact=False):
         super().__init__()
         self.name, self.channels, self.size, self.exact = name, channels, size, exact
 
-    def extra_repr(self): return f"{self.channels} channels" + (f", {'exactly' if self.exact else 'at least'} {self.size} px" if self.size else "")
+    def extra_repr(self):
+        limit = f", {'exactly' if self.exact else 'at least'} {self.size} px" if self.size else ""
+        return f"{self.channels} channels{limit}"
 
     def forward(self, x):
-        want = f"(N, {self.channels}, H, W)" if self.size else f"(N, {self.channels})"
-        if x.ndim != (4 if self.size else 2) or x.shape[1] != self.channels:
-            raise FdgnbError(f"{self.name} takes a batch {want}, not {tuple(x.shape)}")
-        if self.exact and tuple(x.shape[2:]) != (self.size, self.size):
-            raise FdgnbError(f"this {self.name} was built for {self.size} x {self.size} px, not {x.shape[2]} x {x.shape[3]}: build it with size=")
-        if self.size and min(x.shape[2:]) < self.size:
-            raise FdgnbError(f"{self.name} takes images of at least {self.size} px, not {x.shape[2]} x {x.shape[3]}")
+        n, name, side, shape = self.channels, self.name, self.size, tuple(x.shape)
+        want = f"(N, {n}, H, W)" if side else f"(N, {n})"
+        if x.ndim != (4 if side else 2) or shape[1] != n:
+            raise FdgnbError(f"{name} takes a batch {want}, not {shape}")
+        if not side: return x
+        here = f"{shape[2]} x {shape[3]}"
+        if self.exact and shape[2:] != (side, side):
+            raise FdgnbError(f"this {name} was built for {side} x {side} px, not {here}: build it with size=")
+        if min(shape[2:]) < side: raise FdgnbError(f"{name} takes images of at least {side} px, not {here}")
         return x
 
 # %% ../nbs/03_models.ipynb #8c452748
 class Pool(nn.Module):
     "Adaptive average pooling to `size` x `size`; the identity where the map has that size already."
-    def __init__(self, size): super().__init__(); self.size = size
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
 
     def extra_repr(self): return f"{self.size}"
 
@@ -95,7 +107,9 @@ class Pool(nn.Module):
 
 # %% ../nbs/03_models.ipynb #a689491c
 class Dropout(nn.Module):
-    "Inverted dropout whose mask comes from `self.generator`; `channels=True` drops whole channels (N, C, ...) as `nn.Dropout2d` does."
+    """Inverted dropout whose mask comes from `self.generator`.
+
+    channels: drop whole channels of (N, C, ...), as `nn.Dropout2d` does."""
     def __init__(self, p=.5, channels=False):
         super().__init__()
         if not 0 <= p < 1: raise FdgnbError(f"a dropout probability is {p}: it must lie in [0, 1)")
@@ -103,15 +117,17 @@ class Dropout(nn.Module):
 
     def extra_repr(self): return f"p={self.p}" + (", channels" if self.channels else "")
 
-    def __getstate__(self): return {**self.__dict__, "generator": None}   # a copy gets its own generator, from whoever runs it
+    def __getstate__(self): return {**self.__dict__, "generator": None}     # a copy is given its own
 
     def shape(self, x): return (*x.shape[:2], *[1]*(x.ndim-2)) if self.channels else x.shape
 
     def forward(self, x):
         if not self.training or not self.p: return x
-        if self.generator is None: raise FdgnbError("dropout in training needs a generator: call set_generator(model, generator) first")
-        keep = torch.rand(self.shape(x), generator=self.generator, device=self.generator.device) >= self.p
-        return x*(keep.to(x.device, x.dtype)/(1-self.p))
+        g = self.generator
+        if g is None:
+            raise FdgnbError("dropout in training needs a generator: first set_generator(model, generator)")
+        keep = torch.rand(self.shape(x), generator=g, device=g.device) >= self.p
+        return x*(keep.to(x.device, x.dtype)/(1 - self.p))
 
 # %% ../nbs/03_models.ipynb #bd9cdebd
 class DropPath(Dropout):
@@ -127,14 +143,16 @@ def set_generator(model, generator):
 
 # %% ../nbs/03_models.ipynb #8f727bad
 def own_dropout(model):
-    "Replace every torch dropout (and torchvision's per-sample StochasticDepth) in `model` by ours; returns the model. FdgnbError for kinds that cannot be replaced."
-    kind = type(model).__name__
+    """Replace torch's dropouts and torchvision's per-sample StochasticDepth in `model`; returns the model.
+
+    FdgnbError for kinds that cannot be replaced."""
+    kind, reads = type(model).__name__, "reads the global random state"
     if isinstance(model, nn.modules.dropout._DropoutNd):
-        if "Alpha" in kind: raise FdgnbError(f"{kind} reads the global random state and has no replacement here: use nn.Dropout")
+        if "Alpha" in kind: raise FdgnbError(f"{kind} {reads} and has no replacement here: use nn.Dropout")
         return Dropout(model.p, channels=kind != "Dropout")
     if kind == "StochasticDepth" and model.mode == "row": return DropPath(model.p)
     if isinstance(model, nn.MultiheadAttention) and model.dropout:
-        raise FdgnbError(f"nn.MultiheadAttention(dropout={model.dropout}) reads the global random state: build it with dropout=0")
+        raise FdgnbError(f"nn.MultiheadAttention(dropout={model.dropout}) {reads}: build it with dropout=0")
     for name, child in model.named_children(): setattr(model, name, own_dropout(child))
     return model
 
@@ -143,7 +161,7 @@ MODELS = Registry("model")
 
 
 def backbone(name, input, source):
-    "Decorator: register a builder `(n_classes, in_channels, **options) -> Net`, with the shape of its usual input and where it comes from."
+    "Decorator: register a builder `(n_classes, in_channels, **options) -> Net`, its usual input, its source."
     def put(build):
         build.input, build.source = input, source
         return MODELS.register(name)(build)
@@ -151,32 +169,37 @@ def backbone(name, input, source):
 
 
 def get(name, n_classes, in_channels=3, pretrained=False, size=None, **options):
-    """The backbone `name` as a `Net`; its first weights come from torch's global random state, which the caller seeds.
+    """The backbone `name` as a `Net`; its first weights come from torch's global random state: seed it.
 
-    `pretrained`: False, True (torchvision's ImageNet V1 weights) or their name, such as 'IMAGENET1K_V2'; from a file on disk.
-    `size`: side of the images in pixels, checked here; None: the network's usual one. Options are the builder's."""
+    pretrained: False, True (torchvision's ImageNet V1 weights) or their name, such as 'IMAGENET1K_V2'.
+    size: side of the images in pixels, checked here; None: the usual one. options: the builder's."""
     build = MODELS.get(name)
     takes = inspect.signature(build).parameters
     known = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state")]
     for k in options:
         if k not in known: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, known)}")
-    if n_classes < 1 or in_channels < 1: raise FdgnbError(f"{name} needs at least one class and one channel, not {n_classes} and {in_channels}")
+    if n_classes < 1 or in_channels < 1:
+        given = f"{n_classes} and {in_channels}"
+        raise FdgnbError(f"{name} needs at least one class and one channel, not {given}")
     if "size" in takes: options["size"] = size or build.input[-1]
     if pretrained: options["state"] = read_weights(weights_file(name, pretrained))
     net = build(n_classes, in_channels, **options)
-    if size and hasattr(net.features, "check"): net.features.check(torch.empty(1, in_channels, size, size, device="meta"))
+    if size and hasattr(net.features, "check"):
+        net.features.check(torch.empty(1, in_channels, size, size, device="meta"))
     return net
 
 # %% ../nbs/03_models.ipynb #bc0c988f
 def weights_dir():
     "`$FDGNB_WEIGHTS`, else `weights` in `$FDGNB_DATA`, else `data/weights` of the repository."
-    return Path(os.environ.get("FDGNB_WEIGHTS") or Path(os.environ.get("FDGNB_DATA") or root()/"data")/"weights")
+    data = Path(os.environ.get("FDGNB_DATA") or root()/"data")
+    return Path(os.environ.get("FDGNB_WEIGHTS") or data/"weights")
 
 
 def weights_file(name, which=True):
     "Path of torchvision's weights file for backbone `name`; FdgnbError where torchvision has none."
     models = torchvision_models()
-    if name not in models.list_models(module=models): raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
+    if name not in models.list_models(module=models):
+        raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
     table = models.get_model_weights(name).__members__
     which = "IMAGENET1K_V1" if which is True else which
     if which not in table: raise FdgnbError(f"{name} has no weights {which!r}{nearest(which, table)}")
@@ -184,13 +207,17 @@ def weights_file(name, which=True):
 
 # %% ../nbs/03_models.ipynb #340c3f98
 def read_weights(path):
-    "State dict from a torchvision weights file; its SHA-256 must start with the digits in its name. FdgnbError if missing, damaged or foreign."
+    """State dict from a torchvision weights file; its SHA-256 must start with the digits in its name.
+
+    FdgnbError if the file is missing, damaged or foreign."""
     path = Path(path)
     if not path.is_file():
-        raise FdgnbError(f"no weights file {path.name}: get it from https://download.pytorch.org/models/{path.name} and put it into {path.parent}")
+        url = f"https://download.pytorch.org/models/{path.name}"
+        raise FdgnbError(f"no weights file {path.name}: get it from {url} and put it into {path.parent}")
     digits = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
     if digits and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digits[1]):
-        raise FdgnbError(f"{path} is damaged: its SHA-256 does not start with {digits[1]}; get the file again")
+        wrong = f"its SHA-256 does not start with {digits[1]}"
+        raise FdgnbError(f"{path} is damaged: {wrong}; get the file again")
     try: return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e: raise FdgnbError(f"{path} is not a torch weights file ({type(e).__name__})") from e
 
@@ -198,8 +225,15 @@ def read_weights(path):
 def fill(model, state, name):
     "Load `state` into `model`; a mismatch is one line."
     try: model.load_state_dict(state)
-    except (RuntimeError, AttributeError, TypeError) as e: raise FdgnbError(f"the weights do not fit {name}: {str(e).splitlines()[-1].strip()}") from e
+    except (RuntimeError, AttributeError, TypeError) as e:
+        raise FdgnbError(f"the weights do not fit {name}: {str(e).splitlines()[-1].strip()}") from e
     return model
+
+
+def _three_channels(name, in_channels, state):
+    "FdgnbError where weights for color images are to be used with another number of channels."
+    if state is not None and in_channels != 3:
+        raise FdgnbError(f"the pretrained {name} takes 3 channels, not {in_channels}")
 
 # %% ../nbs/03_models.ipynb #ac07dc8e
 def n_parameters(model):
@@ -207,32 +241,44 @@ def n_parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def summary(model, size, batch=2):
-    "DataFrame of the layers in the order they run: name, kind, shape of the output (without the batch), parameters. `size`: side in pixels, or (C, H, W), or (D,)."
-    import pandas as pd
-    model, rows, hooks = deepcopy(model).to("meta").eval(), [], []
-    def layer(m): return isinstance(m, nn.MultiheadAttention) or not any(True for _ in m.children())
-    def note(name):
-        def hook(m, _, out):
-            shape = tuple((out[0] if isinstance(out, tuple) else out).shape[1:])
-            rows.append(dict(layer=name, kind=type(m).__name__, shape=shape, parameters=n_parameters(m)))
-        return hook
-    inside = [n + "." for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
-    for name, m in model.named_modules():
-        if layer(m) and not name.startswith(tuple(inside)): m.register_forward_hook(note(name))
-    own = [dict(layer=n, kind="Parameter", shape=tuple(p.shape), parameters=p.numel()) for n, p in model.named_parameters()
-           if not layer(model.get_submodule(n.rpartition(".")[0])) and not n.startswith(tuple(inside))]
-    model(torch.zeros(batch, *(model.in_channels, size, size) if isinstance(size, int) else size, device="meta"))
-    return pd.DataFrame(own + rows)
+def _on_meta(model, size, n):
+    "A copy of the network in evaluation on the meta device, and a batch of `n` samples for it."
+    shape = (model.in_channels, size, size) if isinstance(size, int) else size
+    return deepcopy(model).to("meta").eval(), torch.zeros(n, *shape, device="meta")
+
+
+def flops(model, size):
+    "FLOPs of a forward pass of one sample, two per multiply-add, by torch's counter; size as in `summary`."
+    from torch.utils.flop_counter import FlopCounterMode
+    model, x = _on_meta(model, size, 1)
+    with FlopCounterMode(display=False) as counter: model(x)
+    return counter.get_total_flops()
 
 # %% ../nbs/03_models.ipynb #ab552e83
-def flops(model, size):
-    "Floating-point operations of one forward pass of one sample (two a multiply-add), by torch's counter; `size` as in `summary`."
-    from torch.utils.flop_counter import FlopCounterMode
-    model = deepcopy(model).to("meta").eval()
-    with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, *(model.in_channels, size, size) if isinstance(size, int) else size, device="meta"))
-    return counter.get_total_flops()
+def summary(model, size, batch=2):
+    """DataFrame of the layers in the order they run: name, kind, shape of the output (no batch), parameters.
+
+    size: side in pixels, or (C, H, W), or (D,)."""
+    import pandas as pd
+    (model, x), rows = _on_meta(model, size, batch), []
+    attention = lambda m: isinstance(m, nn.MultiheadAttention)            # runs without calling its parts
+    inside = tuple(n + "." for n, m in model.named_modules() if attention(m))
+    layer = lambda m: attention(m) or not any(True for _ in m.children())
+    row = lambda name, kind, shape, n: dict(layer=name, kind=kind, shape=tuple(shape), parameters=n)
+
+    def note(name):
+        def hook(m, _, out):
+            out = out[0] if isinstance(out, tuple) else out
+            rows.append(row(name, type(m).__name__, out.shape[1:], n_parameters(m)))
+        return hook
+
+    for name, m in model.named_modules():
+        if layer(m) and not name.startswith(inside): m.register_forward_hook(note(name))
+    model(x)
+    owner = lambda name: model.get_submodule(name.rpartition(".")[0])
+    own = [row(n, "Parameter", p.shape, p.numel()) for n, p in model.named_parameters()
+           if not layer(owner(n)) and not n.startswith(inside)]
+    return pd.DataFrame(own + rows)
 
 # %% ../nbs/03_models.ipynb #7dc39071
 @contextmanager
@@ -245,54 +291,60 @@ def outputs_of(module):
 
 # %% ../nbs/03_models.ipynb #13cde877
 def _classifier(d, n_classes):
-    "FedKA's classifier: a hidden layer of 100 units with batch normalisation."
-    return chain(fc1=chain(fc=nn.Linear(d, 100), bn=nn.BatchNorm1d(100), relu=nn.ReLU()), fc2=nn.Linear(100, n_classes))
+    "FedKA's classifier: a hidden layer of 100 units with batch normalization."
+    fc1 = chain(fc=nn.Linear(d, 100), bn=nn.BatchNorm1d(100), relu=nn.ReLU())
+    return chain(fc1=fc1, fc2=nn.Linear(100, n_classes))
 
 
 @backbone("cnn2", (3, 28, 28), "FedKA, Section 4")
 def cnn2(n_classes, in_channels=3):
-    "FedKA's two-layer CNN, 28 x 28: 800 features (before the hidden layer of the classifier), 100 hidden units, logits."
-    features = chain(check=Expect("cnn2", in_channels, 16),
-        conv1=chain(conv=nn.Conv2d(in_channels, 64, 5), bn=nn.BatchNorm2d(64), relu=nn.ReLU(), pool=nn.MaxPool2d(2)),
-        conv2=chain(conv=nn.Conv2d(64, 50, 5), bn=nn.BatchNorm2d(50), relu=nn.ReLU(), drop=Dropout(.5, channels=True), pool=nn.MaxPool2d(2)),
-        pool=Pool(4), flat=nn.Flatten())
+    "FedKA's two-layer CNN, 28 x 28: 800 features, a classifier with 100 hidden units, logits."
+    def conv(n, m, **drop):
+        layers = dict(conv=nn.Conv2d(n, m, 5), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
+        return chain(**layers, **drop, pool=nn.MaxPool2d(2))
+    features = chain(check=Expect("cnn2", in_channels, 16), conv1=conv(in_channels, 64),
+                     conv2=conv(64, 50, drop=Dropout(.5, channels=True)), pool=Pool(4), flat=nn.Flatten())
     return Net("cnn2", features, _classifier(800, n_classes), 800, n_classes, in_channels)
 
 # %% ../nbs/03_models.ipynb #78db61d1
 @backbone("mlp2", (384,), "FedKA, Section 4.2.2")
 def mlp2(n_classes, in_channels=None, in_features=None):
-    "FedKA's text network: (N, in_features) -> two layers of 500 units with batch normalisation -> FedKA's classifier."
+    "FedKA's text network: (N, in_features) -> two normalized layers of 500 units -> FedKA's classifier."
     d = in_features or in_channels
     def fc(n): return chain(fc=nn.Linear(n, 500), bn=nn.BatchNorm1d(500), relu=nn.ReLU())
-    return Net("mlp2", chain(check=Expect("mlp2", d), fc1=fc(d), fc2=fc(500)), _classifier(500, n_classes), 500, n_classes, d)
+    features = chain(check=Expect("mlp2", d), fc1=fc(d), fc2=fc(500))
+    return Net("mlp2", features, _classifier(500, n_classes), 500, n_classes, d)
 
 # %% ../nbs/03_models.ipynb #6a1b36ff
 @backbone("cnn4", (3, 28, 28), "FedBR, RotatedMNIST (DomainBed)")
 def cnn4(n_classes, in_channels=3):
-    "DomainBed's MNIST network: four 3 x 3 convolutions with group normalisation, 128 features."
-    def conv(n, m, stride=1): return chain(conv=nn.Conv2d(n, m, 3, stride, 1), relu=nn.ReLU(), norm=nn.GroupNorm(8, m))
-    features = chain(check=Expect("cnn4", in_channels, 1), conv1=conv(in_channels, 64), conv2=conv(64, 128, 2), conv3=conv(128, 128), conv4=conv(128, 128),
-                     pool=Pool(1), flat=nn.Flatten())
+    "DomainBed's MNIST network: four 3 x 3 convolutions with group normalization, 128 features."
+    def conv(n, m, stride=1):
+        return chain(conv=nn.Conv2d(n, m, 3, stride, 1), relu=nn.ReLU(), norm=nn.GroupNorm(8, m))
+    features = chain(check=Expect("cnn4", in_channels, 1),
+                     conv1=conv(in_channels, 64), conv2=conv(64, 128, 2), conv3=conv(128, 128),
+                     conv4=conv(128, 128), pool=Pool(1), flat=nn.Flatten())
     return Net("cnn4", features, nn.Linear(128, n_classes), 128, n_classes, in_channels)
 
 # %% ../nbs/03_models.ipynb #03e306a8
 @backbone("alexnet_bn", (3, 224, 224), "FDSE, Table A5")
 def alexnet_bn(n_classes, in_channels=3):
-    "AlexNet with batch normalisation (FDSE, Table A5): 1024 features; images from 63 px."
+    "AlexNet with batch normalization (FDSE, Table A5): 1024 features; images from 63 px."
     def conv(*shape, pool=False):
         layers = dict(conv=nn.Conv2d(*shape), bn=nn.BatchNorm2d(shape[1]), relu=nn.ReLU())
         return chain(**layers, pool=nn.MaxPool2d(3, 2)) if pool else chain(**layers)
     def fc(n, m): return chain(fc=nn.Linear(n, m), bn=nn.BatchNorm1d(m), relu=nn.ReLU())
-    features = chain(check=Expect("alexnet_bn", in_channels, 63),
-        conv1=conv(in_channels, 64, 11, 4, 2, pool=True), conv2=conv(64, 192, 5, 1, 2, pool=True), conv3=conv(192, 384, 3, 1, 1),
-        conv4=conv(384, 256, 3, 1, 1), conv5=conv(256, 256, 3, 1, 1, pool=True),
-        pool=Pool(6), flat=nn.Flatten(), fc1=fc(9216, 1024), fc2=fc(1024, 1024))
+    features = chain(
+        check=Expect("alexnet_bn", in_channels, 63), conv1=conv(in_channels, 64, 11, 4, 2, pool=True),
+        conv2=conv(64, 192, 5, 1, 2, pool=True), conv3=conv(192, 384, 3, 1, 1), conv4=conv(384, 256, 3, 1, 1),
+        conv5=conv(256, 256, 3, 1, 1, pool=True), pool=Pool(6), flat=nn.Flatten(),
+        fc1=fc(9216, 1024), fc2=fc(1024, 1024))
     return Net("alexnet_bn", features, nn.Linear(1024, n_classes), 1024, n_classes, in_channels)
 
 # %% ../nbs/03_models.ipynb #d8003788
 def _resnet(name, n_classes, in_channels, state):
     "torchvision's ResNet `name` as a Net; `state`: its 1000-class ImageNet weights, or None."
-    if state is not None and in_channels != 3: raise FdgnbError(f"the pretrained {name} takes 3 channels, not {in_channels}")
+    _three_channels(name, in_channels, state)
     net = torchvision_models().get_model(name)
     if state is not None: fill(net, state, name)
     if in_channels != 3:
@@ -318,14 +370,18 @@ def resnet50(n_classes, in_channels=3, state=None):
 # %% ../nbs/03_models.ipynb #0be3fc44
 @backbone("vgg11", (3, 32, 32), "FedBR, CIFAR-10 and PACS")
 def vgg11(n_classes, in_channels=3, state=None):
-    "The convolutions of torchvision's VGG-11 (no batch normalisation), averaged over the map: 512 features; images from 32 px."
+    "The convolutions of torchvision's VGG-11, averaged over the map: 512 features; images from 32 px."
     vgg = torchvision_models().vgg
-    if state is not None and in_channels != 3: raise FdgnbError(f"the pretrained vgg11 takes 3 channels, not {in_channels}")
+    _three_channels("vgg11", in_channels, state)
     layers = vgg.make_layers(vgg.cfgs["A"])
     if in_channels != 3: layers[0] = nn.Conv2d(in_channels, 64, 3, padding=1)
     for m in layers:
-        if isinstance(m, nn.Conv2d): nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu"); nn.init.zeros_(m.bias)
-    if state is not None: fill(layers, {k.removeprefix("features."): v for k, v in state.items() if k.startswith("features.")}, "vgg11")
+        if isinstance(m, nn.Conv2d):
+            nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(m.bias)
+    if state is not None:
+        convolutions = {k.removeprefix("features."): v for k, v in state.items() if k.startswith("features.")}
+        fill(layers, convolutions, "vgg11")
     features = chain(check=Expect("vgg11", in_channels, 32), layers=layers, pool=Pool(1), flat=nn.Flatten())
     return Net("vgg11", features, nn.Linear(512, n_classes), 512, n_classes, in_channels)
 
@@ -333,13 +389,15 @@ def vgg11(n_classes, in_channels=3, state=None):
 def _vit(name, patch, n_classes, in_channels, size, state, depth=12, heads=12, dim=768):
     "torchvision's VisionTransformer as a Net."
     vit = torchvision_models().vision_transformer
-    if size % patch: raise FdgnbError(f"{name} takes images whose side is a multiple of {patch} px, not {size}")
-    if state is not None and in_channels != 3: raise FdgnbError(f"the pretrained {name} takes 3 channels, not {in_channels}")
+    if size % patch:
+        raise FdgnbError(f"{name} takes images whose side is a multiple of {patch} px, not {size}")
+    _three_channels(name, in_channels, state)
     net = vit.VisionTransformer(size, patch, depth, heads, dim, 4*dim)
     if state is not None: fill(net, vit.interpolate_embeddings(size, patch, state), name)
     if in_channels != 3:
         net.conv_proj = nn.Conv2d(in_channels, dim, patch, patch)
-        nn.init.trunc_normal_(net.conv_proj.weight, std=(in_channels*patch*patch)**-.5); nn.init.zeros_(net.conv_proj.bias)
+        nn.init.trunc_normal_(net.conv_proj.weight, std=(in_channels*patch*patch)**-.5)
+        nn.init.zeros_(net.conv_proj.bias)
     net.heads = nn.Identity()
     features = chain(check=Expect(name, in_channels, size, exact=True), vit=own_dropout(net))
     return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels)
@@ -364,10 +422,13 @@ def vit_b_8(n_classes, in_channels=3, size=224):
 
 # %% ../nbs/03_models.ipynb #229ac0d5
 class Attention(nn.Module):
-    "Multi-head self-attention (N, n, dim) -> (N, n, dim); no bias in the projections to query, key and value; dropout `p` on the attention weights."
+    """Multi-head self-attention, (N, n, dim) -> (N, n, dim); dropout `p` on the attention weights.
+
+    The projections to query, key and value have no bias."""
     def __init__(self, dim, heads, p=.1):
         super().__init__()
-        self.heads, self.qkv, self.drop, self.proj = heads, nn.Linear(dim, 3*dim, bias=False), Dropout(p), nn.Linear(dim, dim)
+        self.heads, self.drop = heads, Dropout(p)
+        self.qkv, self.proj = nn.Linear(dim, 3*dim, bias=False), nn.Linear(dim, dim)
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -376,7 +437,9 @@ class Attention(nn.Module):
 
 # %% ../nbs/03_models.ipynb #a4c4550c
 class Block(nn.Module):
-    "A transformer block of CCT, (N, n, dim) -> (N, n, dim); `ratio`: width of the inner layer over dim; `path`: rate of stochastic depth."
+    """A transformer block of CCT, (N, n, dim) -> (N, n, dim).
+
+    ratio: width of the inner layer over dim. path: rate of stochastic depth."""
     def __init__(self, dim, heads, ratio, path):
         super().__init__()
         self.norm1, self.attention, self.norm2 = nn.LayerNorm(dim), Attention(dim, heads), nn.LayerNorm(dim)
@@ -389,7 +452,9 @@ class Block(nn.Module):
 # %% ../nbs/03_models.ipynb #e8bf99fd
 class SequencePool(nn.Module):
     "Weighted mean of the tokens, the weights learned: (N, n, dim) -> (N, dim)."
-    def __init__(self, dim): super().__init__(); self.score = nn.Linear(dim, 1)
+    def __init__(self, dim):
+        super().__init__()
+        self.score = nn.Linear(dim, 1)
 
     def forward(self, x): return (self.score(x).softmax(1)*x).sum(1)
 
@@ -414,14 +479,17 @@ def _start(m):
 # %% ../nbs/03_models.ipynb #30cf645a
 def _cct(name, n_classes, in_channels, size, layers=7, dim=256, heads=4, ratio=2, kernel=3, convs=1, path=.1):
     "A compact convolutional transformer as a Net."
-    stride, pad, side, widths = max(1, kernel//2 - 1), max(1, kernel//2), size, [in_channels] + [64]*(convs - 1) + [dim]
-    tokens = OrderedDict()
+    stride, pad, side = max(1, kernel//2 - 1), max(1, kernel//2), size
+    widths, tokens = [in_channels] + [64]*(convs - 1) + [dim], OrderedDict()
     for i in range(convs):
-        tokens[f"conv{i+1}"] = chain(conv=nn.Conv2d(widths[i], widths[i+1], kernel, stride, pad, bias=False), relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1))
-        side = ((side + 2*pad - kernel)//stride)//2 + 1                       # (s-1)//2 + 1 after the pooling, s the side after the convolution
+        conv = nn.Conv2d(widths[i], widths[i+1], kernel, stride, pad, bias=False)
+        tokens[f"conv{i+1}"] = chain(conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1))
+        side = (side + 2*pad - kernel)//stride + 1                            # after the convolution
+        side = (side - 1)//2 + 1                                              # after the pooling
     blocks = [Block(dim, heads, ratio, path*i/max(1, layers - 1)) for i in range(layers)]
-    features = chain(check=Expect(name, in_channels, size, exact=True), **tokens, positions=Positions(side*side, dim),
-                     blocks=nn.Sequential(*blocks), norm=nn.LayerNorm(dim), pool=SequencePool(dim))
+    features = chain(check=Expect(name, in_channels, size, exact=True), **tokens,
+                     positions=Positions(side*side, dim), blocks=nn.Sequential(*blocks),
+                     norm=nn.LayerNorm(dim), pool=SequencePool(dim))
     return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels).apply(_start)
 
 
@@ -432,9 +500,9 @@ def cct_7_3x1(n_classes, in_channels=3, size=32):
 
 # %% ../nbs/03_models.ipynb #835685eb
 def wrap(module, n_classes, name="own", in_channels=3):
-    "A `Net` of a module that ends in a linear layer: the module without it, and the layer, as features and head."
+    "A `Net` of a module that ends in a linear layer: the module without it as features, the layer as head."
     linear = [k for k, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if not linear: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net(name, features, head, ...)")
+    if not linear: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
     features, head = own_dropout(module), module.get_submodule(linear[-1])
     path, _, last = linear[-1].rpartition(".")
     if features is head: features = nn.Identity()
@@ -444,9 +512,9 @@ def wrap(module, n_classes, name="own", in_channels=3):
 
 
 def add_backbone(name, build, input=(3, 28, 28), source="your own"):
-    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped at each call.
+    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped.
 
-    input: the shape of its usual input. The module must give (N, n_classes) logits, its last linear layer last."""
+    input: the shape of its usual input. The module's last linear layer gives the logits."""
     @backbone(name, input, source)
     def built(n_classes, in_channels=input[0]):
         net = build(n_classes, in_channels)
@@ -455,7 +523,7 @@ def add_backbone(name, build, input=(3, 28, 28), source="your own"):
 
 
 def trial(net, x):
-    "Pass a batch through a copy of a network that holds no numbers; FdgnbError where the shapes do not go together."
+    "A batch through a copy of a network without numbers; FdgnbError where the shapes do not fit."
     try: return deepcopy(net).to("meta").eval()(x.to("meta"))
     except RuntimeError as e:
         why = " ".join(str(e).split())[:120]
@@ -477,7 +545,7 @@ def _leave(module, inputs, output):
 
 
 def in_precision(net, precision):
-    "Have the parts of a network compute in 'float32' or 'bfloat16' (outputs stay float32); returns the network."
+    "Have a network's parts compute in 'float32' or 'bfloat16' (outputs stay float32); returns the network."
     if precision == "bfloat16":
         for part in list(net.children()) or [net]:
             part.register_forward_pre_hook(_enter)
@@ -492,10 +560,11 @@ def native_bfloat16(device="cpu"):
 
 # %% ../nbs/03_models.ipynb #496ac928
 def list_models(n_classes=10):
-    "DataFrame of all backbones: usual input, feature_dim, parameters and FLOPs (one sample, forward) with `n_classes` classes, source."
+    "DataFrame of all backbones: usual input, features, parameters and FLOPs (one sample, forward), source."
     import pandas as pd
     def row(name):
         build = MODELS.get(name)
         with torch.device("meta"): net = get(name, n_classes, build.input[0])
-        return dict(model=name, input=build.input, feature_dim=net.feature_dim, parameters=n_parameters(net), flops=flops(net, build.input), source=build.source)
+        return dict(model=name, input=build.input, feature_dim=net.feature_dim, parameters=n_parameters(net),
+                    flops=flops(net, build.input), source=build.source)
     return pd.DataFrame([row(name) for name in MODELS.names()])

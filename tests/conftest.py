@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread, no progress bars, small data, one way to run a method and to compare two runs.
+"""Shared by all tests: one torch thread, no progress bars, small data, one way to run and to compare.
 
 Tests import the helpers: `from conftest import bits, run, slice_of, sized`; `small` and `tiny` are fixtures.
 """

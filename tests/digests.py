@@ -37,10 +37,9 @@ RUNS = {                                             # label -> method, settings
     "dse": ("dse", {}), "fdse": ("fdse", dict(adapt="every")),
     "fdse released": ("fdse", dict(variant="released")),
     "fdse v1": ("fdse", dict(penalty="v1", new_eraser="initial", new_statistics="target")),
-    "fdse AB": ("fdse", dict(C=False)), "fdse AC": ("fdse", dict(B=False)),
-    "fdse BC": ("fdse", dict(A=False, shift=True, inner=False)),
-    "fdse none": ("fdse", dict(A=False, B=False, C=False, without_B="mean")),
-    "fdse+ga": ("fdse+ga", dict(A=False)),
+    "fdse AB": ("dse+consensus+similarity", {}), "fdse AC": ("fdse", dict(tau=0.)),
+    "fdse BC": ("dse+consistency+similarity", dict(shift=True, inner=False)),
+    "fdse none": ("dse+similarity", dict(tau=None)), "fdse+ga": ("dse+consistency+similarity+ga", {}),
     "fdse alexnet": ("fdse", dict(backbone="alexnet_bn", side=64)),
     "noeval+fedsb": ("noeval+fedsb", dict(S=30)),
 }

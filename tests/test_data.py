@@ -13,12 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fdgnb import data
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import Dataset, Domain, split_indices, to_float
-from fdgnb.data.cache import cached, data_dir
-from fdgnb.data.folders import from_folder
-from fdgnb.data.catalogue import get_dataset, list_datasets
+from fdgnb.data.cache import cache_dir, cached, data_dir
+from fdgnb.data.folders import decode, from_folder
+from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
 from fdgnb.data.digits import thirds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +25,8 @@ DIGEST = """
 import hashlib, json
 from fdgnb.data.catalogue import get_dataset
 ds = get_dataset('digits')
-print(json.dumps({k: hashlib.blake2b(d.x.numpy().tobytes() + d.y.numpy().tobytes()).hexdigest() for k, d in ds.domains.items()}))
+digest = lambda d: hashlib.blake2b(d.x.numpy().tobytes() + d.y.numpy().tobytes()).hexdigest()
+print(json.dumps({k: digest(d) for k, d in ds.domains.items()}))
 """
 
 
@@ -42,7 +42,8 @@ def start(code, folder):
     "Run `code` in another process with its own cache."
     env = {**os.environ, "FDGNB_CACHE": str(folder), "OMP_NUM_THREADS": "1",
            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
 
 
 def finish(process):
@@ -61,9 +62,9 @@ def says(f, *parts):
         assert p in message, message
 
 
-def picture(path, colour=(200, 100, 50), side=12):
+def picture(path, color=(200, 100, 50), side=12):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (side, side), colour).save(path)
+    Image.new("RGB", (side, side), color).save(path)
 
 
 @pytest.fixture
@@ -125,7 +126,8 @@ def test_digits_other_size():
 
 def test_unknown_dataset_and_domain_name_the_nearest():
     says(lambda: get_dataset("digitz"), "unknown dataset 'digitz'", "did you mean 'digits'?")
-    says(lambda: get_dataset("digits", domains=["blendid"]), "unknown domain 'blendid' of digits", "did you mean 'blended'?")
+    says(lambda: get_dataset("digits", domains=["blendid"]), "unknown domain 'blendid' of digits",
+         "did you mean 'blended'?")
     ds = get_dataset("digits", domains=["inked"])
     says(lambda: ds["inkd"], "unknown domain 'inkd' of digits", "did you mean 'inked'?")
     says(lambda: get_dataset(None), "neither a name")
@@ -133,7 +135,8 @@ def test_unknown_dataset_and_domain_name_the_nearest():
 
 def test_missing_dataset_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("FDGNB_DATA", str(tmp_path / "nowhere"))
-    says(lambda: get_dataset("office_caltech10"), "download", str(tmp_path / "nowhere" / "office_caltech10"), "FDGNB_DATA",
+    says(lambda: get_dataset("office_caltech10"), "download", str(tmp_path / "nowhere" / "office_caltech10"),
+         "FDGNB_DATA",
          "dataset=digits needs nothing")
     table = list_datasets().set_index("name")
     assert not table.loc["office_caltech10", "available"] and table.loc["digits", "available"]
@@ -158,9 +161,12 @@ def test_cache_makes_once_and_repairs(cache):
         b = (entry / name).read_bytes()
         (entry / name).write_bytes(f(b))
         os.utime(entry / name, ns=(1, 1))
-    cases = [("x.npy", lambda b: b[:-1], "its manifest says"), ("x.npy", lambda b: b[:500] + b"?" + b[501:], "was altered"),
-             ("y.npy", lambda b: b"", "its manifest says"), ("manifest.json", lambda b: b[: len(b) // 2], "cannot be read"),
-             ("manifest.json", lambda b: b"{}", "cannot be read"), ("manifest.json", lambda b: b.replace(b"1128", b"1127"), "altered")]
+    cases = [("x.npy", lambda b: b[:-1], "its manifest says"),
+             ("x.npy", lambda b: b[:500] + b"?" + b[501:], "was altered"),
+             ("y.npy", lambda b: b"", "its manifest says"),
+             ("manifest.json", lambda b: b[: len(b) // 2], "cannot be read"),
+             ("manifest.json", lambda b: b"{}", "cannot be read"),
+             ("manifest.json", lambda b: b.replace(b"1128", b"1127"), "altered")]
     for k, (name, f, word) in enumerate(cases):
         tear(name, f)
         with pytest.warns(UserWarning, match=word) as w:
@@ -174,7 +180,8 @@ def test_cache_makes_once_and_repairs(cache):
 
 def test_cache_altered_between_processes(cache):
     "One flipped byte, length and time stamp kept: found by the digest at the first open of a fresh process."
-    code = "import numpy as np; from fdgnb.data import cached; print(int(cached('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
+    code = "import numpy as np; from fdgnb.data.cache import cached; " \
+           "print(int(cached('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
     assert finish(start(code, cache)) == "499500"
     file = cache / "entry" / "x.npy"
     s, b = file.stat(), bytearray(file.read_bytes())
@@ -200,14 +207,14 @@ def test_arrays_are_copy_on_write(cache):
 
 
 def test_two_processes_prepare_one_dataset(tmp_path):
-    "Both make it at once, both get the same bytes, one whole entry stays and nothing else; the next one opens it."
+    "Both make it at once and get the same bytes, one whole entry stays, nothing else; the next one opens it."
     code = """
 import hashlib, os, sys, time, numpy as np
 from pathlib import Path
 from fdgnb.data.cache import cached, _fault, cache_dir
 def make():
     print('made', flush=True); Path(READY, str(os.getpid())).touch(); end = time.time() + 60
-    while len(os.listdir(READY)) < 2 and time.time() < end: time.sleep(.01)      # until the other one is making it too
+    while len(os.listdir(READY)) < 2 and time.time() < end: time.sleep(.01)    # until the other one makes it
     return dict(x=np.arange(100000, dtype=np.uint8))
 print(hashlib.blake2b(cached('entry', make)['x'].tobytes()).hexdigest(), _fault(cache_dir()/'entry'))
 """.replace("READY", repr(str(tmp_path / "ready")))
@@ -222,7 +229,8 @@ print(hashlib.blake2b(cached('entry', make)['x'].tobytes()).hexdigest(), _fault(
 def test_two_processes_repair_one_entry(tmp_path):
     "The same, on an entry that is torn."
     (tmp_path / "shared" / "digits").mkdir(parents=True)
-    code = "import numpy as np; from fdgnb.data import cached; print(int(cached('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
+    code = "import numpy as np; from fdgnb.data.cache import cached; " \
+           "print(int(cached('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
     assert [finish(p) for p in [start(code, tmp_path / "shared") for _ in range(2)]] == ["36", "36"]
 
 
@@ -233,9 +241,9 @@ def test_cache_leaves_a_sealed_folder_alone(tmp_path, monkeypatch):
     sealed.chmod(0o555)
     monkeypatch.delenv("FDGNB_CACHE")
     monkeypatch.setenv("FDGNB_DATA", str(sealed))
-    assert sealed not in data.cache_dir().parents and list(sealed.iterdir()) == []
+    assert sealed not in cache_dir().parents and list(sealed.iterdir()) == []
     sealed.chmod(0o755)
-    assert data.cache_dir() == sealed / ".fdgnb_cache"
+    assert cache_dir() == sealed / ".fdgnb_cache"
 
 
 # folders
@@ -256,11 +264,13 @@ def test_from_folder_round_trip_and_change(shop, cache):
 
 def test_files_that_are_no_images_are_said(shop):
     for n in ("notes.txt", ".hidden", "scan.dcm"): (shop / "front" / "cat" / n).write_text("x")
-    with pytest.warns(UserWarning, match="passed over 2 files.*notes.txt"): assert len(from_folder(shop, size=8)["front"]) == 4
+    with pytest.warns(UserWarning, match="passed over 2 files.*notes.txt"):
+        assert len(from_folder(shop, size=8)["front"]) == 4
 
 
 def test_options_of_a_loader(shop):
-    says(lambda: get_dataset(str(shop), size=8, domain=["front"]), "unknown option 'domain'", "did you mean 'domains'?")
+    says(lambda: get_dataset(str(shop), size=8, domain=["front"]), "unknown option 'domain'",
+         "did you mean 'domains'?")
     says(lambda: get_dataset("digits", encoder="bert"), "unknown option 'encoder' of dataset 'digits'")
     says(lambda: get_dataset(str(shop), size=8, path="x"), "unknown option 'path'")
     says(lambda: from_folder(shop, size=8, classes=["dog", "dog"]), "wanted a list of different names")
@@ -284,7 +294,8 @@ def test_corrupted_image(shop):
         ds = from_folder(shop, size=8, on_error="skip")
     assert "\n" not in str(w[0].message) and ds["back"].y.tolist() == [0, 1, 1]
     with pytest.warns(UserWarning, match="skipped 1 of 4"):
-        from_folder(shop, size=8, on_error="skip")                                  # said again when it comes from the cache
+        # said again when it comes from the cache
+        from_folder(shop, size=8, on_error="skip")
     says(lambda: from_folder(shop, size=8), str(bad))
     for f in (shop / "back").rglob("*.png"):
         f.write_bytes(b"nothing")
@@ -303,25 +314,29 @@ def test_wrong_trees(tmp_path, shop):
 @pytest.mark.parametrize("suffix", ["jpg", "JPEG", "bmp", "webp", "tif", "png"])
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1"])
 def test_formats(tmp_path, suffix, mode):
-    "Every format and mode that can be written is read as RGB, grey stays grey."
+    "Every format and mode that can be written is read as RGB, gray stays gray."
     try:
         Image.new("L", (9, 9), 255).convert(mode).save(tmp_path / f"a.{suffix}")
     except OSError:
         pytest.skip(f"{suffix} cannot hold {mode}")
-    x = data.decode(tmp_path / f"a.{suffix}", 8)
+    x = decode(tmp_path / f"a.{suffix}", 8)
     assert x.shape == (3, 8, 8) and x.dtype == np.uint8 and x.min() > 250
 
 
 # the real data
 
 def test_office_caltech10_counts(monkeypatch):
-    if not data.DATASETS.get("office_caltech10").info["available"]():
+    office = DATASETS.get("office_caltech10")
+    if not office.info["available"]():
         pytest.skip(f"office_caltech10 is not in {data_dir()}: set FDGNB_DATA")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ds = get_dataset("office_caltech10", domains=["dslr", "webcam"])
-    assert {k: len(d) for k, d in ds.domains.items()} == dict(dslr=157, webcam=295) and ds.size == 28 and ds.n_classes == 10
-    counts = {d: sum(map(len, t.values())) for d, t in data._scan(data._office_folders()).items()}      # the large ones: without decoding
+    assert {k: len(d) for k, d in ds.domains.items()} == dict(dslr=157, webcam=295)
+    assert ds.size == 28
+    assert ds.n_classes == 10
+    # the large ones: without decoding
+    counts = {d: len(found().y) for d, found in office.find().items()}
     assert counts == dict(amazon=958, caltech=1123, dslr=157, webcam=295)
 
 
@@ -355,7 +370,8 @@ def test_split_leaves_the_global_generator_alone():
 
 def test_bad_domains():
     y = torch.tensor([0, 3])
-    says(lambda: Dataset("own", {"a": Domain("a", torch.zeros(2, 4), y)}, ["u", "v"]), "labels 0 to 3, wanted 0 to 1")
+    says(lambda: Dataset("own", {"a": Domain("a", torch.zeros(2, 4), y)}, ["u", "v"]),
+         "labels 0 to 3, wanted 0 to 1")
     says(lambda: Domain("a", torch.zeros(3, 4), y), "3 inputs and 2 labels")
     says(lambda: Dataset("own", {}, ["u"]), "no domains")
     text = Dataset("own", {"a": Domain("a", torch.zeros(2, 4), y)}, list("uvwx"))

@@ -1,4 +1,4 @@
-"Data sets: every distributed layout on small trees, counts, duplicates, broken and missing files, two processes at once, the command line."
+"Data sets: distributed layouts on small trees, counts, duplicates, broken files, the command line."
 import bz2, gzip, io, json, os, pickle, struct, subprocess, sys, warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,13 +7,17 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import savemat
-from fdgnb import datasets, text
 from fdgnb.runs.setup import Federation
 from fdgnb.core import FdgnbError
-from fdgnb.data.catalogue import get_dataset, list_datasets
-from fdgnb.data.prepare import check, duplicates, main
+from fdgnb.data import text
+from fdgnb.data.arrays import CIFAR10_CLASSES
+from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
+from fdgnb.data.found import Found
+from fdgnb.data.photos import DOMAINNET_CLASSES, OFFICEHOME, OFFICEHOME_CLASSES, PACS_CLASSES, VLCS_CLASSES
+from fdgnb.data.prepare import check, duplicates, main, same
 
 ROOT = Path(__file__).resolve().parents[1]
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")
 BERT = pytest.mark.skipif(bool(text.lacking("bert")), reason="transformers is not installed")
 rng = np.random.default_rng(0)
@@ -22,7 +26,8 @@ rng = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     "An empty data folder and a cache of its own for every test."
-    for name, folder in dict(FDGNB_DATA="data", FDGNB_CACHE="cache").items(): monkeypatch.setenv(name, str(tmp_path/folder))
+    for name, folder in dict(FDGNB_DATA="data", FDGNB_CACHE="cache").items():
+        monkeypatch.setenv(name, str(tmp_path/folder))
     monkeypatch.delenv("FDGNB_WEIGHTS", raising=False)
     monkeypatch.setenv("TQDM_DISABLE", "1")
     (tmp_path/"data").mkdir()
@@ -52,10 +57,10 @@ def totals(t): return t[t["class"] == "all"].set_index("domain").found.to_dict()
 
 def pacs_tree(home, domains=("photo", "sketch"), n=3, top="pacs/kfold"):
     for d in domains:
-        for i, c in enumerate(datasets.PACS_CLASSES):
+        for i, c in enumerate(PACS_CLASSES):
             for k in range(n): picture(home/top/d/c/f"pic_{k}.png", hash((d, i, k)) % 2**32)
         for word, ks in (("train", range(1, n)), ("crossval", (0,))):
-            rows = [f"{d}/{c}/pic_{k}.png {i + 1}" for i, c in enumerate(datasets.PACS_CLASSES) for k in ks]
+            rows = [f"{d}/{c}/pic_{k}.png {i + 1}" for i, c in enumerate(PACS_CLASSES) for k in ks]
             (home/top/f"{d}_{word}_kfold.txt").write_text("\n".join(rows) + "\n")
 
 
@@ -66,7 +71,7 @@ def test_pacs_folders_lists_and_counts(home):
     ds, said = load("pacs", size=8, domains=["sketch", "photo"])
     assert ds.names == ["sketch", "photo"] and ds["photo"].y.tolist() == sum([[c]*3 for c in range(7)], [])
     assert "photo 21 (published: 1670)" in said[0] and "sketch 21 (published: 3929)" in said[0]
-    assert ds["photo"].official["val"].tolist() == list(range(0, 21, 3)) and not hasattr(ds["photo"], "split")
+    assert ds["photo"].official["val"].tolist() == list(range(0, 21, 3)) and ds["photo"].split is None
     split = load("pacs", size=8, domains=["photo"], official=True)[0]["photo"].split
     assert {k: len(v) for k, v in split.items()} == dict(train=14, val=7, test=0)
 
@@ -76,20 +81,21 @@ def test_pacs_labels_that_count_from_0_are_refused(home):
     path = home/"pacs/kfold/photo_train_kfold.txt"
     rows = [l.rsplit(maxsplit=1) for l in path.read_text().splitlines()]
     path.write_text("\n".join(f"{f} {int(y) - 1}" for f, y in rows))
-    says(lambda: get_dataset("pacs", size=8, domains=["photo"]), "photo_train_kfold.txt", "dog/pic_1.png 0", "counted from 1")
+    says(lambda: get_dataset("pacs", size=8, domains=["photo"]), "photo_train_kfold.txt", "dog/pic_1.png 0",
+         "counted from 1")
 
 
 def test_pacs_packed_and_enlarged(home):
     y = np.repeat(np.arange(7), 2)
     (home/"pacs/photo").mkdir(parents=True)
     x = rng.integers(0, 256, (14, 16, 16, 3), dtype=np.uint8)
-    names = [f"{datasets.PACS_CLASSES[c]}/{k}.jpg" for k, c in enumerate(y)]
-    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=datasets.PACS_CLASSES)
+    names = [f"{PACS_CLASSES[c]}/{k}.jpg" for k, c in enumerate(y)]
+    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=PACS_CLASSES)
     ds, said = load("pacs", size=16, domains=["photo"])
     assert torch.equal(ds["photo"].x, torch.from_numpy(x.transpose(0, 3, 1, 2).copy())) and len(said) == 1
     ds, said = load("pacs", size=32, domains=["photo"])
     assert ds.size == 32 and ["only that, enlarged" in m for m in said] == [False, True]
-    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=datasets.PACS_CLASSES[::-1])
+    np.savez(home/"pacs/photo/photo_16.npz", x=x, y=y, name=names, classes=PACS_CLASSES[::-1])
     says(lambda: get_dataset("pacs", size=16, domains=["photo"]), "has the classes person, house")
 
 
@@ -97,23 +103,26 @@ def test_pacs_packed_and_enlarged(home):
 
 def test_vlcs_both_layouts(home):
     for d in ("Caltech101", "SUN09"):
-        for i, c in enumerate(datasets.VLCS_CLASSES): picture(home/"VLCS"/d/c/"a.jpg", i)
+        for i, c in enumerate(VLCS_CLASSES): picture(home/"VLCS"/d/c/"a.jpg", i)
     for part, n in (("train", 3), ("test", 1)):
         for c in range(5):
             for k in range(n): picture(home/"VLCS/PASCAL"/part/str(c)/f"imgs_{k}.jpg", 9*c + k)
     ds, said = load("vlcs", size=8, domains=["Caltech101", "SUN09", "VOC2007"])
-    assert {k: d.counts(5).tolist() for k, d in ds.domains.items()} == dict(Caltech101=[1]*5, SUN09=[1]*5, VOC2007=[4]*5)
+    counts = {k: d.counts(5).tolist() for k, d in ds.domains.items()}
+    assert counts == dict(Caltech101=[1]*5, SUN09=[1]*5, VOC2007=[4]*5)
     assert "Caltech101 5 (published: 1415)" in said[0] and "from memory" in said[0]
     assert {k: len(i) for k, i in ds["VOC2007"].split.items()} == dict(train=14, val=1, test=5)
     assert ds["VOC2007"].y[ds["VOC2007"].split["test"]].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_officehome_class_order(home):
-    for d in datasets.OFFICEHOME:
-        for k, c in enumerate(datasets.OFFICEHOME_CLASSES): picture(home/"OfficeHomeDataset_10072016"/d/c/"00001.jpg", k, 8)
+    for d in OFFICEHOME:
+        for k, c in enumerate(OFFICEHOME_CLASSES):
+            picture(home/"OfficeHomeDataset_10072016"/d/c/"00001.jpg", k, 8)
     ds, _ = load("officehome", size=8)
-    assert ds.names == ["Art", "Clipart", "Product", "Real World"] and ds["Real World"].y.tolist() == list(range(65))
-    assert (ds.classes[0], ds.classes[58], ds.classes[59], ds.classes[-1]) == ("Alarm_Clock", "TV", "Table", "Webcam")
+    assert ds.names == ["Art", "Clipart", "Product", "Real World"]
+    assert ds["Real World"].y.tolist() == list(range(65))
+    assert [ds.classes[i] for i in (0, 58, 59, -1)] == ["Alarm_Clock", "TV", "Table", "Webcam"]
 
 
 def test_terra_from_folders_and_from_annotations(home):
@@ -123,23 +132,28 @@ def test_terra_from_folders_and_from_annotations(home):
     (top/"location_43").rename(home/"elsewhere")
     for i in range(4): picture(top/"eccv_18_all_images_sm"/f"{i}.jpg", i)
     notes = dict(categories=[dict(id=1, name="opossum"), dict(id=30, name="empty"), dict(id=97, name="car")],
-                 images=[dict(id=f"a{i}", file_name=f"{i}.jpg", location=str(l)) for i, l in enumerate((38, 46, 100, 7, 43))],
-                 annotations=[dict(image_id=f"a{i}", category_id=c) for i, c in ((0, 1), (0, 1), (0, 30), (1, 97), (2, 1), (3, 1), (4, 1))])
+                 images=[dict(id=f"a{i}", file_name=f"{i}.jpg", location=str(l))
+                         for i, l in enumerate((38, 46, 100, 7, 43))],
+                 annotations=[dict(image_id=f"a{i}", category_id=c)
+                              for i, c in ((0, 1), (0, 1), (0, 30), (1, 97), (2, 1), (3, 1), (4, 1))])
     (top/"caltech_images_20210113.json").write_text(json.dumps(notes))
     ds, said = load("terra_incognita", size=8, domains=["location_38", "location_100"])
     opossum, empty = ds.classes.index("opossum"), ds.classes.index("empty")
-    assert sorted(ds["location_38"].y.tolist()) == sorted([empty, opossum]) and ds["location_100"].y.tolist() == [opossum]
-    says(lambda: get_dataset("terra_incognita", domains=["location_46"]), "no location_46")            # a car is none of the classes
+    assert sorted(ds["location_38"].y.tolist()) == sorted([empty, opossum])
+    assert ds["location_100"].y.tolist() == [opossum]
+    # a car is none of the classes
+    says(lambda: get_dataset("terra_incognita", domains=["location_46"]), "no location_46")
     assert "24,788" in said[0]
 
 
 def domainnet_tree(home, classes=("bird", "cello", "cell_phone", "zebra")):
-    order = {c: i for i, c in enumerate(datasets.DOMAINNET_CLASSES)}
+    order = {c: i for i, c in enumerate(DOMAINNET_CLASSES)}
     name = lambda c, k: f"clipart/{c}/clipart_{order[c] + 1:03d}_{k:06d}.jpg"
     for c in classes:
         for k in range(4): picture(home/"domainnet"/name(c, k), k + order[c])
     for part, ks in (("train", (0, 1)), ("test", (2,))):
-        (home/"domainnet"/f"clipart_{part}.txt").write_text("".join(f"{name(c, k)} {order[c]}\n" for c in classes for k in ks))
+        (home/"domainnet"/f"clipart_{part}.txt").write_text("".join(f"{name(c, k)} {order[c]}\n"
+                                                                    for c in classes for k in ks))
 
 
 def test_domainnet_lists(home):
@@ -152,7 +166,8 @@ def test_domainnet_lists(home):
     path.write_text(path.read_text().replace(" 66\n", " 67\n", 1))
     says(lambda: get_dataset("domainnet", size=8, domains=["clipart"]), "clipart_test.txt", "counted from 0")
     path.unlink()
-    assert totals(check("domainnet10", ["clipart"])) == dict(clipart=8)                            # without lists: what lies in the folders
+    # without lists: what lies in the folders
+    assert totals(check("domainnet10", ["clipart"])) == dict(clipart=8)
 
 
 # ---- digits
@@ -163,20 +178,28 @@ def tens(n, first=0): return ((np.arange(n) + first) % 10)[:, None]
 def test_svhn_zero_and_its_shift(home):
     for part, n in (("train", 20), ("test", 10)):
         (home/"digit_five").mkdir(exist_ok=True)
-        savemat(home/f"digit_five/{part}_32x32.mat", dict(X=rng.integers(0, 256, (32, 32, 3, n), dtype=np.uint8), y=tens(n) + 1))
-    right, shifted = load("digit_five", domains=["svhn"])[0]["svhn"], load("digit_five", domains=["svhn"], svhn_shift=True)[0]["svhn"]
-    assert right.y[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0] and shifted.y[:10].tolist() == list(range(10))
-    assert torch.equal(right.x, shifted.x) and tuple(right.x.shape) == (30, 3, 28, 28) and right.split["test"].tolist() == list(range(20, 30))
+        savemat(home/f"digit_five/{part}_32x32.mat",
+                dict(X=rng.integers(0, 256, (32, 32, 3, n), dtype=np.uint8), y=tens(n) + 1))
+    right = load("digit_five", domains=["svhn"])[0]["svhn"]
+    shifted = load("digit_five", domains=["svhn"], svhn_shift=True)[0]["svhn"]
+    assert right.y[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    assert shifted.y[:10].tolist() == list(range(10))
+    assert torch.equal(right.x, shifted.x)
+    assert tuple(right.x.shape) == (30, 3, 28, 28)
+    assert right.split["test"].tolist() == list(range(20, 30))
 
 
 def test_digit_archive_has_its_own_counts(home):
     top = home/"digit_five"; top.mkdir()
-    savemat(top/"syn_number.mat", dict(train_data=np.zeros((20, 32, 32, 3), np.uint8), test_data=np.zeros((5, 32, 32, 3), np.uint8),
+    savemat(top/"syn_number.mat", dict(train_data=np.zeros((20, 32, 32, 3), np.uint8),
+                                       test_data=np.zeros((5, 32, 32, 3), np.uint8),
                                        train_label=tens(20), test_label=tens(5)))
     ds, said = load("digit_five", domains=["syn"])
     assert len(ds["syn"]) == 25 and "syn 25 (published: 34000)" in said[0]
-    for word in ("false", "no", 1): says(lambda: get_dataset("digit_five", domains=["syn"], svhn_shift=word), "wanted true or false")
-    for names in (3, "syn", [], [["syn"]], ["syn", "syn"]): says(lambda: get_dataset("digit_five", domains=names), "wanted a list of different names")
+    for word in ("false", "no", 1):
+        says(lambda: get_dataset("digit_five", domains=["syn"], svhn_shift=word), "wanted true or false")
+    for names in (3, "syn", [], [["syn"]], ["syn", "syn"]):
+        says(lambda: get_dataset("digit_five", domains=names), "wanted a list of different names")
 
 
 def test_usps_as_libsvm_and_mnist_as_idx(home):
@@ -184,7 +207,9 @@ def test_usps_as_libsvm_and_mnist_as_idx(home):
     values = rng.uniform(-1, 1, (3, 256)).round(4)
     for name, rows in (("usps.bz2", (0, 1)), ("usps.t.bz2", (2,))):
         with bz2.open(top/name, "wt") as f:
-            for i in rows: f.write(f"{[1, 10, 4][i]} " + " ".join(f"{j + 1}:{v}" for j, v in enumerate(values[i])) + "\n")
+            for i in rows:
+                f.write(f"{[1, 10, 4][i]} " + " ".join(f"{j + 1}:{v}" for j, v in enumerate(values[i]))
+                        + "\n")
     usps = load("digit_five", size=16, domains=["usps"])[0]["usps"]
     assert usps.y.tolist() == [0, 9, 3]
     assert np.array_equal(usps.x[1, 0].numpy(), np.rint((values[1].reshape(16, 16) + 1)/2*255))
@@ -200,20 +225,27 @@ def test_usps_as_libsvm_and_mnist_as_idx(home):
     assert torch.equal(tests[0], torch.from_numpy(x[8:])) and torch.equal(tests[1], tests[0].rot90(1, (1, 2)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fed = Federation("fedavg", "rotated_mnist", load=dict(angles=[0, 90, 180]), backbone="cnn2")             # the same through a run's settings
-    assert [c.id for c in fed.clients] == ["0", "90", "180"] and fed.args()["settings"]["load"] == dict(angles=[0, 90, 180])
-    says(lambda: Federation("fedavg", "rotated_mnist", load=dict(angle=[0])), "unknown option 'angle'", "did you mean 'angles'?")
-    for bad in (90, "90", ["0", "90"], [0, None], [0, 0], [0, float("inf")]): says(lambda: get_dataset("rotated_mnist", angles=bad), "wanted a list of different numbers")
+        # the same through a run's settings
+        fed = Federation("fedavg", "rotated_mnist", load=dict(angles=[0, 90, 180]), backbone="cnn2")
+    assert [c.id for c in fed.clients] == ["0", "90", "180"]
+    assert fed.args()["settings"]["load"] == dict(angles=[0, 90, 180])
+    says(lambda: Federation("fedavg", "rotated_mnist", load=dict(angle=[0])), "unknown option 'angle'",
+         "did you mean 'angles'?")
+    for bad in (90, "90", ["0", "90"], [0, None], [0, 0], [0, float("inf")]):
+        says(lambda: get_dataset("rotated_mnist", angles=bad), "wanted a list of different numbers")
     a, b = (load("rotated_mnist", angles=[v])[0][f"{v:g}"].x for v in (123456.1, 123456.4))
-    assert not torch.equal(a, b)                                                                    # angles that print alike do not share an entry
-    (top/"t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 99) + b"\0"*4))
+    # angles that print alike do not share an entry
+    assert not torch.equal(a, b)
+    (top/"t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 99)
+                                                                + b"\0"*4))
     says(lambda: get_dataset("mnist"), "t10k-labels", "download it again")
 
 
 def test_another_mat_file_is_named(home):
     (home/"digit_five").mkdir()
     savemat(home/"digit_five/mnist_data.mat", dict(something=np.zeros(3)))
-    says(lambda: get_dataset("digit_five", domains=["mnist"]), "mnist_data.mat", "something", "not a file of Digit-Five")
+    says(lambda: get_dataset("digit_five", domains=["mnist"]), "mnist_data.mat", "something",
+         "not a file of Digit-Five")
 
 
 # ---- CIFAR
@@ -222,16 +254,20 @@ def test_cifar100_python_binary_and_harmless(home):
     x, parts = rng.integers(0, 256, (7, 3072), dtype=np.uint8), dict(train=[3, 99, 0, 5], test=[7, 7, 1])
     top = home/"cifar100/cifar-100-python"; top.mkdir(parents=True)
     for part, y in parts.items():
-        (top/part).write_bytes(pickle.dumps({b"data": x[:len(y)], b"fine_labels": y, b"coarse_labels": [0]*len(y)}, protocol=2))
+        (top/part).write_bytes(pickle.dumps({b"data": x[:len(y)], b"fine_labels": y,
+                                             b"coarse_labels": [0]*len(y)}, protocol=2))
     a, said = load("cifar100")
-    assert a["cifar100"].y.tolist() == [3, 99, 0, 5, 7, 7, 1] and a["cifar100"].split["test"].tolist() == [4, 5, 6] and "60000" in said[0]
+    assert a["cifar100"].y.tolist() == [3, 99, 0, 5, 7, 7, 1]
+    assert a["cifar100"].split["test"].tolist() == [4, 5, 6]
+    assert "60000" in said[0]
     assert torch.equal(a["cifar100"].x[1].flatten(), torch.from_numpy(x[1]))
     (top/"train").write_bytes(b"cposix\nsystem\n(S'touch hacked'\ntR.")
     says(lambda: get_dataset("cifar100"), "posix.system", "not opened")
     for p in top.iterdir(): p.unlink()
     top = home/"cifar100/cifar-100-binary"; top.mkdir()
     for part, y in parts.items():
-        np.concatenate([np.full((len(y), 1), 9), np.array(y)[:, None], x[:len(y)]], 1).astype(np.uint8).tofile(top/f"{part}.bin")
+        np.concatenate([np.full((len(y), 1), 9), np.array(y)[:, None], x[:len(y)]],
+                       1).astype(np.uint8).tofile(top/f"{part}.bin")
     assert torch.equal(load("cifar100")[0]["cifar100"].x, a["cifar100"].x)
     (top/"test.bin").write_bytes(b"\0"*3075)
     says(lambda: get_dataset("cifar100"), "test.bin", "not a multiple of 3074")
@@ -240,9 +276,11 @@ def test_cifar100_python_binary_and_harmless(home):
 def test_cifar10_python_batches(home):
     top = home/"cifar-10-batches-py"; top.mkdir()
     for i, name in enumerate([f"data_batch_{k}" for k in range(1, 6)] + ["test_batch"]):
-        (top/name).write_bytes(pickle.dumps({b"data": np.full((2, 3072), i, np.uint8), b"labels": [i, 9]}, protocol=2))
+        (top/name).write_bytes(pickle.dumps({b"data": np.full((2, 3072), i, np.uint8), b"labels": [i, 9]},
+                                            protocol=2))
     d = load("cifar10")[0]["cifar10"]
-    assert d.y.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9] and d.x[:, 0, 0, 0].tolist() == sum([[i]*2 for i in range(6)], [])
+    assert d.y.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9]
+    assert d.x[:, 0, 0, 0].tolist() == sum([[i]*2 for i in range(6)], [])
 
 
 def packed_cifar(home, broken=()):
@@ -253,19 +291,22 @@ def packed_cifar(home, broken=()):
         for i in range(n):
             b = io.BytesIO(); Image.fromarray(np.full((32, 32, 3), 20*i, np.uint8)).save(b, "jpeg")
             files.append(b"no image" if (part, i) in broken else b.getvalue())
-        np.savez(home/f"cifar10/{part}.npz", jpeg=np.frombuffer(b"".join(files), np.uint8), offset=np.cumsum([0] + [len(f) for f in files]),
-                 y=np.arange(n) % 10, classes=datasets.CIFAR10_CLASSES)
+        np.savez(home/f"cifar10/{part}.npz", jpeg=np.frombuffer(b"".join(files), np.uint8),
+                 offset=np.cumsum([0] + [len(f) for f in files]),
+                 y=np.arange(n) % 10, classes=CIFAR10_CLASSES)
 
 
 # ---- broken, missing, doubled
 
 def test_broken_image_of_an_archive(home):
     packed_cifar(home, {("train", 3), ("test", 0)})
-    says(lambda: get_dataset("cifar10"), "cannot read image 3 of", "train.npz", "2 such images", 'on_error="skip"')
+    says(lambda: get_dataset("cifar10"), "cannot read image 3 of", "train.npz", "2 such images",
+         'on_error="skip"')
     ds, said = load("cifar10", on_error="skip")
     assert len(ds["cifar10"]) == 12 and any("skipped 2 of 14" in m for m in said)
     assert ds["cifar10"].y[ds["cifar10"].split["test"]].tolist() == [1, 2, 3]
-    assert sum("skipped 2 of 14" in m for m in load("cifar10", on_error="skip")[1]) == 1            # from the cache: said again
+    # from the cache: said again
+    assert sum("skipped 2 of 14" in m for m in load("cifar10", on_error="skip")[1]) == 1
     says(lambda: get_dataset("cifar10", on_error="skp"), "unknown on_error 'skp'", "'skip'")
 
 
@@ -277,8 +318,10 @@ def test_broken_image_of_a_folder(home):
     assert len(d) == 20 and len(d.official["train"]) == 13 and len(d.official["val"]) == 7
 
 
-@pytest.mark.parametrize("name", ["pacs", "vlcs", "officehome", "terra_incognita", "domainnet", "domainnet10", "digit_five", "mnist",
-                                  "rotated_mnist", "cifar10", "cifar100", "amazon_review", "office_caltech10"])
+@pytest.mark.parametrize("name", ["pacs", "vlcs", "officehome", "terra_incognita", "domainnet", "domainnet10",
+                                  "digit_five", "mnist",
+                                  "rotated_mnist", "cifar10", "cifar100", "amazon_review",
+                                  "office_caltech10"])
 def test_missing_data(name, home):
     says(lambda: get_dataset(name), "download", str(home), "FDGNB_DATA", "dataset=digits needs nothing")
     says(lambda: check(name), "download", str(home))
@@ -302,18 +345,23 @@ def test_duplicates(home):
     for p in ("photo/dog/copy.png", "photo/dog/again.png", "sketch/dog/copy.png", "sketch/person/copy.png"):
         (home/"pacs/kfold"/p).write_bytes(one)
     a = check("pacs").attrs
-    assert a["within"] == dict(photo=(1, 2), sketch=(1, 1)) and (a["across_domains"], a["across_classes"]) == (1, 1)
-    f = datasets.Found([0, 1], "pixels", lambda: np.zeros((2, 3, 3), np.uint8), [])
+    assert a["within"] == dict(photo=(1, 2), sketch=(1, 1))
+    assert (a["across_domains"], a["across_classes"]) == (1, 1)
+    f = Found([0, 1], "pixels", lambda: np.zeros((2, 3, 3), np.uint8), [])
     assert duplicates(dict(a=f)) == (dict(a=(1, 1)), 0, 1)
 
 
-CODE = "from fdgnb.data import get_dataset; d = get_dataset('cifar10')['cifar10']; print(int(d.x.sum()), len(d))"
+CODE = """
+from fdgnb.data.catalogue import get_dataset
+d = get_dataset('cifar10')['cifar10']
+print(int(d.x.sum()), len(d))"""
 
 
 def test_two_processes_prepare_at_once(home, tmp_path):
     packed_cifar(home)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "PYTHONWARNINGS": "ignore"}
-    start = lambda: subprocess.Popen([sys.executable, "-c", CODE], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    env = {**os.environ, "PYTHONPATH": PATHS, "PYTHONWARNINGS": "ignore"}
+    start = lambda: subprocess.Popen([sys.executable, "-c", CODE], env=env, stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, text=True)
     answers = [p.communicate(timeout=120) for p in (start(), start())]
     d = load("cifar10")[0]["cifar10"]
     assert [a for a, _ in answers] == [f"{int(d.x.sum())} 14\n"]*2, answers
@@ -324,15 +372,19 @@ def test_two_processes_prepare_at_once(home, tmp_path):
 # ---- text
 
 def test_reviews_as_distributed(home):
-    raw = "<review>\n<title>\nBad & dull\n</title>\n<review_text>\nNot\nfor me\xe9.\n</review_text>\n</review>\n"
+    raw = "<review>\n<title>\nBad & dull\n</title>\n" \
+          "<review_text>\nNot\nfor me\xe9.\n</review_text>\n</review>\n"
     top = home/"amazon_review/sorted_data_acl/kitchen_&_housewares"; top.mkdir(parents=True)
     for v, n in (("negative", 2), ("positive", 1)): (top/f"{v}.review").write_text(raw*n, "latin-1")
     t = check("amazon_review")
-    assert totals(t) == dict(kitchen=3) and t.attrs["within"] == dict(kitchen=(1, 2)) and t.attrs["across_classes"] == 1
+    assert totals(t) == dict(kitchen=3)
+    assert t.attrs["within"] == dict(kitchen=(1, 2))
+    assert t.attrs["across_classes"] == 1
     assert t.attrs["missing"] == ["books", "dvd", "electronics"]
     says(lambda: get_dataset("amazon_review", domains=["kitchen"], tokens=2), "3 to 512")
     says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bret"), "unknown encoder 'bret'")
-    says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bert"), *(["transformers"] if text.lacking("bert") else ["config.json", "bert-base-uncased"]))
+    says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bert"),
+         *(["transformers"] if text.lacking("bert") else ["config.json", "bert-base-uncased"]))
 
 
 def test_minilm_that_is_not_installed(monkeypatch):
@@ -355,7 +407,8 @@ def test_bert_from_disk(home):
     top, g, d = home/"weights/bert-base-uncased", torch.Generator().manual_seed(0), 8
     top.mkdir(parents=True)
     r = lambda *s: torch.randn(s, generator=g)*.3
-    w = {f"bert.embeddings.{k}_embeddings.weight": r(n, d) for k, n in (("word", 7), ("position", 9), ("token_type", 2))}
+    sizes = dict(word=7, position=9, token_type=2)
+    w = {f"bert.embeddings.{k}_embeddings.weight": r(n, d) for k, n in sizes.items()}
     p = "bert.encoder.layer.0."
     for k in ("bert.embeddings.LayerNorm", p + "attention.output.LayerNorm", p + "output.LayerNorm"):
         w |= {k + ".gamma": 1 + r(d), k + ".beta": r(d)}
@@ -363,11 +416,14 @@ def test_bert_from_disk(home):
     shapes |= {"intermediate.dense": (16, d), "output.dense": (d, 16)}
     for k, (o, i) in shapes.items(): w |= {f"{p}{k}.weight": r(o, i), f"{p}{k}.bias": r(o)}
     save_file(w, top/"model.safetensors")
-    (top/"config.json").write_text(json.dumps(dict(model_type="bert", num_attention_heads=2, num_hidden_layers=1, hidden_size=d, intermediate_size=16, vocab_size=7, max_position_embeddings=9)))
+    (top/"config.json").write_text(json.dumps(dict(model_type="bert", num_attention_heads=2,
+                                                   num_hidden_layers=1, hidden_size=d, intermediate_size=16,
+                                                   vocab_size=7, max_position_embeddings=9)))
     (top/"vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\ngood\nbad\n.\n")
     out = text.encode(["Good.", "bad bad bad bad bad bad bad"], "bert", tokens=6)
     assert out.shape == (2, 48) and np.isfinite(out).all()
-    assert (out[0].reshape(6, d)[4:] == 0).all() and (out[1] != 0).all()                            # [CLS] good . [SEP]
+    # [CLS] good . [SEP]
+    assert (out[0].reshape(6, d)[4:] == 0).all() and (out[1] != 0).all()
     assert np.allclose(out[0], text.encode(["good ."], "bert", tokens=6)[0], atol=1e-6)
 
 
@@ -377,9 +433,11 @@ def test_bert_with_weights_missing(home):
     from safetensors.torch import load_file, save_file
     test_bert_from_disk(home)
     top = home/"weights/bert-base-uncased"; whole = load_file(top/"model.safetensors")
-    for lost in ("bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.attention.self.query.weight"):
+    for lost in ("bert.embeddings.word_embeddings.weight",
+                 "bert.encoder.layer.0.attention.self.query.weight"):
         save_file({k: v for k, v in whole.items() if k != lost}, top/"model.safetensors")
-        says(lambda: text.encode(["good"], "bert", tokens=6), "1 weights are missing, the first: " + lost.removeprefix("bert."))
+        says(lambda: text.encode(["good"], "bert", tokens=6), "1 weights are missing, the first: "
+             + lost.removeprefix("bert."))
     save_file(whole, top/"model.safetensors")
     (top/"vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\ngood\n")
     says(lambda: text.encode(["good"], "bert", tokens=6), "cannot read the encoder")
@@ -389,9 +447,11 @@ def test_bert_with_weights_missing(home):
 def test_another_vocabulary_is_another_entry(home, tmp_path):
     test_bert_from_disk(home)
     (home/"amazon_review/dvd").mkdir(parents=True)
-    with gzip.open(home/"amazon_review/dvd/dvd.jsonl.gz", "wt", encoding="utf8") as f: f.write("".join(json.dumps(dict(label=i, title="good", text="bad .")) + "\n" for i in (0, 1)))
+    with gzip.open(home/"amazon_review/dvd/dvd.jsonl.gz", "wt", encoding="utf8") as f:
+        f.write("".join(json.dumps(dict(label=i, title="good", text="bad .")) + "\n" for i in (0, 1)))
     made = lambda: load("amazon_review", domains=["dvd"], encoder="bert", tokens=6)[0]["dvd"].x
-    first = made(); (home/"weights/bert-base-uncased/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nbad\ngood\n.\n")
+    first = made()
+    (home/"weights/bert-base-uncased/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nbad\ngood\n.\n")
     assert not torch.equal(first, made())
 
 
@@ -400,7 +460,8 @@ def test_minilm():
     texts = ["A terrible, boring book.", "This novel is awful and dull.", "The mixer works great, I love it!"]
     e = text.encode(texts)
     assert e.shape == (3, 384) and np.allclose((e**2).sum(1), 1, atol=1e-5)
-    assert np.allclose(e[0, :3], [-.029084, .029840, -.011126], atol=1e-5)                          # the same weights in a BERT written by hand
+    # the same weights in a BERT written by hand
+    assert np.allclose(e[0, :3], [-.029084, .029840, -.011126], atol=1e-5)
     assert np.allclose(text.encode(texts[::-1], batch=1)[::-1], e, atol=1e-5)
 
 
@@ -408,9 +469,13 @@ def test_minilm():
 def test_amazon_review_is_a_matrix(home):
     (home/"amazon_review/dvd").mkdir(parents=True)
     with gzip.open(home/"amazon_review/dvd/dvd.jsonl.gz", "wt", encoding="utf8") as f:
-        for i, t in enumerate(("awful", "dull film", "great", "loved it")): f.write(json.dumps(dict(label=i//2, title=t, text=t*2)) + "\n")
+        for i, t in enumerate(("awful", "dull film", "great", "loved it")):
+            f.write(json.dumps(dict(label=i//2, title=t, text=t*2)) + "\n")
     ds, said = load("amazon_review", domains=["dvd"], tokens=16)
-    assert tuple(ds["dvd"].x.shape) == (4, 384) and ds["dvd"].y.tolist() == [0, 0, 1, 1] and ds.size is None and "dvd 4" in said[0]
+    assert tuple(ds["dvd"].x.shape) == (4, 384)
+    assert ds["dvd"].y.tolist() == [0, 0, 1, 1]
+    assert ds.size is None
+    assert "dvd 4" in said[0]
 
 
 # ---- the command line
@@ -418,7 +483,8 @@ def test_amazon_review_is_a_matrix(home):
 def test_files_that_are_no_images_are_said(home):
     pacs_tree(home)
     next(p for p in (home/"pacs").rglob("dog") if "photo" in str(p)).joinpath("notes.txt").write_text("x")
-    assert any("passed over 1 file" in s and "notes.txt" in s for s in load("pacs", size=8, domains=["photo"])[1])
+    said = load("pacs", size=8, domains=["photo"])[1]
+    assert any("passed over 1 file" in s and "notes.txt" in s for s in said)
 
 
 def test_command_line(home, capsys, monkeypatch):
@@ -426,18 +492,23 @@ def test_command_line(home, capsys, monkeypatch):
     assert main(["list"]) == 0 and "terra_incognita" in capsys.readouterr().out
     assert main(["check", "pacs"]) == 0
     out = capsys.readouterr().out
-    assert "photo                  21       1670  DIFFERS" in out and "sketch" in out and "cartoon          not here" in out
-    assert out.splitlines()[-1] == "pacs: counts differ from the published ones in photo, sketch; not here: art_painting, cartoon"
+    assert "photo                  21       1670  DIFFERS" in out
+    assert "sketch" in out
+    assert "cartoon          not here" in out
+    assert out.splitlines()[-1] == ("pacs: counts differ from the published ones in photo, sketch; "
+                                    "not here: art_painting, cartoon")
     assert main(["check", "pacs", "--strict"]) == 1
     with monkeypatch.context() as m:
-        for k, v in dict(published=dict(photo=[3]*7, sketch=21), counts=dict(photo=21, sketch=21)).items(): m.setitem(datasets.pacs.info, k, v)
+        for k, v in dict(published=dict(photo=[3]*7, sketch=21), counts=dict(photo=21, sketch=21)).items():
+            m.setitem(DATASETS.get("pacs").info, k, v)
         assert main(["check", "pacs", "--strict"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("pacs: counts equal to the published ones")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert main(["prepare", "pacs", "--size", "8", "--domain", "photo"]) == 0
     assert "photo 21" in capsys.readouterr().out
-    wrong = [], ["chek"], ["check"], ["check", "pac"], ["prepare", "vlcs"], ["prepare", "pacs", "--size", "many"]
+    wrong = [], ["chek"], ["check"], ["check", "pac"], ["prepare", "vlcs"]
+    wrong = *wrong, ["prepare", "pacs", "--size", "many"]
     for bad in (*wrong, ["check", "pacs", "--domain", "x"]):
         assert main(bad) == 2
         said = capsys.readouterr()
@@ -445,8 +516,9 @@ def test_command_line(home, capsys, monkeypatch):
 
 
 def test_module_runs_by_its_name(home):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    run = lambda *a: subprocess.run([sys.executable, "-m", "fdgnb.datasets", *a], env=env, capture_output=True, text=True, timeout=120)
+    env = {**os.environ, "PYTHONPATH": PATHS}
+    run = lambda *a: subprocess.run([sys.executable, "-m", "fdgnb.data", *a], env=env, capture_output=True,
+                                    text=True, timeout=120)
     good, bad = run("list"), run("check", "pacs")
     assert good.returncode == 0 and not good.stderr and "amazon_review" in good.stdout
     assert bad.returncode == 2 and bad.stderr.startswith("error: no photo") and bad.stderr.count("\n") == 1
@@ -464,5 +536,5 @@ def test_shared_data(name, whole, monkeypatch):
     if not place: pytest.skip(f"{name} is not here")
     monkeypatch.setenv("FDGNB_DATA", str(place))
     t = check(name)
-    assert datasets.same(t) == whole
+    assert same(t) == whole
     if name == "digit_five": assert totals(t)["mnist"] == 70_000 and t.attrs["missing"] == ["svhn", "syn"]

@@ -93,23 +93,29 @@ def test_smoke_runs(protocol):
         assert r.history.value.map(lambda v: v == v).all()
 
 
-@pytest.mark.parametrize("steps", [("halves",), ("split", 3), ("split", 1), ("lda", 4, .1, "hsu"), ("lda", 4, .1, "ones"), ("lda", 7, 100., "ones"),
-                                   ("chain", ("lda", 4, .1, "hsu"), ("split", 2)), ("chain", ["halves"], ["split", 2])])
+@pytest.mark.parametrize("steps", [("halves",), ("split", 3), ("split", 1), ("lda", 4, .1, "hsu"),
+                                   ("lda", 4, .1, "ones"), ("lda", 7, 100., "ones"),
+                                   ("chain", ("lda", 4, .1, "hsu"), ("split", 2)),
+                                   ("chain", ["halves"], ["split", 2])])
 @pytest.mark.parametrize("target", [None, "b"])
 @pytest.mark.parametrize("official", [False, True])
 def test_partitions_lose_and_double_nothing(steps, target, official):
     data = toy(official=official)
-    (name, *rest), make = steps, lambda seed: PARTITIONS.get(steps[0])(data, target, generator(seed), *steps[1:])
+    (name, *rest), make = steps, lambda seed: PARTITIONS.get(steps[0])(data, target, generator(seed),
+                                                                       *steps[1:])
     out = make(0)
     used = sum((number(d) for k, d in out.domains.items() if k != target), [])
     have = sum((number(d) for k, d in data.domains.items() if k != target), [])
     assert len(used) == len(set(used)) and set(used) <= set(have)
     y = {i: c for d in data.domains.values() for i, c in zip(number(d), d.y.tolist())}
-    assert all([y[i] for i in number(d)] == d.y.tolist() for d in out.domains.values()), "an image changed its label"
+    assert all([y[i] for i in number(d)] == d.y.tolist()
+               for d in out.domains.values()), "an image changed its label"
     if "lda" not in str(steps): assert set(used) == set(have)
     else: assert len(have) - len(used) < 7
     if target:
-        assert out.names[-1] == target and torch.equal(out[target].x, data[target].x) and out[target] is data[target]
+        assert out.names[-1] == target
+        assert torch.equal(out[target].x, data[target].x)
+        assert out[target] is data[target]
     if official:
         exam = {i for d in data.domains.values() for i in torch.tensor(number(d))[d.split["test"]].tolist()}
         for k, d in out.domains.items():
@@ -117,26 +123,32 @@ def test_partitions_lose_and_double_nothing(steps, target, official):
             assert sorted(torch.cat(list(d.split.values())).tolist()) == list(range(len(d)))
             assert set(n[d.split["test"]].tolist()) <= exam and not set(n[d.split["train"]].tolist()) & exam
     again, other = make(0), make(1)
-    same = lambda b: all(torch.equal(d.x, b.domains[k].x) for k, d in out.domains.items() if k in b.domains and d.x.shape == b.domains[k].x.shape)
+    same = lambda b: all(torch.equal(d.x, b.domains[k].x) for k, d in out.domains.items() if k in b.domains
+                         and d.x.shape == b.domains[k].x.shape)
     assert same(again) and (name == "halves" and len(rest) == 0 or steps == ("split", 1) or not same(other))
 
 
 def test_lda_sizes_and_more_clients_than_classes():
-    sizes = [len(d) for d in PARTITIONS.get("lda")(toy((1000,)), None, generator(0), 100, .1, "hsu").domains.values()]
+    sizes = [len(d) for d in PARTITIONS.get("lda")(toy((1000,)), None, generator(0), 100, .1,
+                                                   "hsu").domains.values()]
     assert sizes == [10]*100
-    tiny = PARTITIONS.get("lda")(toy((50,)), None, generator(0), 5, 1e-6, "hsu")        # q underflows: still whole
+    # q underflows: still whole
+    tiny = PARTITIONS.get("lda")(toy((50,)), None, generator(0), 5, 1e-6, "hsu")
     assert sum(map(len, tiny.domains.values())) == 50
 
 
 def test_a_hundred_clients_ten_a_round():
-    r = fdgnb.fit("fedavg", toy((400,), side=28), rounds=2, partition=("lda", 100, .1, "hsu"), per_round=10, backbone="cnn2", batch_size=4, eval_every=0, progress=False)
+    r = fdgnb.fit("fedavg", toy((400,), side=28), rounds=2, partition=("lda", 100, .1, "hsu"), per_round=10,
+                  backbone="cnn2", batch_size=4, eval_every=0, progress=False)
     assert r.ledger.query("direction == 'down'").groupby("round").client.nunique().tolist() == [10, 10]
 
 
 def test_turning():
     data = toy((20, 20, 20))
     out = PARTITIONS.get("rotate")(data, "c", generator(0), 90)
-    assert torch.equal(out["a"].x, data["a"].x) and torch.equal(out["b"].x, data["b"].x.rot90(1, (2, 3))) and torch.equal(out["c"].x, data["c"].x)
+    assert torch.equal(out["a"].x, data["a"].x)
+    assert torch.equal(out["b"].x, data["b"].x.rot90(1, (2, 3)))
+    assert torch.equal(out["c"].x, data["c"].x)
     x = torch.randint(0, 256, (200, 1, 9, 9), dtype=torch.uint8, generator=generator(0))
     one = Dataset("one", {"a": Domain("a", x, torch.arange(200) % 2)}, ["0", "1"])
     out = PARTITIONS.get("turn")(one, None, generator(0), 90, 4, 10.)["a"].x
@@ -144,15 +156,20 @@ def test_turning():
     assert all(map(any, which)) and all(any(w[k] for w in which) for k in range(4))
 
 
-@pytest.mark.parametrize("steps, says", [(("lda", 4, .1, "hsuu"), "did you mean 'hsu'"), (("lda", 400, .1), "400 clients"), (("lda", 4, 0.), "alpha 0"), (("split", 100), "100 clients"),
-                                         (("chain", ("halve",)), "did you mean 'halves'"), (("rotat", 3), "did you mean 'rotate'"), (("halves", 2), "takes")])
+@pytest.mark.parametrize("steps, says", [(("lda", 4, .1, "hsuu"), "did you mean 'hsu'"),
+                                         (("lda", 400, .1), "400 clients"), (("lda", 4, 0.), "alpha 0"),
+                                         (("split", 100), "100 clients"),
+                                         (("chain", ("halve",)), "did you mean 'halves'"),
+                                         (("rotat", 3), "did you mean 'rotate'"), (("halves", 2), "takes")])
 def test_bad_partitions(steps, says):
-    with pytest.raises((FdgnbError, TypeError), match=says): fdgnb.fit("fedavg", toy(side=28), rounds=1, partition=steps, backbone="cnn2", progress=False)
+    with pytest.raises((FdgnbError, TypeError), match=says):
+        fdgnb.fit("fedavg", toy(side=28), rounds=1, partition=steps, backbone="cnn2", progress=False)
 
 
 def test_nobody_left():
     for steps in (("lda", 2, .1), ("halves",), ("split", 2), ("rotate", 15)):
-        with pytest.raises(FdgnbError, match="no domain besides the target"): PARTITIONS.get(steps[0])(toy((20,)), "a", generator(0), *steps[1:])
+        with pytest.raises(FdgnbError, match="no domain besides the target"):
+            PARTITIONS.get(steps[0])(toy((20,)), "a", generator(0), *steps[1:])
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -162,7 +179,10 @@ def test_augmentation_by_its_generator_alone(name, shape):
     x = torch.rand(*shape, generator=generator(0))
     kept, f = x.clone(), AUGMENTATIONS[name]
     out = f(x, generator(1))
-    assert torch.equal(out, f(x, generator(1))) and torch.equal(x, kept) and out.shape == x.shape and out.dtype == x.dtype
+    assert torch.equal(out, f(x, generator(1)))
+    assert torch.equal(x, kept)
+    assert out.shape == x.shape
+    assert out.dtype == x.dtype
     assert out.isfinite().all() and out.min() >= -1e-6 and out.max() <= 1 + 1e-5
     assert (name == "none") == all(torch.equal(out, f(x, generator(s))) for s in range(2, 12))
 
@@ -174,7 +194,8 @@ def test_each_image_its_own_change():
 
 
 def test_augmented_runs_do_not_depend_on_the_workers():
-    a, b = (fdgnb.fit("fedavg", toy(side=28), rounds=2, augment="ga", backbone="cnn2", workers=w, progress=False).rows for w in (1, 3))
+    a, b = (fdgnb.fit("fedavg", toy(side=28), rounds=2, augment="ga", backbone="cnn2", workers=w,
+                      progress=False).rows for w in (1, 3))
     assert a == b
 
 
@@ -201,10 +222,14 @@ def test_loader_options_join_the_protocols():
 
 
 def test_text_is_not_augmented():
-    text = Dataset("text", {k: Domain(k, torch.randn(20, 6, generator=generator(i)), torch.arange(20) % 2) for i, k in enumerate("ab")}, ["0", "1"])
-    with pytest.raises(FdgnbError, match="augmentation is for images"): fdgnb.fit("fedavg", text, rounds=1, augment="flip", backbone="mlp2", progress=False)
-    with pytest.raises(FdgnbError, match="only images can be turned"): PARTITIONS.get("rotate")(text, None, generator(0), 15)
-    with pytest.raises(FdgnbError, match="1 or 3 channels"): Augment(gray=.5)(torch.rand(2, 4, 8, 8, generator=generator(0)), generator(0))
+    text = Dataset("text", {k: Domain(k, torch.randn(20, 6, generator=generator(i)), torch.arange(20) % 2)
+                            for i, k in enumerate("ab")}, ["0", "1"])
+    with pytest.raises(FdgnbError, match="augmentation is for images"):
+        fdgnb.fit("fedavg", text, rounds=1, augment="flip", backbone="mlp2", progress=False)
+    with pytest.raises(FdgnbError, match="only images can be turned"):
+        PARTITIONS.get("rotate")(text, None, generator(0), 15)
+    with pytest.raises(FdgnbError, match="1 or 3 channels"):
+        Augment(gray=.5)(torch.rand(2, 4, 8, 8, generator=generator(0)), generator(0))
 
 
 def test_bad_names():

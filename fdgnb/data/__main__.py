@@ -8,4 +8,5 @@ __all__ = []
 # %% ../../nbs/data/14_main.ipynb #37c9bea9
 import sys
 from .prepare import main
-if __name__ == "__main__" and __spec__: sys.exit(main())                # `python -m` only: a notebook has no __spec__
+# `python -m` only: a notebook has no __spec__
+if __name__ == "__main__" and __spec__: sys.exit(main())

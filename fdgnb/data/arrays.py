@@ -12,24 +12,27 @@ import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError
 from .domain import turned
-from .found import Found, _home, _parts_found, _under, source
+from .found import Found, data_home, found_parts, source, subfolder
 
 # %% ../../nbs/data/09_arrays.ipynb #d77b5b16
 DIGIT_FIVE = dict(mnist=[6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958], mnistm=68_002,
                   usps=[1553, 1269, 929, 824, 852, 716, 834, 792, 708, 821],
                   svhn=[6692, 18960, 14734, 11379, 9981, 9266, 7704, 7614, 6705, 6254], syn=488_953)
-DIGIT_ARCHIVE = {"mnist_data.mat": 65_000, "mnistm_with_label.mat": 65_000, "usps_28x28.mat": 9_298, "syn_number.mat": 34_000}
+DIGIT_ARCHIVE = {"mnist_data.mat": 65_000, "mnistm_with_label.mat": 65_000, "usps_28x28.mat": 9_298,
+                 "syn_number.mat": 34_000}
 _MNIST_FILES = [("mnist.npz",), ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte"),
                 ("train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"), ("mnist_data.mat",)]
-_DIGIT_FILES = dict(                                     # train and test file of a family, by domain; one file with both stands alone
+# train and test file of a family, by domain; one file with both stands alone
+_DIGIT_FILES = dict(
     mnist=_MNIST_FILES, mnistm=[("mnistm.npz",), ("mnistm_with_label.mat",)],
     usps=[("usps.npz",), ("usps.h5",), ("usps.bz2", "usps.t.bz2"), ("usps_28x28.mat",)],
-    svhn=[("svhn.npz",), ("train_32x32.mat", "test_32x32.mat"), ("svhn_train_32x32.mat", "svhn_test_32x32.mat")],
+    svhn=[("svhn.npz",), ("train_32x32.mat", "test_32x32.mat"),
+          ("svhn_train_32x32.mat", "svhn_test_32x32.mat")],
     syn=[("syn.npz",), ("synth_train_32x32.mat", "synth_test_32x32.mat"), ("syn_number.mat",)])
 
 # %% ../../nbs/data/09_arrays.ipynb #25c69c34
-def _bytes_nhw(a):                                       # the files disagree on axes, on bytes or fractions, on one-hot labels
-    "Images of any of the files -> uint8 (n, h, w) or (n, h, w, 3): (h, w, c, n) of SVHN, (n, c, h, w), flat rows, fractions of 1."
+def _bytes_nhw(a):
+    "Images -> uint8 (n, h, w[, 3]), from SVHN's (h, w, c, n), (n, c, h, w), flat rows, or fractions of 1."
     a = np.asarray(a)
     if a.ndim == 2: a = a.reshape(len(a), *[round(a.shape[1]**.5)]*2)
     if a.ndim == 4 and a.shape[2] in (1, 3) and a.shape[0] == a.shape[1]: a = a.transpose(3, 0, 1, 2)
@@ -50,7 +53,8 @@ def _idx(path):
     if len(b) < 4 or b[:3] != b"\0\0\x08": raise FdgnbError(f"{str(path)!r} is not an idx file of bytes")
     shape = struct.unpack(f">{b[3]}I", b[4:4 + 4*b[3]])
     want = 4 + 4*b[3] + int(np.prod(shape))
-    if len(b) != want: raise FdgnbError(f"{str(path)!r} has {len(b)} bytes, its header says {want}: download it again")
+    if len(b) != want:
+        raise FdgnbError(f"{str(path)!r} has {len(b)} bytes, its header says {want}: download it again")
     return np.frombuffer(b, np.uint8, offset=4 + 4*b[3]).reshape(shape)
 
 
@@ -58,27 +62,35 @@ def _libsvm(path):
     "USPS as libsvm text: label (from 1), then index:value pairs, values in [-1, 1]."
     from sklearn.datasets import load_svmlight_file
     try: x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
-    except (ValueError, OSError, EOFError) as e: raise FdgnbError(f"{str(path)!r} cannot be read as libsvm text of 256 pixels ({e}): download it again")
+    except (ValueError, OSError, EOFError) as e:
+        raise FdgnbError(f"{str(path)!r} is no libsvm text of 256 pixels ({e}): download it again")
     return (x.toarray() + 1)/2, y.astype(np.int64) - 1
 
 
 def _hdf5(path):
     "USPS as h5: groups train and test, each with data and target."
     if not find_spec("h5py"):
-        raise FdgnbError(f"{str(path)!r} needs the package h5py (pip install h5py), or put usps.bz2 and usps.t.bz2 there")
+        raise FdgnbError(f"{str(path)!r} needs the package h5py (pip install h5py), or put usps.bz2 and "
+                         f"usps.t.bz2 there")
     import h5py
     with h5py.File(path) as h:
-        return {f"{v}_{part}": h[part][k][:] for part in ("train", "test") for v, k in (("x", "data"), ("y", "target"))}
+        return {f"{v}_{part}": h[part][k][:] for part in ("train", "test")
+                for v, k in (("x", "data"), ("y", "target"))}
 
 # %% ../../nbs/data/09_arrays.ipynb #541c53ba
 def _mat(files):
     "The .mat files of Digit-Five, SVHN and Synthetic Digits."
     from scipy.io import loadmat
     a, b = loadmat(files[0]), loadmat(files[-1]) if len(files) > 1 else None
-    if "dataset" in a: d = a["dataset"]; return dict(x_train=d[0][0], y_train=d[0][1], x_test=d[1][0], y_test=d[1][1])
+    if "dataset" in a:
+        (x_train, y_train), (x_test, y_test) = a["dataset"]
+        return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     if b: return dict(x_train=a["X"], y_train=a["y"], x_test=b["X"], y_test=b["y"])
-    keys = next((k for k in (("train_data", "test_data"), ("train_28", "test_28"), ("train", "test")) if k[0] in a), None)
-    if not keys: raise FdgnbError(f"{str(files[0])!r} holds {', '.join(k for k in a if k[0] != '_')}: not a file of Digit-Five")
+    kinds = ("train_data", "test_data"), ("train_28", "test_28"), ("train", "test")
+    keys = next((k for k in kinds if k[0] in a), None)
+    if not keys:
+        raise FdgnbError(f"{str(files[0])!r} holds {', '.join(k for k in a if k[0] != '_')}: not a file of "
+                         f"Digit-Five")
     labels = [next(a[k] for k in (f"{part}_label", f"label_{part}") if k in a) for part in ("train", "test")]
     return dict(x_train=a[keys[0]], x_test=a[keys[1]], y_train=labels[0], y_test=labels[1])
 
@@ -88,14 +100,16 @@ def _digit_arrays(files):
     first, parts = files[0], dict(train=files[0], test=files[-1])
     if first.suffix == ".npz": return np.load(first, allow_pickle=False)
     if first.suffix == ".h5": return _hdf5(first)
-    if first.suffix == ".bz2": return {f"{v}_{part}": a for part, p in parts.items() for v, a in zip("xy", _libsvm(p))}
+    if first.suffix == ".bz2":
+        return {f"{v}_{part}": a for part, p in parts.items() for v, a in zip("xy", _libsvm(p))}
     if "idx3" not in first.name: return _mat(files)
     labels = {part: p.with_name(p.name.replace("images-idx3", "labels-idx1")) for part, p in parts.items()}
-    return {f"x_{part}": _idx(p) for part, p in parts.items()} | {f"y_{part}": _idx(p) for part, p in labels.items()}
+    return {f"x_{part}": _idx(p) for part, p in parts.items()} | {f"y_{part}": _idx(p)
+                                                                  for part, p in labels.items()}
 
 # %% ../../nbs/data/09_arrays.ipynb #6a341184
 def _svhn_labels(y, shift):
-    "10 -> 0; with `shift`, y - 1 as in FedKA's code (0 is then 9). Labels that have no 10 are taken as they are before."
+    "10 -> 0 (other labels stay); with `shift`, y - 1 as in FedKA's code, where 0 is then 9."
     y = _plain_labels(y) % 10
     return (y - 1) % 10 if shift else y
 
@@ -103,8 +117,14 @@ def _svhn_labels(y, shift):
 def _at(home, names):
     "These files, in `home` or up to three folders below; None unless all are there."
     if home is None: return None
-    found = [next((p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + n))), None) for n in names]
+    found = [next((p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + n))), None)
+             for n in names]
     return None if None in found else found
+
+
+def _first_at(homes, kinds):
+    "The first family of files that is complete in one of the folders; None where none is."
+    return next((p for h in homes for names in kinds for p in [_at(h, names)] if p), None)
 
 
 def _digit_found(files, svhn=None, channels=3):
@@ -113,20 +133,23 @@ def _digit_found(files, svhn=None, channels=3):
     y = [_plain_labels(a[k]) if svhn is None else _svhn_labels(a[k], svhn) for k in ("y_train", "y_test")]
     n, x = len(y[0]), lambda: np.concatenate([_bytes_nhw(a[k]) for k in ("x_train", "x_test")])
     parts = dict(train=np.arange(n), test=np.arange(n, n + len(y[1])))
-    return Found(np.concatenate(y), "pixels", x, files, parts, channels, published=DIGIT_ARCHIVE.get(files[0].name))
+    return Found(np.concatenate(y), "pixels", x, files, parts, channels,
+                 published=DIGIT_ARCHIVE.get(files[0].name))
 
 # %% ../../nbs/data/09_arrays.ipynb #e20b0ff1
 @source("digit_five", "five looks of digits", DIGIT_FIVE, "0123456789", 28,
-        "Digit-Five (mnist_data.mat, mnistm_with_label.mat, usps_28x28.mat, svhn_train_32x32.mat, svhn_test_32x32.mat, syn_number.mat), "
-        "put the files into digit_five/", backbone="cnn2",
-        citation="LeCun et al. 1998 (MNIST); Ganin et al. 2016 (MNIST-M, Synthetic Digits); Hull 1994 (USPS); Netzer et al. 2011 (SVHN); "
-                 "as five domains: Peng et al. 2019", terms="SVHN: non-commercial; the others state none (from memory: check there)",
+        "Digit-Five (mnist_data.mat, mnistm_with_label.mat, usps_28x28.mat, svhn_train_32x32.mat, "
+        "svhn_test_32x32.mat, syn_number.mat), put the files into digit_five/", backbone="cnn2",
+        citation="LeCun et al. 1998 (MNIST); Ganin et al. 2016 (MNIST-M, Synthetic Digits); Hull 1994 "
+                 "(USPS); Netzer et al. 2011 (SVHN); as five domains: Peng et al. 2019",
+        terms="SVHN: non-commercial; the others state none (from memory: check there)",
         note="the published figure of the full Synthetic Digits is from memory")
 def digit_five(svhn_shift=False):
-    "Digit-Five from digit_five/: packed, the archive's .mat files, or each set's own files. `svhn_shift`: FedKA's label shift."
-    home = _home("digit_five", "digits_five")
-    found = {d: next((p for names in kinds for p in [_at(home, names)] if p), None) for d, kinds in _DIGIT_FILES.items()}
-    return {d: lambda d=d, p=p: _digit_found(p, svhn_shift if d == "svhn" else None) for d, p in found.items() if p}
+    "Digit-Five from digit_five/: packed, the archive's .mat, or each set's own. svhn_shift: as in FedKA."
+    home = data_home("digit_five", "digits_five")
+    found = {d: _first_at([home], kinds) for d, kinds in _DIGIT_FILES.items()}
+    return {d: lambda d=d, p=p: _digit_found(p, svhn_shift if d == "svhn" else None)
+            for d, p in found.items() if p}
 
 # %% ../../nbs/data/09_arrays.ipynb #69859624
 ANGLES = tuple(range(0, 150, 15))
@@ -134,54 +157,70 @@ ANGLES = tuple(range(0, 150, 15))
 
 def _mnist_files():
     "MNIST's files, in the folder mnist or in digit_five."
-    homes = [_home(n) for n in ("rotated_mnist", "mnist", "digit_five")]
-    return next((p for h in homes for names in _MNIST_FILES for p in [_at(h, names)] if p), None)
+    return _first_at([data_home(n) for n in ("rotated_mnist", "mnist", "digit_five")], _MNIST_FILES)
 
 
 _MNIST = dict(
-    where="MNIST (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz), "
-          "put the files into mnist/", home="mnist", backbone="cnn4", batch_size=64,
-    citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to document recognition, Proc. IEEE 1998")
+    where="MNIST (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, "
+          "t10k-labels-idx1-ubyte.gz), put the files into mnist/", home="mnist", backbone="cnn4",
+              batch_size=64,
+    citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to document "
+             "recognition, Proc. IEEE 1998")
 
 
-@source("mnist", "handwritten digits, upright, one domain", dict(mnist=DIGIT_FIVE["mnist"]), "0123456789", 28, **_MNIST)
+@source("mnist", "handwritten digits, upright, one domain", dict(mnist=DIGIT_FIVE["mnist"]), "0123456789", 28,
+        **_MNIST)
 def mnist():
     "MNIST in one piece, one channel, with its official test images."
     p = _mnist_files()
     return {"mnist": lambda: _digit_found(p, channels=1)} if p else {}
 
 # %% ../../nbs/data/09_arrays.ipynb #f8aca2cb
-@source("rotated_mnist", "MNIST dealt out over ten angles", {str(a): 16_000 for a in ANGLES}, "0123456789", 28, **_MNIST)
-def rotated_mnist(angles=ANGLES):
-    "MNIST, a share of the training images and all test images at each angle (degrees)."
+def _check_angles(angles):
+    "FdgnbError unless a list of one or more different numbers."
     number = lambda a: isinstance(a, (int, float)) and not isinstance(a, bool) and abs(a) < 1e6
-    if not isinstance(angles, (list, tuple, range)) or not all(map(number, angles)) or len(set(angles)) < len(angles):
+    if not isinstance(angles, (list, tuple, range)) or not all(map(number,
+                                                                   angles)) or len(set(angles)) < len(angles):
         raise FdgnbError(f"angles={angles!r}: wanted a list of different numbers, in degrees")
-    p, angles = _mnist_files(), list(angles)
-    if not angles: raise FdgnbError("rotated_mnist needs at least one angle; for upright MNIST in one piece load 'mnist'")
-    return {f"{a:g}": lambda i=i, a=a: _turned(p, i, a, len(angles)) for i, a in enumerate(angles)} if p else {}
+    if not angles:
+        raise FdgnbError("rotated_mnist needs at least one angle; for upright MNIST load 'mnist'")
 
 
 def _turned(files, i, angle, k):
-    "The i-th of k shares of MNIST, turned."
+    "The i-th of k shares of MNIST, and all test images, turned."
     f = _digit_found(files, channels=1)
-    n = len(f.parts["train"])
-    own = np.concatenate([np.random.default_rng(28).permutation(n)[i::k], f.parts["test"]])
-    m = len(own) - len(f.parts["test"])
+    n, test = len(f.parts["train"]), f.parts["test"]
+    share = np.random.default_rng(28).permutation(n)[i::k]
+    own, m = np.concatenate([share, test]), len(share)
+    def samples():
+        x = torch.from_numpy(f.samples()[own])[:, None]
+        return turned(x, torch.full((len(own),), angle))[:, 0].numpy()
     parts = dict(train=np.arange(m), test=np.arange(m, len(own)))
-    return Found(f.y[own], "pixels", lambda: turned(torch.from_numpy(f.samples()[own])[:, None], torch.full((len(own),), angle))[:, 0].numpy(), files, parts, 1, f"{i} of {k}, {angle!r}, kornia")
+    return Found(f.y[own], "pixels", samples, files, parts, 1, f"{i} of {k}, {angle!r}, kornia")
+
+
+@source("rotated_mnist", "MNIST dealt out over ten angles", {str(a): 16_000 for a in ANGLES}, "0123456789",
+        28, **_MNIST)
+def rotated_mnist(angles=ANGLES):
+    "MNIST, a share of the training images and all test images at each angle (degrees)."
+    _check_angles(angles)
+    p, angles = _mnist_files(), list(angles)
+    return {f"{a:g}": lambda i=i, a=a: _turned(p, i, a, len(angles))
+            for i, a in enumerate(angles)} if p else {}
 
 # %% ../../nbs/data/09_arrays.ipynb #854c4c90
 _KRIZHEVSKY = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
-_HARMLESS = {("numpy.core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "scalar"), ("numpy", "ndarray"), ("numpy", "dtype"),
-             ("_codecs", "encode")}
+_HARMLESS = {("numpy.core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "scalar"),
+             ("numpy", "ndarray"),
+             ("numpy", "dtype"), ("_codecs", "encode")}
 
 
 class _Arrays(pickle.Unpickler):
     "A reader of pickles that admits numpy arrays and refuses everything else."
     def find_class(self, module, name):
         old = module.replace("numpy._core", "numpy.core")
-        if (old, name) not in _HARMLESS: raise FdgnbError(f"a CIFAR file asks for {module}.{name}: not a CIFAR archive, not opened")
+        if (old, name) not in _HARMLESS:
+            raise FdgnbError(f"a CIFAR file asks for {module}.{name}: not a CIFAR archive, not opened")
         return super().find_class(old.replace("numpy.core", "numpy._core"), name)
 
 
@@ -191,29 +230,33 @@ def _unpickle(path):
 
 # %% ../../nbs/data/09_arrays.ipynb #4a8f4bc3
 CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
-CIFAR100_CLASSES = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl
-hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree
-orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal
-shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
-train trout tulip turtle wardrobe whale willow_tree wolf woman worm""".split()
+CIFAR100_CLASSES = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter
+palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose
+sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table
+tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree
+wolf woman worm""".split()
 
 
 def _cifar_batch(path, extra):
-    "Pixels (n, 32, 32, 3) and labels of one batch; `extra`: label bytes before the fine label in the binary form."
+    "Pixels (n, 32, 32, 3) and labels of one batch; extra: label bytes before the fine label."
     if path.suffix == ".bin":
         b, row = np.fromfile(path, np.uint8), 3073 + extra
-        if b.size % row: raise FdgnbError(f"{str(path)!r} has {b.size} bytes, not a multiple of {row}: download it again")
+        if b.size % row:
+            raise FdgnbError(f"{str(path)!r} has {b.size} bytes, not a multiple of {row}: download it again")
         b = b.reshape(-1, row); x, y = b[:, 1 + extra:], b[:, extra]
     else: t = _unpickle(path); x, y = t["data"], t["fine_labels" if "fine_labels" in t else "labels"]
     return np.asarray(x).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.asarray(y, np.int64)
 
 
 def _batches(train, test, extra):
+    "A domain from batches of training and test images."
     both = [_cifar_batch(p, extra) for p in train + test]
     n, y = sum(len(b[1]) for b in both[:len(train)]), np.concatenate([b[1] for b in both])
-    x, parts = lambda: np.concatenate([b[0] for b in both]), dict(train=np.arange(n), test=np.arange(n, len(y)))
-    return Found(y, "pixels", x, train + test, parts)
+    parts = dict(train=np.arange(n), test=np.arange(n, len(y)))
+    return Found(y, "pixels", lambda: np.concatenate([b[0] for b in both]), train + test, parts)
 
 # %% ../../nbs/data/09_arrays.ipynb #c78a7330
 class _Slices:
@@ -227,6 +270,7 @@ class _Slices:
 
 
 def _packed_jpeg(files, classes):
+    "A domain from packed files of JPEG, training and test."
     z = [np.load(p, allow_pickle=False) for p in files]
     for p, a in zip(files, z):
         if a["classes"].tolist() != list(classes):
@@ -241,23 +285,28 @@ def _cifar(home, train, test, classes, extra=0):
         a, b = _at(home, [n + suffix for n in train]), _at(home, [n + suffix for n in test])
         if a and b: return lambda: _batches(a, b, extra)
     if pack := _at(home, ["train.npz", "test.npz"]): return lambda: _packed_jpeg(pack, classes)
-    parts = {p: _under(home, p) for p in ("train", "test")}
-    if all(parts.values()) and _under(parts["train"], classes[0]): return lambda: _parts_found(parts, classes)
+    parts = {p: subfolder(home, p) for p in ("train", "test")}
+    if all(parts.values()) and subfolder(parts["train"], classes[0]):
+        return lambda: found_parts(parts, classes)
 
 # %% ../../nbs/data/09_arrays.ipynb #ec3ae22d
 @source("cifar10", "ten classes of small photos, one domain", dict(cifar10=[6000]*10), CIFAR10_CLASSES, 32,
-        "CIFAR-10 (cifar-10-python.tar.gz or cifar-10-binary.tar.gz), unpack it into cifar10/", backbone="vgg11", citation=_KRIZHEVSKY)
+        "CIFAR-10 (cifar-10-python.tar.gz or cifar-10-binary.tar.gz), unpack it into cifar10/",
+        backbone="vgg11",
+        citation=_KRIZHEVSKY)
 def cifar10():
     "CIFAR-10 from cifar10/: python or binary archive, folders, or packed JPEG."
-    home = _home("cifar10", "cifar-10", "cifar-10-batches-py", "cifar-10-batches-bin")
+    home = data_home("cifar10", "cifar-10", "cifar-10-batches-py", "cifar-10-batches-bin")
     f = _cifar(home, [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], CIFAR10_CLASSES)
     return {"cifar10": f} if f else {}
 
 
-@source("cifar100", "a hundred classes of small photos, one domain", dict(cifar100=[600]*100), CIFAR100_CLASSES, 32,
-        "CIFAR-100 (cifar-100-python.tar.gz or cifar-100-binary.tar.gz), unpack it into cifar100/", backbone="cct_7_3x1",
-        citation=_KRIZHEVSKY)
+@source("cifar100", "a hundred classes of small photos, one domain", dict(cifar100=[600]*100),
+        CIFAR100_CLASSES, 32,
+        "CIFAR-100 (cifar-100-python.tar.gz or cifar-100-binary.tar.gz), unpack it into cifar100/",
+        backbone="cct_7_3x1", citation=_KRIZHEVSKY)
 def cifar100():
     "CIFAR-100 (fine labels) from cifar100/: python or binary archive, or folders."
-    f = _cifar(_home("cifar100", "cifar-100", "cifar-100-python", "cifar-100-binary"), ["train"], ["test"], CIFAR100_CLASSES, extra=1)
+    home = data_home("cifar100", "cifar-100", "cifar-100-python", "cifar-100-binary")
+    f = _cifar(home, ["train"], ["test"], CIFAR100_CLASSES, extra=1)
     return {"cifar100": f} if f else {}

@@ -11,9 +11,11 @@ from ..core import FdgnbError, Registry, drawing_from
 from ..settings import readable
 
 # %% ../../nbs/data/11_augment.ipynb #568796af
-RECIPE = dict(                                           # a field of Augment -> kornia's transforms, in the order they are applied
+# a field of Augment -> kornia's transforms, in the order they are applied
+RECIPE = dict(
     crop=lambda K, h, w, v: [K.RandomResizedCrop((h, w), v, cropping_mode="resample")],
-    centre=lambda K, h, w, v: [K.CenterCrop((round(v*h), round(v*w)), cropping_mode="resample"), K.Resize((h, w))],
+    center=lambda K, h, w, v: [K.CenterCrop((round(v*h), round(v*w)), cropping_mode="resample"),
+                               K.Resize((h, w))],
     pad=lambda K, h, w, v: [K.RandomCrop((h, w), padding=(round(v*w), round(v*h)), cropping_mode="resample")],
     turn=lambda K, h, w, v: [K.RandomRotation(v, resample="nearest", align_corners=True, p=1.)],
     flip=lambda K, h, w, v: [K.RandomHorizontalFlip(p=v)],
@@ -23,13 +25,15 @@ RECIPE = dict(                                           # a field of Augment ->
 # %% ../../nbs/data/11_augment.ipynb #bef9d83d
 @dataclass(frozen=True)
 class Augment:
-    """A recipe; called with images (float32 NCHW in [0, 1]) and a generator, it returns changed images of the same shape.
+    """A recipe; called with images (float32 NCHW in [0, 1]) and a generator, it returns changed ones.
 
-    crop: RandomResizedCrop, share of the area (low, high), ratio 3/4 to 4/3. centre: side of the central part that is kept and enlarged.
-    pad: RandomCrop after padding with black, in sides. turn: RandomRotation, degrees. flip, gray: probabilities. jitter: ColorJitter,
-    (brightness, contrast, saturation, hue). An image of one channel has no saturation, hue or gray."""
+    crop: RandomResizedCrop, share of the area (low, high), ratio 3/4 to 4/3.
+    center: side of the central part that is kept and enlarged.
+    pad: RandomCrop after padding with black, in sides. turn: RandomRotation, degrees.
+    flip, gray: probabilities. jitter: ColorJitter, (brightness, contrast, saturation, hue).
+    An image of one channel has no saturation, hue or gray."""
     crop: tuple = ()
-    centre: float = 1.
+    center: float = 1.
     pad: float = 0.
     turn: float = 0.
     flip: float = 0.
@@ -42,13 +46,16 @@ class Augment:
         import kornia.augmentation as K
         values = {k: v for k, v in vars(self).items() if k in RECIPE and v != getattr(Augment, k)}
         if channels != 3 and values.keys() & {"jitter", "gray"}:
-            if channels != 1: raise FdgnbError(f"colours are changed in images of 1 or 3 channels; these have {channels}: "
-                                               "use an augmentation without jitter and gray")
+            if channels != 1:
+                raise FdgnbError(f"colors are changed in images of 1 or 3 channels; these have {channels}: "
+                                 f"use an augmentation without jitter and gray")
             values = {k: (*v[:2], 0., 0.) if k == "jitter" else v for k, v in values.items() if k != "gray"}
         return K.ImageSequential(*[t for k in RECIPE if k in values for t in RECIPE[k](K, h, w, values[k])])
 
     def __call__(self, x, rng):
-        if x.ndim != 4: raise FdgnbError(f"augmentation is for images (N, C, H, W); these samples have the shape {tuple(x.shape)}: use augment='none'")
+        if x.ndim != 4:
+            raise FdgnbError(f"augmentation is for images (N, C, H, W); these samples have the shape "
+                             f"{tuple(x.shape)}: use augment='none'")
         recipe = self.transforms(*x.shape[2:], x.shape[1])
         if not len(recipe): return x
         with drawing_from(rng): drawn = recipe.forward_parameters(x.shape)
@@ -60,8 +67,10 @@ AUGMENTATIONS |= dict(
     none=Augment(source="FedKA, FDSE"),
     flip=Augment(flip=.5, source="a building block"),
     ga=Augment(crop=(.7, 1.), flip=.5, jitter=(.4, .4, .4, .4), gray=.1, source="GA, code"),
-    fedsb=Augment(centre=224/232, flip=.5, jitter=(.3, .3, .3, .3), gray=.1, source="FedSB, code: 232 pixels, centre 224; gray's 0.1: torchvision's default"),
-    domainbed=Augment(crop=(.7, 1.), flip=.5, jitter=(.3, .3, .3, .3), gray=.1, source="DomainBed; FedSR, code"),
+    fedsb=Augment(center=224/232, flip=.5, jitter=(.3, .3, .3, .3), gray=.1,
+                  source="FedSB, code: 232 pixels, center 224; gray's 0.1: torchvision's default"),
+    domainbed=Augment(crop=(.7, 1.), flip=.5, jitter=(.3, .3, .3, .3), gray=.1,
+                      source="DomainBed; FedSR, code"),
     ccst=Augment(crop=(.8, 1.), flip=.5, source="CCST, code"),
     cifar=Augment(pad=1/8, flip=.5, source="FedBR, App. A: RandomCrop and flip; ours: padding 4 of 32"),
     fedbn=Augment(turn=30., flip=.5, source="FedBN, code"))
@@ -71,5 +80,7 @@ def list_augmentations():
     "DataFrame of the augmentations: what each does, where it comes from."
     import pandas as pd
     blank = Augment()
-    does = lambda a: ", ".join(f"{k}={readable(v)}" for k, v in vars(a).items() if k != "source" and v != getattr(blank, k)) or "nothing"
-    return pd.DataFrame([dict(augment=n, does=does(a), source=a.source) for n, a in AUGMENTATIONS.items()]).set_index("augment")
+    set_ = lambda a: {k: v for k, v in vars(a).items() if k != "source" and v != getattr(blank, k)}
+    does = lambda a: ", ".join(f"{k}={readable(v)}" for k, v in set_(a).items()) or "nothing"
+    rows = [dict(augment=n, does=does(a), source=a.source) for n, a in AUGMENTATIONS.items()]
+    return pd.DataFrame(rows).set_index("augment")

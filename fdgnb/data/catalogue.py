@@ -16,40 +16,63 @@ from .folders import from_folder
 DATASETS = Registry("dataset", "fdgnb.data")
 
 
-def dataset(name, description="", counts=None, classes=0, size=None, citation="", terms="", available=lambda: True):
-    "Decorator: register a loader `(size=None, **kw) -> Dataset`. `counts`: published images by domain; `available()`: can it load here?"
+def dataset(name, description="", counts=None, classes=0, size=None, citation="", terms="",
+            available=lambda: True):
+    """Decorator: register a loader `(size=None, **options) -> Dataset`.
+
+    counts: published images by domain. size: pixels a side by default. available(): can it be loaded here?"""
     def put(loader):
-        loader.info = dict(description=description, counts=counts or {}, classes=classes, size=size, citation=citation, terms=terms, available=available)
+        loader.info = dict(description=description, counts=counts or {}, classes=classes, size=size,
+                           citation=citation,
+                           terms=terms, available=available)
         return DATASETS.register(name)(loader)
     return put
 
+# %% ../../nbs/data/04_catalogue.ipynb #69c68f10
+def _with_options(load, name, own, /, **kw):
+    "Call a loader with our own arguments and options; FdgnbError on an option it does not have."
+    known = inspect.signature(load).parameters
+    free = [k for k in known if k not in ("path", "size")]
+    # such a loader looks after its own
+    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        for k in kw:
+            if k not in free:
+                raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, free)}")
+    return load(**own, **kw)
+
+
+def _as_it_is(data, size, kw):
+    "A loaded data set, unless something is asked of it that only loading can give."
+    if size not in (None, data.size):
+        raise FdgnbError(f"dataset {data.name!r} is loaded at {data.size} pixels, not {size}; load it anew "
+                         f"at that size")
+    if kw:
+        raise FdgnbError(f"dataset {data.name!r} is loaded already; {', '.join(map(repr, kw))} can be "
+                         f"chosen for a data set that is given by its name")
+    return data
 
 # %% ../../nbs/data/04_catalogue.ipynb #22ff5aa6
 def get_dataset(name, size=None, **kw):
     "A Dataset by name, by the path of a domain/class/image folder (anything with a slash), or as it is."
-    if isinstance(name, Dataset):
-        if size not in (None, name.size): raise FdgnbError(f"dataset {name.name!r} is loaded at {name.size} pixels, not {size}; load it anew at that size")
-        if kw: raise FdgnbError(f"dataset {name.name!r} is loaded already; {', '.join(map(repr, kw))} can be chosen for a data set that is given by its name")
-        return name
-    if not isinstance(name, (str, Path)): raise FdgnbError(f"dataset {name!r} is neither a name, nor a folder, nor a Dataset")
-    if isinstance(name, Path) or "/" in name or os.sep in name: return _with_options(from_folder, name, {"path": name} | ({} if size is None else {"size": size}), **kw)
-    if name not in DATASETS.load() and Path(name).is_dir(): raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the slash")
+    if isinstance(name, Dataset): return _as_it_is(name, size, kw)
+    if not isinstance(name, (str, Path)):
+        raise FdgnbError(f"dataset {name!r} is neither a name, nor a folder, nor a Dataset")
+    if isinstance(name, Path) or "/" in name or os.sep in name:
+        return _with_options(from_folder, name, {"path": name} | ({} if size is None else {"size": size}),
+                             **kw)
+    if name not in DATASETS.load() and Path(name).is_dir():
+        raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
+                         f"slash")
     return _with_options(DATASETS.get(name), name, {"size": size}, **kw)
 
 
-def _with_options(load, name, own, /, **kw):
-    "Call a loader with our own arguments and options; FdgnbError, in one line, on an option it does not have."
-    known = inspect.signature(load).parameters
-    free = [k for k in known if k not in ("path", "size")]
-    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):                                     # such a loader looks after its own
-        for k in kw:
-            if k not in free: raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, free)}")
-    return load(**own, **kw)
-
-
 def list_datasets():
-    "What can be loaded by name: DataFrame; loads no images. `images`: published in all, NA where no number is; `size`: pixels a side, NA for texts."
+    """What can be loaded by name: DataFrame; loads no images.
+
+    images: published in all, NA where no number is; size: pixels a side, NA for texts."""
     import pandas as pd
-    info = {k: v.info for k, v in sorted(DATASETS.load().items())}
-    return pd.DataFrame([dict(name=k, domains=len(i["counts"]), classes=i["classes"], images=sum(i["counts"].values()) or None, size=i["size"],
-                              available=bool(i["available"]()), description=i["description"]) for k, i in info.items()]).astype(dict(images="Int64", size="Int64"))
+    row = lambda name, i: dict(name=name, domains=len(i["counts"]), classes=i["classes"],
+                               images=sum(i["counts"].values()) or None,
+                               size=i["size"], available=bool(i["available"]()), description=i["description"])
+    rows = [row(name, load.info) for name, load in sorted(DATASETS.load().items())]
+    return pd.DataFrame(rows).astype(dict(images="Int64", size="Int64"))

@@ -7,40 +7,48 @@ __all__ = ['AMAZON', 'amazon_review']
 
 # %% ../../nbs/data/10_reviews.ipynb #3162104f
 import gzip, json, re
-from .found import Found, _home, _under, source
+from .found import Found, data_home, source, subfolder
 
 # %% ../../nbs/data/10_reviews.ipynb #d310c2dc
 AMAZON = {d: [1000, 1000] for d in ("books", "dvd", "electronics", "kitchen")}
 
 
 def _review_texts(path):
-    "Title and text of each <review> of a file that only looks like XML (unescaped ampersands, latin-1)."
+    "Title and text of each <review> of a file."
     inside = lambda tag, s: re.search(rf"<{tag}>(.*?)</{tag}>", s, re.S)
-    parts = lambda s: [m.group(1).strip() if m else "" for m in (inside("title", s), inside("review_text", s))]
-    return ["\n".join(parts(s)) for s in re.findall(r"<review>(.*?)</review>", path.read_text("latin-1"), re.S)]
+    parts = lambda s: [m.group(1).strip() if m else "" for m in (inside("title", s),
+                                                                 inside("review_text", s))]
+    return ["\n".join(parts(s)) for s in re.findall(r"<review>(.*?)</review>", path.read_text("latin-1"),
+                                                    re.S)]
 
 
-def _reviews(folder):
-    "(texts, labels, files) of one domain; None where there are none."
-    pack = next(iter(sorted(folder.glob("*.jsonl.gz"))), None) if folder else None
-    if pack:
-        with gzip.open(pack, "rt", encoding="utf8") as f: rows = [json.loads(l) for l in f]
-        return [f"{r['title']}\n{r['text']}" for r in rows], [r["label"] for r in rows], [pack]
+def _review_files(folder):
+    "The files of a domain: the packed one, or the bad and the good reviews; none where there are none."
+    packed = sorted(folder.glob("*.jsonl.gz"))[:1] if folder else []
     raw = [folder/f"{v}.review" for v in ("negative", "positive")] if folder else []
-    if not raw or not all(p.is_file() for p in raw): return None
-    bad, good = map(_review_texts, raw)
-    return bad + good, [0]*len(bad) + [1]*len(good), raw
+    return packed or (raw if all(p.is_file() for p in raw) else [])
+
+
+def _reviews(files):
+    "(texts, labels) of a domain's files."
+    if len(files) == 1:
+        with gzip.open(files[0], "rt", encoding="utf8") as f: rows = [json.loads(l) for l in f]
+        return [f"{r['title']}\n{r['text']}" for r in rows], [r["label"] for r in rows]
+    bad, good = map(_review_texts, files)
+    return bad + good, [0]*len(bad) + [1]*len(good)
 
 # %% ../../nbs/data/10_reviews.ipynb #107504f7
-@source("amazon_review", "good and bad reviews of four kinds of goods (text)", AMAZON, ["negative", "positive"], None,
-        "the Multi-Domain Sentiment Dataset (Blitzer et al. 2007; domain_sentiment_data.tar.gz), put its folder sorted_data_acl into "
-        "amazon_review/", backbone="mlp2", batch_size=16,
-        citation="J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood, Boom-boxes and Blenders, ACL 2007")
+@source("amazon_review", "good and bad reviews of four kinds of goods (text)", AMAZON,
+        ["negative", "positive"], None,
+        "the Multi-Domain Sentiment Dataset (Blitzer et al. 2007; domain_sentiment_data.tar.gz), put its "
+        "folder sorted_data_acl into amazon_review/", backbone="mlp2", batch_size=16,
+        citation="J. Blitzer, M. Dredze, F. Pereira, Biographies, Bollywood, Boom-boxes and Blenders, ACL "
+                 "2007")
 def amazon_review(encoder="minilm", tokens=None):
-    "Amazon Review as vectors of a frozen encoder (minilm or bert), of at most `tokens` tokens a review (None: 128 or 256)."
-    home = _home("amazon_review", "sorted_data_acl")
-    home = _under(home, "sorted_data_acl") or home
-    def find(p): texts, y, files = _reviews(p); return Found(y, "text", lambda: texts, files)
-    folders = {d: _under(home, d, "kitchen_&_housewares" if d == "kitchen" else d) for d in AMAZON}
-    there = lambda p: p and (any(p.glob("*.jsonl.gz")) or all((p/f"{v}.review").is_file() for v in ("negative", "positive")))
-    return {d: lambda p=p: find(p) for d, p in folders.items() if there(p)}
+    "Amazon Review as vectors of a frozen encoder (minilm, bert) that reads `tokens` (None: 128, 256)."
+    home = data_home("amazon_review", "sorted_data_acl")
+    home = subfolder(home, "sorted_data_acl") or home
+    def find(files): texts, y = _reviews(files); return Found(y, "text", lambda: texts, files)
+    names = {d: "kitchen_&_housewares" if d == "kitchen" else d for d in AMAZON}
+    there = {d: _review_files(subfolder(home, d, n)) for d, n in names.items()}
+    return {d: lambda files=files: find(files) for d, files in there.items() if files}

@@ -11,13 +11,12 @@ import json, torch, warnings
 from dataclasses import asdict, fields
 from torch import nn
 import fdgnb.models as models
-from ..core import FdgnbError, generator, nearest, seeded
+from ..core import FdgnbError, nearest, seeded
 from ..vectors import digest
 from ..settings import Settings, check_load, check_value, hp, make
 from ..data.domain import Dataset
 from ..data.catalogue import DATASETS, get_dataset
-from ..data.partitions import PARTITIONS, partitioned, shares, steps_of
-from ..data.partitions import subsample_domains, substituted_datasets
+from ..data.partitions import PARTITIONS, client_splits, steps_of
 from ..federation.loop import Client, Server
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class
 from ..data.augment import AUGMENTATIONS
@@ -28,7 +27,7 @@ SETTINGS = [f.name for f in fields(Settings)]
 
 
 def merged(protocol, given):
-    "The protocol's values under the given ones: 'mu' goes before 'fdse.mu' too. `load` is merged option by option."
+    "The protocol's values under the given ones ('mu' goes before 'fdse.mu'); `load` merged by option."
     protocol = {k: v for k, v in protocol.items() if k == "load" or k.rpartition(".")[2] not in given}
     if not isinstance(given.get("load"), dict): return protocol | given
     check_load(given["load"])
@@ -55,17 +54,11 @@ def arguments(cls, given, rounds=None, protocol=None, scale=None, dataset=None):
     return rounds, mine, rest
 
 # %% ../../nbs/runs/01_setup.ipynb #da4e0774
-def participants(data, target, settings, seed, rounds, device):
-    "(clients, target_client): a client per source domain, and who holds the target (None without one)."
+def participants(splits, unseen, settings, seed, rounds, device="cpu", target=None):
+    "(clients, target_client) of {client: {part: Split}} and {'target': Split} or None."
     augment = None if settings.augment == "none" else AUGMENTATIONS.get(settings.augment)
-    def client(name, dom):
-        x, y = (dom.x, dom.y) if device == "cpu" else (dom.x.to(device), dom.y.to(device))
-        cut = shares(dom, settings, name == target, generator(seed, client=name, purpose="split"))
-        splits = {s: (x, y, i.to(device)) for s, i in cut.items()}
-        return Client(name, splits, settings, seed, rounds, device, augment)
-    clients = {name: client(name, dom) for name, dom in data.domains.items()}
-    target_client = clients.pop(target, None)
-    return list(clients.values()), target_client
+    def client(name, own): return Client(name, own, settings, seed, rounds, device, augment)
+    return [client(k, own) for k, own in splits.items()], client(target, unseen) if unseen else None
 
 # %% ../../nbs/runs/01_setup.ipynb #419daa0b
 def check_device(device):
@@ -169,12 +162,11 @@ class Federation:
         data = get_dataset(dataset, size=settings.get("size"), **(settings.get("load") or {}))
         self.target = None if target in (None, "none", "") else data[target].name
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
-        cut = partitioned(data, self.target, self.settings, self.seed)
-        self.data = subsample_domains(cut, self.settings.limit, self.seed)
-        self.digest = "+".join(map(data_digest, [data, *substituted_datasets(data, self.settings)]))
+        splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, device)
+        self.digest = "+".join(map(data_digest, read))
         self.net = first_network(self)
         self.clients, self.target_client = participants(
-            self.data, self.target, self.settings, self.seed, self.rounds, device)
+            splits, unseen, self.settings, self.seed, self.rounds, device, self.target)
         check_data(self)
         check_net(self)
         self.server = first_server(self)
