@@ -108,8 +108,11 @@ class Flower:
                 self.start_time = time.perf_counter()
                 return super().configure_train(*args)
 
-            def aggregate_train(self, *args):
-                out = super().aggregate_train(*args)
+            def aggregate_train(self, server_round, replies):
+                replies = list(replies)
+                good = [r for r in replies if not r.has_error()]         # FedAvg goes on without those that failed
+                if len(good) < self.min_train_nodes: raise RuntimeError("a client of Flower's failed")
+                out = super().aggregate_train(server_round, replies)
                 seconds.append(time.perf_counter() - self.start_time)
                 return out
 

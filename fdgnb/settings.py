@@ -126,7 +126,7 @@ class Settings(DataSettings, LocalSettings):
     "How a run is run: what a protocol fixes for all methods alike."
     eval_every: int = hp(1, "rounds between evaluations, and after the last (aggregated model: validation "
                          "and test samples, target); 0: never", low=0)
-    eval_local: int = hp(5, "rounds between scorings of local models, and after the last; 0: only then", low=0)
+    eval_local: int = hp(5, "rounds between scorings of local models, and at the end; 0: only then", low=0)
     eval_train: int = hp(0, "rounds between scorings of the training samples; 0: after the last only", low=0)
     adapt: str = hp("last", "when a label-free adaptation is tried on the target",
                     choices=("never", "last", "every"))

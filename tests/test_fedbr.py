@@ -2,19 +2,19 @@
 import pytest
 import torch
 import torch.nn.functional as F
-import fdgnb
-from fdgnb.core import FdgnbError, generator
+from conftest import bits, run as short_run
+from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.data.domain import Dataset, Domain
-from fdgnb.federation.compose import METHODS, hooks_of
-from fdgnb.federation.loop import Method
-from fdgnb.vectors import digest
-from fdgnb.methods.fedbr import ABLATIONS, DIFFERENCES, contrastive_loss, mixture, random_sample_mean
+from fdgnb.federation.compose import METHODS, hooks_of, method, method_class
+from fdgnb.federation.loop import Client, Method
+from fdgnb.methods.fedbr import ABLATIONS, DIFFERENCES, FedBR, ascend, contrast, contrastive_loss
+from fdgnb.methods.fedbr import mixture, projection, random_sample_mean
 
 
 def data(n=20, names=("a", "b", "t"), size=16):
     g, domains = generator(3), {}
     for i, name in enumerate(names):
-        y = torch.arange(n - 5*(name == "b")) % 3                        # b has fewer: n_k and equal weights differ
+        y = torch.arange(n - 5*(name == "b")) % 3                  # b has fewer: n_k and equal weights differ
         x = torch.randint(0, 60, (len(y), 3, size, size), generator=g)
         for j, c in enumerate(y): x[j, :, 5*c:5*c + 5, 3:12] += 120 + 20*i
         domains[name] = Domain(name, x.to(torch.uint8), y)
@@ -22,12 +22,8 @@ def data(n=20, names=("a", "b", "t"), size=16):
 
 
 def run(name="fedbr", d=None, **kw):
-    return fdgnb.fit(name, d or data(), **dict(target="t", rounds=3, lr=.02, batch_size=8, eval_every=3, progress=False, workers=1) | kw)
-
-
-def bits(r):
-    states = [("server", r.fed.server.state)] + [(c.id, c.state) for c in r.fed.clients]
-    return digest({f"{owner}.{k}": v for owner, s in states for k, v in s.items() if torch.is_tensor(v)})
+    usual = dict(target="t", rounds=3, lr=.02, batch_size=8, eval_every=3, workers=1)
+    return short_run(name, d or data(), **usual | kw)
 
 
 def images(r):
@@ -35,10 +31,14 @@ def images(r):
     return r.ledger.query("kind == 'images'").groupby(["round", "direction"]).bytes.sum().to_dict()
 
 
-SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False), dict(projection=False), dict(refresh="once"), dict(pseudo="mixture"),
-            dict(pseudo="mixture", K=0), dict(pseudo="mixture", reference="first"), dict(pseudo="mixture", K=2, refresh="once"), dict(similarity="multiply"),
-            dict(width="features"), dict(statistics="kept"), dict(statistics="running"), dict(average="uniform"), dict(first="averaged"),
-            dict(variant="released"), dict(variant="released", pseudo="mixture"), dict(m=100), dict(normalize="half", pseudo="mixture"), dict(clip=1.)]
+SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False), dict(projection=False),
+            dict(refresh="once"), dict(pseudo="mixture"), dict(pseudo="mixture", K=0),
+            dict(pseudo="mixture", reference="first"), dict(pseudo="mixture", K=2, refresh="once"),
+            dict(similarity="multiply"), dict(width="features"), dict(statistics="kept"),
+            dict(statistics="running"), dict(average="uniform"), dict(first="averaged"),
+            dict(variant="released"),
+            dict(variant="released", pseudo="mixture"), dict(m=100), dict(normalize="half", pseudo="mixture"),
+            dict(clip=1.)]
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
@@ -54,13 +54,16 @@ def test_names_are_checked():
     with pytest.raises(FdgnbError, match="unknown"): run(pseudo="mixture", proxy="digitz")
 
 
-@pytest.mark.parametrize("switch", [{}, dict(refresh="once"), dict(pseudo="mixture"), dict(variant="released")], ids=str)
+WAYS = [{}, dict(refresh="once"), dict(pseudo="mixture")]
+
+
+@pytest.mark.parametrize("switch", [*WAYS, dict(variant="released")], ids=str)
 def test_workers_do_not_change_a_bit(switch):
     a, b = run(**switch), run(workers=2, **switch)
     assert bits(a) == bits(b) and a.rows == b.rows
 
 
-@pytest.mark.parametrize("switch", [{}, dict(refresh="once"), dict(pseudo="mixture")], ids=str)
+@pytest.mark.parametrize("switch", WAYS, ids=str)
 def test_resume_keeps_the_pseudo_data(switch, tmp_path):
     whole, cls = run(**switch), METHODS.get("fedbr")
     class Breaks(cls):
@@ -79,15 +82,16 @@ def test_resume_keeps_the_pseudo_data(switch, tmp_path):
 
 def test_the_ledger_shows_the_images():
     one = 3*16*16*4
-    assert images(run()) == {(1, "up"): 8*one, (2, "up"): 8*one, (3, "up"): 8*one, (2, "down"): 16*one, (3, "down"): 16*one}
+    each = {(r, "up"): 8*one for r in (1, 2, 3)} | {(r, "down"): 16*one for r in (2, 3)}
+    assert images(run()) == each
     assert images(run(refresh="once")) == {(1, "up"): 8*one, (2, "down"): 16*one}
-    assert {d for _, d in images(run(pseudo="mixture"))} == {"down"}                      # a proxy: nothing of a client's goes up
+    assert {d for _, d in images(run(pseudo="mixture"))} == {"down"}      # a proxy: no client's image goes up
     assert not images(run(component1=False, component2=False))
 
 
 def test_once_reaches_those_who_come_late():
     r = run(refresh="once", rounds=4, drops=((1, "b"), (2, "b")))
-    assert [k for k in images(r) if k[1] == "down"] == [(2, "down"), (3, "down")]         # a in round 2, b in round 3
+    assert [k for k in images(r) if k[1] == "down"] == [(2, "down"), (3, "down")]   # a, then b
     assert all("fedbr.pool" in c.state for c in r.fed.clients)
 
 
@@ -106,7 +110,7 @@ def test_min_player_cannot_move_the_projection():
 
 
 def test_sums():
-    @fdgnb.method("zz_shift")
+    @method("zz_shift")
     class Shift(Method):
         "Mirrors the batch."
         def batch(self, x, y, client, rng): return super().batch(x.flip(-1), y, client, rng)
@@ -125,18 +129,16 @@ def test_sums_with_real_methods(other):
 
 
 def test_rows_of_the_tables_are_names():
-    for name, h in {**ABLATIONS, **DIFFERENCES}.values(): fdgnb.federation.method_class(name)(**h)
+    for name, h in {**ABLATIONS, **DIFFERENCES}.values(): method_class(name)(**h)
     assert next(iter(DIFFERENCES)) == "as printed" and DIFFERENCES["as printed"] == ("fedbr", {})
 
 
 @pytest.mark.parametrize("players", [dict(), dict(similarity="multiply"), dict(projection=False)], ids=str)
 def test_signs_of_the_players(players):
     "A max step raises L_con for the projection's sake; the features' gradient, followed down, lowers it."
-    from fdgnb.methods.fedbr import FedBR, ascend, contrast
-    from fdgnb.federation.loop import Client
     h, x, y = FedBR(**players).h, torch.randn(8, 5, generator=generator(1)), torch.zeros(8, dtype=torch.long)
     client, net = Client("a", dict(train=(x, y))), torch.nn.Module()
-    with fdgnb.core.seeded(0): net.projection = fdgnb.methods.fedbr.projection(5, 16, 8).requires_grad_(False)
+    with seeded(0): net.projection = projection(5, 16, 8).requires_grad_(False)
     z, zp, zg = (torch.randn(8, 5, generator=generator(i)).requires_grad_() for i in (2, 3, 4))
     loss = lambda *a: contrast(h, net, *a, zg.detach(), client)
     before = loss(z, zp)
@@ -144,7 +146,8 @@ def test_signs_of_the_players(players):
     middle = loss(z, zp)
     assert (middle > before) == h.projection
     by_z, by_zp = torch.autograd.grad(middle, (z, zp))
-    assert loss(z - .1*by_z, zp - .1*by_zp) < middle and all(not p.requires_grad for p in net.projection.parameters())
+    assert loss(z - .1*by_z, zp - .1*by_zp) < middle
+    assert all(not p.requires_grad for p in net.projection.parameters())
 
 
 def test_functions():
@@ -152,8 +155,10 @@ def test_functions():
     assert random_sample_mean(x, 4, 5, generator(1)).shape == (5, 2)
     assert torch.allclose(random_sample_mean(x, 9, 1, generator(1))[0], x.mean(0))
     xt, q = mixture(x[:2], x[2:4], torch.tensor([0, 1]), 4)
-    assert torch.allclose(xt, (x[:2] + x[2:4])/2) and torch.allclose(q.sum(1), torch.ones(2)) and q[0, 0] == .625
+    assert torch.allclose(xt, (x[:2] + x[2:4])/2)
+    assert torch.allclose(q.sum(1), torch.ones(2)) and q[0, 0] == .625
     a, g, l = (torch.randn(6, 3, generator=generator(i)) for i in range(3))
-    want = F.cross_entropy(torch.stack([F.cosine_similarity(a, g), F.cosine_similarity(a, l)], 1)/.5, torch.zeros(6, dtype=torch.long))
+    cosines = torch.stack([F.cosine_similarity(a, g), F.cosine_similarity(a, l)], 1)
+    want = F.cross_entropy(cosines/.5, torch.zeros(6, dtype=torch.long))
     assert torch.allclose(contrastive_loss(a, g, l, .5, .5), want)
-    assert torch.allclose(contrastive_loss(a, g, l, 2., 2., "released"), want)           # times 2 is divided by a half
+    assert torch.allclose(contrastive_loss(a, g, l, 2., 2., "multiply"), want)  # times 2 is divided by a half

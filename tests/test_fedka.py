@@ -1,26 +1,24 @@
-"""FedKA and its pieces: composition, workers, resume, what travels which way, switches, odd clients, bad input; MK-MMD and the vote by hand."""
-import dataclasses, math
-import pytest
-import torch
-import fdgnb
+"""FedKA and its parts: sums, workers, resume, what travels which way, switches, odd clients, bad input."""
+import math
+import conftest, pytest, torch
+from conftest import bits, one_line, sized
 from fdgnb.core import FdgnbError, generator
 from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.methods.fedka import DIFFERENCES, FedKA, group_effect, group_effects, mk_mmd, ramp, tta, vote
 from fdgnb.runs.setup import Federation
-from fdgnb.vectors import digest
-from fdgnb.methods.fedka import DIFFERENCES, SWITCHES, group_effect, group_effects, mk_mmd, ramp, tta, vote
+from fdgnb.settings import switches
 
-PIECES = ("voting", "disentangler", "mkmmd", "fdann", "fdan")
+PARTS = ("voting", "disentangler", "mkmmd", "fdann", "fdan")
 MATCHING = ("mkmmd", "fdan", "fedka")
+SWITCHES = {n: (f.metadata["paper"], f.metadata["released"]) for n, f in switches(FedKA.Hyper).items()}
+ADAM = dict(optimizer="adam", lr=1e-3, keep_optimizer=True)
+CASES = [dict(), dict(variant="released"), dict(exchange="up"), dict(critic="kept")]
 
 
 def run(name, data, **kw):
+    "conftest's run, with a matching that fits into small clients."
     if any(n in MATCHING for n in name.split("+")): kw.setdefault("mmd_batch", 32)
-    return fdgnb.fit(name, data, **dict(target="blended", rounds=2, batch_size=16, eval_every=0, progress=False) | kw)
-
-
-def bits(r, only=""):
-    states = {"server": r.fed.server.state} | {c.id: c.state for c in r.fed.clients}
-    return digest({f"{o}.{k}": v for o, s in states.items() for k, v in s.items() if torch.is_tensor(v) and k.startswith(only)})
+    return conftest.run(name, data, **kw)
 
 
 def kinds(r, direction):
@@ -29,35 +27,36 @@ def kinds(r, direction):
 
 
 @pytest.fixture(scope="module")
-def tiny(small):
-    sizes = dict(optical=40, inked=24, blended=24)
-    return dataclasses.replace(small, domains={k: type(small[k])(k, small[k].x[:n], small[k].y[:n]) for k, n in sizes.items()})
+def tiny(small): return sized(small, optical=40, inked=24, blended=24)
 
 
 @pytest.fixture(scope="module")
 def whole(tiny): return run("fedka", tiny)
 
 
-def test_fedka_is_the_sum_of_its_pieces(tiny, whole):
-    for name in ("voting+mkmmd+disentangler", "disentangler+voting+mkmmd"): assert bits(run(name, tiny)) == bits(whole)
-    for name in ("disentangler+voting", "mkmmd+voting", "disentangler+mkmmd"): assert bits(run(name, tiny)) != bits(whole)
+def test_fedka_is_the_sum_of_its_parts(tiny, whole):
+    for name in ("voting+mkmmd+disentangler", "disentangler+voting+mkmmd", "mkmmd+voting+disentangler"):
+        assert bits(run(name, tiny)) == bits(whole)
+    for name in ("disentangler+voting", "mkmmd+voting", "disentangler+mkmmd"):
+        assert bits(run(name, tiny)) != bits(whole)
 
 
-@pytest.mark.parametrize("a, b", [("voting", "mkmmd"), ("voting", "disentangler"), ("mkmmd", "disentangler"), ("fdan", "fdann")])
-def test_pieces_commute(tiny, a, b): assert bits(run(f"{a}+{b}", tiny)) == bits(run(f"{b}+{a}", tiny))
+PAIRS = [("voting", "mkmmd"), ("voting", "disentangler"), ("mkmmd", "disentangler"), ("fdan", "fdann")]
+
+@pytest.mark.parametrize("a, b", PAIRS)
+def test_parts_commute(tiny, a, b): assert bits(run(f"{a}+{b}", tiny)) == bits(run(f"{b}+{a}", tiny))
 
 
-@pytest.mark.parametrize("h", [dict(), dict(variant="released"), dict(exchange="up"), dict(critic="kept"), dict(votes=None, target_samples=None, sent="plain"),
-                               dict(optimizer="adam", lr=3e-4, keep_optimizer=True, drops=((2, "inked"),))])
+LOSES_ONE = ADAM | dict(lr=3e-4, drops=((2, "inked"),))
+ALL_SAMPLES = dict(votes=None, target_samples=None, sent="plain")
+
+@pytest.mark.parametrize("h", [*CASES, ALL_SAMPLES, LOSES_ONE])
 def test_same_bits_on_any_number_of_workers(tiny, h):
     one, two = run("fedka", tiny, workers=1, **h), run("fedka", tiny, workers=2, **h)
     assert bits(one) == bits(two) and one.book.rows == two.book.rows and one.rows == two.rows
 
 
-ADAM = dict(optimizer="adam", lr=1e-3, keep_optimizer=True)
-
-
-@pytest.mark.parametrize("h", [dict(), dict(variant="released"), dict(exchange="up"), dict(critic="kept"), ADAM])
+@pytest.mark.parametrize("h", [*CASES, ADAM])
 def test_resume(tiny, tmp_path, h):
     "Broken off after two of three rounds, the run ends in the same bits."
     h = h | dict(rounds=3)
@@ -71,49 +70,68 @@ def test_resume(tiny, tmp_path, h):
         with pytest.raises(KeyboardInterrupt): run("fedka", tiny, out=tmp_path, **h)
     finally: METHODS["fedka"] = cls
     again = run("fedka", tiny, out=tmp_path, **h)
-    assert bits(again) == bits(uninterrupted) and again.rows == uninterrupted.rows and again.book.rows == uninterrupted.book.rows
+    assert bits(again) == bits(uninterrupted) and again.rows == uninterrupted.rows
+    assert again.book.rows == uninterrupted.book.rows
 
+
+FEATURES, IMAGES = {"features"}, {"images"}
 
 @pytest.mark.parametrize("name, h, down, up", [
-    ("voting", {}, set(), set()), ("disentangler", {}, {"features"}, set()), ("mkmmd", {}, {"features"}, set()), ("fedka", {}, {"features"}, set()),
-    ("fdann", {}, {"images"}, set()), ("fdan", {}, {"images"}, set()), ("fdan", dict(variant="released"), {"features"}, set()),
-    ("fedka", dict(variant="released"), {"features", "images"}, set()), ("fedka", dict(exchange="up"), {"features"}, {"features"}),
+    ("voting", {}, set(), set()),
+    ("disentangler", {}, FEATURES, set()),
+    ("mkmmd", {}, FEATURES, set()),
+    ("fedka", {}, FEATURES, set()),
+    ("fdann", {}, IMAGES, set()),
+    ("fdan", {}, IMAGES, set()),
+    ("fdan", dict(variant="released"), FEATURES, set()),
+    ("fedka", dict(variant="released"), FEATURES | IMAGES, set()),
+    ("fedka", dict(exchange="up"), FEATURES, FEATURES),
     ("fedka", dict(gamma=0.), set(), set())])
 def test_what_travels(tiny, name, h, down, up):
-    r, extra = run(name, tiny, **h), {"features", "images"}
+    r, extra = run(name, tiny, **h), FEATURES | IMAGES
     assert kinds(r, "down") & extra == down and kinds(r, "up") & extra == up
 
 
 def test_the_target_never_goes_down_when_features_go_up(tiny):
-    "In round 1 nothing but the model; later as many gradients as a client has training samples, whatever the target has."
+    "In round 1 nothing but the model; later one gradient per training sample of the client."
     r = run("mkmmd", tiny, exchange="up")
     down = r.ledger.query("direction == 'down' and kind == 'features'")
     assert set(down["round"]) == {2}
     assert {k: b//(4*800) for k, b in zip(down.client, down.bytes)} == {c.id: c.n() for c in r.fed.clients}
 
 
+def test_what_goes_up_is_for_all_parts_or_none(tiny):
+    h = {"disentangler.exchange": "up"}
+    with pytest.raises(FdgnbError, match="sent no features") as e: run("fedka", tiny, **h)
+    assert one_line(e)
+
+
 def test_the_discriminator_stays_where_it_is_put(tiny):
-    plain, averaged, kept, up = (run(n, tiny, **h) for n, h in [("fedavg", {}), ("disentangler", {}), ("disentangler", dict(critic="kept")), ("disentangler", dict(exchange="up"))])
-    sent = lambda r: r.ledger.query("kind == 'model' and direction == 'up'").bytes.sum()
-    assert sent(kept) == sent(up) == sent(plain) < sent(averaged)
-    assert all(any(k.startswith("critic.") for k in c.state) for c in kept.fed.clients)
-    assert any(k.startswith("critic.") for k in up.fed.server.state) and not any(k.startswith("critic.") for c in up.fed.clients for k in c.state)
+    cases = dict(), dict(critic="kept"), dict(exchange="up")
+    averaged, kept, up = (run("disentangler", tiny, **h) for h in cases)
+    def sent(r): return r.ledger.query("kind == 'model' and direction == 'up'").bytes.sum()
+    def has_one(owner): return any(k.startswith("critic.") for k in owner.state)
+    assert sent(kept) == sent(up) == sent(run("fedavg", tiny)) < sent(averaged)
+    assert all(map(has_one, kept.fed.clients))
+    assert has_one(up.fed.server) and not any(map(has_one, up.fed.clients))
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_switches(tiny, whole, name):
     "Each changes the run where its two readings differ."
     paper, released = SWITCHES[name]
-    assert method_class("fedka")().chosen(name) == paper and method_class("fedka")(variant="released").chosen(name) == released
+    def value(**h): return getattr(method_class("fedka")(**h).h, name)
+    assert (value(), value(variant="released")) == (paper, released)
     if paper != released: assert bits(run("fedka", tiny, **{name: released})) != bits(whole)
 
 
 def test_a_variant_is_all_switches_at_once(tiny, whole):
-    assert bits(run("fedka", tiny, **{k: v[0] for k, v in SWITCHES.items()})) == bits(whole)
-    assert bits(run("fedka", tiny, variant="released")) == bits(run("fedka", tiny, **{k: v[1] for k, v in SWITCHES.items()}))
+    printed, released = ({k: v[i] for k, v in SWITCHES.items()} for i in (0, 1))
+    assert bits(run("fedka", tiny, **printed)) == bits(whole)
+    assert bits(run("fedka", tiny, variant="released")) == bits(run("fedka", tiny, **released))
 
 
-@pytest.mark.parametrize("name", [*PIECES, "fedka"])
+@pytest.mark.parametrize("name", [*PARTS, "fedka"])
 def test_without_the_ramp_it_is_fedavg(tiny, name):
     plain, off = run("fedavg", tiny).fed.server.model, run(name, tiny, gamma=0.).fed.server.model
     assert all(torch.equal(off[k], v) for k, v in plain.items())
@@ -128,33 +146,44 @@ def test_plain_is_what_clients_start_from(tiny):
     assert any(not torch.equal(r.fed.server.model[k], v) for k, v in average.items())
 
 
+RELEASED = dict(variant="released", mmd_batch=16)
+SMALLER = [dict(), dict(drop_last=True), dict(batch_size=64, samples=5), RELEASED]
+
 @pytest.mark.parametrize("name", ["fedka", "fdann", "fdan"])
-@pytest.mark.parametrize("h", [dict(), dict(drop_last=True), dict(batch_size=64, samples=5), dict(variant="released", mmd_batch=16)])
+@pytest.mark.parametrize("h", SMALLER)
 def test_a_client_smaller_than_a_batch(small, name, h):
-    cut = {k: type(small[k])(k, small[k].x[:n], small[k].y[:n]) for k, n in dict(optical=60, inked=7, blended=9).items()}
     if name == "fdann": h = {k: v for k, v in h.items() if k != "mmd_batch"}
-    r = run(name, dataclasses.replace(small, domains=cut), **h)
+    r = run(name, sized(small, optical=60, inked=7, blended=9), **h)
     assert r.history.value.map(math.isfinite).all()
 
 
-@pytest.mark.parametrize("name", [*PIECES, "fedka", "fedavg+voting"])
+@pytest.mark.parametrize("name", [*PARTS, "fedka", "fedavg+voting"])
 @pytest.mark.parametrize("target", [None, "none"])
 def test_no_target(tiny, name, target):
     with pytest.raises(FdgnbError, match="target") as e: run(name, tiny, target=target)
-    assert "\n" not in str(e.value)
+    assert one_line(e)
 
 
 @pytest.mark.parametrize("h, says", [
-    (dict(mmd_batch=1), "mmd_batch"), (dict(votes=0), "votes"), (dict(gamma=-1.), "gamma"), (dict(samples=0), "samples"), (dict(target_samples=1), "target_samples"),
-    (dict(exchange="upp"), "did you mean 'up'"), (dict(kernels="men"), "did you mean 'mean'"), (dict(variant="relased"), "did you mean 'released'"),
-    (dict(gama=1.), "gamma"), (dict(votes="many"), "votes"), (dict(exchange="up", domain_encoder="client"), "needs the target's images")])
+    (dict(mmd_batch=1), "mmd_batch"),
+    (dict(votes=0), "votes"),
+    (dict(votes="many"), "votes"),
+    (dict(gamma=-1.), "gamma"),
+    (dict(gama=1.), "gamma"),
+    (dict(samples=0), "samples"),
+    (dict(target_samples=1), "target_samples"),
+    (dict(exchange="upp"), "did you mean 'up'"),
+    (dict(kernels="men"), "did you mean 'mean'"),
+    (dict(variant="relased"), "did you mean 'released'"),
+    (dict(exchange="up", domain_encoder="client"), "needs the target's images")])
 def test_bad_hyper_parameters(tiny, h, says):
     with pytest.raises(FdgnbError, match=says) as e: run("fedka", tiny, **h)
-    assert "\n" not in str(e.value)
+    assert one_line(e)
 
 
 def test_names_that_clash():
-    with pytest.raises(FdgnbError, match="already contains"): method_class("fedka+voting")
+    with pytest.raises(FdgnbError, match="'voting' is in it twice"): method_class("fedka+voting")
+    with pytest.raises(FdgnbError, match="already contains"): method_class("fdann+disentangler")
 
 
 def by_double_loop(hs, ht):
@@ -164,7 +193,8 @@ def by_double_loop(hs, ht):
     d = [[((z[i] - z[j])**2).sum() for j in range(N)] for i in range(N)]
     mean = float(sum(d[i][j].detach() for i in range(N) for j in range(N)))/(N*N - N)
     w = [1/n]*n + [-1/m]*m
-    return sum(w[i]*w[j]*torch.exp(-d[i][j]/(f*mean))/5 for f in (1/4, 1/2, 1, 2, 4) for i in range(N) for j in range(N))
+    def at(f): return sum(w[i]*w[j]*torch.exp(-d[i][j]/(f*mean)) for i in range(N) for j in range(N))
+    return sum(map(at, (1/4, 1/2, 1, 2, 4)))/5
 
 
 @pytest.mark.parametrize("n, m, u", [(6, 9, 4), (1, 1, 3), (16, 2, 1), (5, 5, 30)])
@@ -175,7 +205,8 @@ def test_mk_mmd_and_its_gradient(n, m, u):
     ht.requires_grad_()
     fast, slow = mk_mmd(hs, ht), by_double_loop(hs, ht)
     assert fast.item() == pytest.approx(slow.item(), abs=1e-12)
-    for a, b in zip(torch.autograd.grad(fast, [hs, ht]), torch.autograd.grad(slow, [hs, ht])): torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    for a, b in zip(*(torch.autograd.grad(J, [hs, ht]) for J in (fast, slow))):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
 def test_mk_mmd_of_equal_points_has_a_finite_gradient():
@@ -188,7 +219,8 @@ def test_mk_mmd_of_equal_points_has_a_finite_gradient():
 def test_vote():
     ballots = torch.randint(4, (5, 400), generator=generator(0))
     won = vote(ballots, 4, generator(1))
-    for column, w in zip(ballots.T.tolist(), won.tolist()): assert column.count(w) == max(map(column.count, column))
+    for column, w in zip(ballots.T.tolist(), won.tolist()):
+        assert column.count(w) == max(map(column.count, column))
     assert torch.equal(won, vote(ballots, 4, generator(1))), "ties depend on the generator alone"
     tied = torch.tensor([[0], [1], [2], [3]]).expand(4, 4000)
     first, second = vote(tied, 6, generator(2)), vote(tied, 6, generator(3))
@@ -202,14 +234,15 @@ def test_ramp():
 
 
 def test_measures_on_any_method(tiny):
-    r = run("fedavg", tiny, eval_every=1)
+    r = run("fedavg", tiny, eval_every=1, eval_local=1)
     h = r.history.query("split == 'target' and metric == 'accuracy'")
     for t in (1, 2):
         local, glob = (h[(h.point == p) & (h["round"] == t)].value for p in ("local", "aggregated"))
         assert group_effects(r.history)[t] == pytest.approx(local.mean() - glob.item())
         assert tta(r.history)[t] == glob.item() and sorted(tta(r.history, "local").loc[t]) == sorted(local)
     assert group_effect([.5, .7], .4) == pytest.approx(.2)
-    with pytest.raises(FdgnbError, match="no accuracy on a target"): tta(run("fedavg", tiny, target=None).history)
+    without = run("fedavg", tiny, target=None).history
+    with pytest.raises(FdgnbError, match="no accuracy on a target"): tta(without)
 
 
 def test_the_list_of_differences_can_be_run(tiny):

@@ -1,73 +1,65 @@
-"""FedSB and its parts: the sum of the parts is the whole, soft labels pass through, odd sizes and both variants keep their promises."""
+"""FedSB and its parts: the sum is the whole, soft labels pass through, odd sizes and both variants hold."""
 import pytest
 import torch
 import torch.nn.functional as F
-import fdgnb
+from conftest import bits, one_line, run as short_run, sized
 from fdgnb.core import FdgnbError, generator
+from fdgnb.federation.compose import hyper_of, method_class
 from fdgnb.federation.loop import Client
+from fdgnb.methods.fedsb import DIFFERENCES, Budget, FedSB, LabelSmoothing
+from fdgnb.methods.fedsb import budget_indices, smooth_labels, smoothed_cross_entropy
 from fdgnb.settings import Settings
-from fdgnb.vectors import digest
-from fdgnb.federation.compose import method_class
-from fdgnb.methods.fedsb import DIFFERENCES, Budget, FedSB, LabelSmoothing, budget_indices, smooth_labels, smoothed_cross_entropy
 
 
-def run(name, data, **kw):
-    return fdgnb.fit(name, data, **dict(target="blended", rounds=2, lr=.02, batch_size=16, eval_every=0, progress=False) | kw)
-
-
-def bits(r): return digest({k: v for k, v in r.fed.server.state.items() if torch.is_tensor(v)})
+def run(name, data, **kw): return short_run(name, data, **dict(lr=.02) | kw)
 
 
 @pytest.fixture(scope="module")
-def tiny(small):
-    import dataclasses
-    keep = ("optical", "inked", "blended")
-    return dataclasses.replace(small, domains={k: small[k] for k in keep})
+def even(small): return sized(small, optical=60, inked=60, blended=60)
 
 
 @pytest.fixture(scope="module")
-def whole(tiny): return run("fedsb", tiny, S=32)
+def uneven(small): return sized(small, optical=60, inked=30, blended=60)
 
 
-@pytest.mark.parametrize("parts", ["labelsmoothing+budget+uniform", "uniform+budget+labelsmoothing", "budget+uniform+labelsmoothing"])
-def test_the_parts_are_the_whole(tiny, whole, parts):
-    assert bits(run(parts, tiny, S=32)) == bits(whole)
-    assert method_class(parts)().h.__dict__ == FedSB().h.__dict__
+@pytest.fixture(scope="module")
+def whole(even): return run("fedsb", even, S=32)
 
 
-@pytest.mark.parametrize("part", ["labelsmoothing", "budget", "uniform", "labelsmoothing+budget", "budget+uniform"])
-def test_each_part_matters(tiny, whole, part):
+@pytest.mark.parametrize("parts", ["labelsmoothing+budget+uniform", "uniform+budget+labelsmoothing",
+                                   "budget+uniform+labelsmoothing"])
+def test_the_parts_are_the_whole(even, whole, parts):
+    assert bits(run(parts, even, S=32)) == bits(whole)
+    assert hyper_of(method_class(parts)()) == hyper_of(FedSB())
+
+
+@pytest.mark.parametrize("part", ["labelsmoothing", "budget", "uniform", "labelsmoothing+budget",
+                                  "budget+uniform"])
+def test_each_part_matters(uneven, part):
     h = {"S": 32} if "budget" in part else {}
-    uneven = cut_domain(tiny, "inked", 30)
     assert bits(run(part, uneven, **h)) != bits(run("fedsb", uneven, S=32))
 
 
-def cut_domain(data, name, n):
-    import dataclasses
-    d = data[name]
-    return dataclasses.replace(data, domains={**data.domains, name: type(d)(d.name, d.x[:n], d.y[:n])})
-
-
 @pytest.mark.parametrize("h", [dict(), dict(redraw="once"), dict(variant="released"), dict(local_epochs=2)])
-def test_same_bits_on_any_number_of_workers(tiny, h):
-    assert bits(run("fedsb", tiny, S=40, workers=1, **h)) == bits(run("fedsb", tiny, S=40, workers=2, **h))
+def test_same_bits_on_any_number_of_workers(even, h):
+    assert bits(run("fedsb", even, S=40, workers=1, **h)) == bits(run("fedsb", even, S=40, workers=2, **h))
 
 
-def test_uniform_is_fedavg_for_equal_sizes_only(tiny):
-    assert bits(run("uniform", tiny)) == bits(run("fedavg", tiny))
-    uneven = cut_domain(tiny, "inked", 30)
+def test_uniform_is_fedavg_for_equal_sizes_only(even, uneven):
+    assert bits(run("uniform", even)) == bits(run("fedavg", even))
     assert bits(run("uniform", uneven)) != bits(run("fedavg", uneven))
 
 
-def test_weights_of_the_ledger_are_fedavgs(tiny, whole):
+def test_weights_of_the_ledger_are_fedavgs(even, whole):
     "FedSB sends what FedAvg sends, to the byte."
-    assert whole.book.rows == run("fedavg", tiny).book.rows
+    assert whole.book.rows == run("fedavg", even).book.rows
 
 
 @pytest.mark.parametrize("eps", [0., .05, 1.])
 def test_smoothing_on_a_soft_batch_is_smoothing_of_the_labels(eps):
     g = generator(3)
-    logits, soft = torch.randn(8, 6, generator=g, dtype=torch.float64), torch.rand(8, 6, generator=g, dtype=torch.float64).softmax(1)
+    logits = torch.randn(8, 6, generator=g, dtype=torch.float64)
+    soft = torch.rand(8, 6, generator=g, dtype=torch.float64).softmax(1)
     want = F.cross_entropy(logits, smooth_labels(soft, 6, eps))
     assert torch.allclose(LabelSmoothing(epsilon=eps).criterion(logits, soft, None), want)
     assert torch.allclose(smoothed_cross_entropy(logits, soft, eps), want)
@@ -80,33 +72,42 @@ def test_budget_is_even(n, S):
     assert counts.sum() == S and counts.max() - counts.min() <= 1
 
 
-@pytest.mark.parametrize("h", [dict(), dict(redraw="once"), dict(variant="released")])
+def client_of(n, **settings):
+    "A client of n samples, in batches of 8."
+    data = dict(train=(torch.zeros(n, 1), torch.zeros(n, dtype=torch.long)))
+    return Client("a", data, Settings(batch_size=8, **settings))
+
+
+def batches(client, **h): return list(Budget(**h).sample(client, client.rng("sample")))
+
+
+@pytest.mark.parametrize("h", [dict(), dict(redraw="once"), dict(order="first"), dict(variant="released")])
 def test_everybody_takes_the_same_steps(h):
     counts = set()
     for n in (3, 16, 40, 200):
-        c = Client("a", dict(train=(torch.zeros(n, 1), torch.zeros(n, dtype=torch.long))), Settings(batch_size=8))
-        batches = list(Budget(S=48, **h).sample(c, c.rng("sample")))
-        counts.add(len(batches))
-        assert all(0 <= int(b.min()) and int(b.max()) < n for b in batches)
-        if h.get("variant") != "released": assert sum(map(len, batches)) == 48
+        taken = batches(client_of(n), S=48, **h)
+        counts.add(len(taken))
+        assert all(0 <= int(b.min()) and int(b.max()) < n for b in taken)
+        if not {"order", "variant"} & h.keys(): assert sum(map(len, taken)) == 48
     assert counts == {6}
 
 
-def steps(n, epochs, **h):
-    "How many batches of 8 a client of n samples with budget 24 takes in `epochs` local epochs."
-    data = dict(train=(torch.zeros(n, 1), torch.zeros(n, dtype=torch.long)))
-    client = Client("a", data, Settings(batch_size=8, local_epochs=epochs))
-    return len(list(Budget(S=24, **h).sample(client, client.rng("sample"))))
-
-
 def test_released_counts_the_total_whatever_the_epochs():
-    assert (steps(50, 3), steps(50, 3, variant="released")) == (9, 3)
+    steps = lambda **h: len(batches(client_of(50, local_epochs=3), S=24, **h))
+    assert (steps(), steps(variant="released"), steps(variant="released", order="random")) == (9, 3, 9)
 
 
-@pytest.mark.parametrize("bad", [dict(epsilon=1.2), dict(S=0), dict(S=1.5), dict(redraw="never"), dict(variant="printed")])
+def test_the_released_order_turned_back_is_drawn_once():
+    back, once = dict(variant="released", order="random"), dict(redraw="once")
+    two = [batches(client_of(50), S=24, **h) for h in (back, once)]
+    assert [torch.equal(a, b) for a, b in zip(*two)] == [True]*3
+
+
+@pytest.mark.parametrize("bad", [dict(epsilon=1.2), dict(S=0), dict(S=1.5), dict(redraw="never"),
+                                 dict(order="last"), dict(variant="printed")])
 def test_bad_values_are_refused_in_one_line(bad):
     with pytest.raises(FdgnbError) as e: method_class("fedsb")(**bad)
-    assert "\n" not in str(e.value) and next(iter(bad)) in str(e.value)
+    assert one_line(e) and next(iter(bad)) in str(e.value)
 
 
 def test_the_list_of_differences_starts_as_printed_and_leaves_the_budget_to_the_caller():

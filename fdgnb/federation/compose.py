@@ -9,7 +9,7 @@ __all__ = ['METHODS', 'ORDERED', 'helper', 'own_classes', 'check_hooks', 'admitt
            'list_methods']
 
 # %% ../../nbs/federation/03_compose.ipynb #04fbbddf
-import functools, inspect
+import functools, inspect, itertools
 from dataclasses import asdict, field, fields, make_dataclass
 from types import SimpleNamespace
 from ..core import FdgnbError, Registry, nearest
@@ -72,33 +72,36 @@ class FedAvg(Method):
 ORDERED = ("build", "sample", "batch", "gradients", "step", "finish", "adapt", "predict")
 
 
-def hooks_of(cls):
-    "Hook -> whether `cls` claims it (an override does not call super) or builds on what lies beneath."
-    out = {}
+def hooks_of(cls, apart=()):
+    """Hook -> whether `cls` claims it (an override does not call super) or builds on what lies beneath.
+
+    Classes `apart` do not count."""
+    out, classes = {}, [c for c in own_classes(cls) if c not in apart]
     for hook in HOOKS:
-        own = [vars(c)[hook] for c in own_classes(cls) if hook in vars(c)]
+        own = [vars(c)[hook] for c in classes if hook in vars(c)]
         if own: out[hook] = not all("__class__" in inspect.unwrap(f).__code__.co_freevars for f in own)
     return out
 
 # %% ../../nbs/federation/03_compose.ipynb #82b4f919
-def must_lie_below(hooks):
-    "{name: names that must lie below it} of {name: hooks_of(class)} as written; FdgnbError on a clash."
-    names = list(hooks)
-    below = {n: set() for n in names}
-    for i, a in enumerate(names):
-        for b in names[i+1:]:
-            for hook in hooks[a].keys() & hooks[b].keys():
-                ca, cb = hooks[a][hook], hooks[b][hook]
-                if ca and cb:
-                    raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both replace the hook {hook!r}")
-                if ca or (hook in ORDERED and not cb): below[b].add(a)
-                if cb: below[a].add(b)
+def must_lie_below(parts):
+    """{name: names that must lie below it} of {name: class} as written; FdgnbError on a clash.
+
+    A class that two parts share runs once, beneath both: its hooks put neither of them first."""
+    below = {n: set() for n in parts}
+    for a, b in itertools.combinations(parts, 2):
+        shared = {*own_classes(parts[a])} & {*own_classes(parts[b])}
+        ha, hb = hooks_of(parts[a], shared), hooks_of(parts[b], shared)
+        for hook in ha.keys() & hb.keys():
+            if ha[hook] and hb[hook]:
+                raise FdgnbError(f"{a!r} and {b!r} cannot be combined: both replace the hook {hook!r}")
+            if ha[hook] or (hook in ORDERED and not hb[hook]): below[b].add(a)
+            if hb[hook]: below[a].add(b)
     return below
 
 
 def stack_order(parts):
     "The order, lowest first, in which the classes of {name: class} are stacked; FdgnbError on a clash."
-    below, order = must_lie_below({n: hooks_of(c) for n, c in parts.items()}), []
+    below, order = must_lie_below(parts), []
     while len(order) < len(parts):
         free = sorted(n for n in parts if n not in order and below[n] <= set(order))
         if not free:
