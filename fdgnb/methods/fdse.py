@@ -186,6 +186,7 @@ class DSE(Method):
 def moments(z):
     "Mean and variance (divided by n) of each channel, (N, C, ...) -> (C,), (C,); FDSE, Eq. 4."
     z = z.transpose(0, 1).flatten(1)
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
     mean = z.mean(1)
     return mean, (z - mean[:, None]).square().mean(1)
 

@@ -27,7 +27,7 @@ SETTINGS = [f.name for f in fields(Settings)]
 
 
 def merged(protocol, given):
-    "The protocol's values under the given ones ('mu' overrides 'fdse.mu' too); `load` option by option."
+    "The protocol's values under the given ones ('mu' goes before 'fdse.mu'); `load` merged by option."
     protocol = {k: v for k, v in protocol.items() if k == "load" or k.rpartition(".")[2] not in given}
     if not isinstance(given.get("load"), dict): return protocol | given
     check_load(given["load"])
