@@ -126,11 +126,7 @@ def aside(model, statistics="own"):
 @dataclass(frozen=True)
 class FedBRHyper:
     "Hyper-parameters of FedBR."
-<<<<<<< HEAD
-    lam: float = hp(1., "weight of component 1", low=0., source="App. A: 1; .1 on CIFAR10, PACS; released 1")
-=======
     lam: float = hp(1., "weight of component 1", low=0., source="App. A: 1, on CIFAR10, PACS 0.1; released 1")
->>>>>>> w-systems
     mu: float = hp(.5, "weight of component 2", low=0., source="App. A")
     tau1: float = hp(2., "temperature of the positive pair", low=1e-6, source="App. A")
     tau2: float = hp(2., "temperature of the negative pair", low=1e-6, source="App. A")
