@@ -7,13 +7,13 @@ __all__ = ['MODELS', 'torchvision_models', 'chain', 'Net', 'Expect', 'Pool', 'Dr
            'own_dropout', 'backbone', 'get', 'weights_dir', 'weights_file', 'read_weights', 'fill', 'n_parameters',
            'flops', 'summary', 'outputs_of', 'cnn2', 'mlp2', 'cnn4', 'alexnet_bn', 'resnet18', 'resnet50', 'vgg11',
            'vit_b_16', 'vit_b_32', 'vit_b_8', 'Attention', 'Block', 'SequencePool', 'Positions', 'cct_7_3x1', 'wrap',
-           'add_backbone', 'trial', 'in_precision', 'native_bfloat16', 'list_models']
+           'gives_logits', 'trial', 'last_linear', 'add_backbone', 'in_precision', 'native_bfloat16', 'list_models']
 
 # %% ../nbs/03_models.ipynb #b7e28467
 import hashlib, inspect, os, re, sys, threading, torch
 import torch.nn.functional as F
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
@@ -511,15 +511,12 @@ def wrap(module, n_classes, name="own", in_channels=3):
     return Net(name, chain(body=features, flat=nn.Flatten()), head, head.in_features, n_classes, in_channels)
 
 
-def add_backbone(name, build, input=(3, 28, 28), source="your own"):
-    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped.
-
-    input: the shape of its usual input. The module's last linear layer gives the logits."""
-    @backbone(name, input, source)
-    def built(n_classes, in_channels=input[0]):
-        net = build(n_classes, in_channels)
-        return net if isinstance(net, Net) else wrap(net, n_classes, name, in_channels)
-    return built
+def gives_logits(module, layer, x):
+    "Whether what a module returns is what its submodule `layer` returned; judged by a copy without numbers."
+    module, out = deepcopy(module).to("meta").eval(), []
+    module.get_submodule(layer).register_forward_hook(lambda m, inputs, output: out.append(output))
+    logits = module(x.to("meta"))
+    return bool(out) and logits is out[-1]
 
 
 def trial(net, x):
@@ -529,12 +526,37 @@ def trial(net, x):
         why = " ".join(str(e).split())[:120]
         raise FdgnbError(f"{net.name} cannot take a batch of shape {tuple(x.shape)}: {why}")
 
+# %% ../nbs/03_models.ipynb #29a707c7
+def last_linear(module):
+    "The name of the linear layer of a module that was made last; None without one."
+    return next(reversed([k for k, m in module.named_modules() if isinstance(m, nn.Linear)]), None)
+
+
+def add_backbone(name, build, input=(3, 28, 28), source="your own"):
+    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped.
+
+    input: the shape of its usual input. FdgnbError where it does not end in its last linear layer."""
+    if name in MODELS and not hasattr(MODELS[name], "own"):
+        raise FdgnbError(f"backbone {name!r} is there already: choose another name")
+    def built(n_classes, in_channels=input[0]):
+        net = build(n_classes, in_channels)
+        if isinstance(net, Net): return net
+        net, x = own_dropout(net), torch.zeros(2, in_channels, *input[1:])
+        if last_linear(net) and not gives_logits(net, last_linear(net), x):
+            raise FdgnbError(f"{name} does not end in its last linear layer: build a Net instead")
+        return wrap(net, n_classes, name, in_channels)
+    built.own = True
+    MODELS[name] = built
+    built.input, built.source = input, source
+    return built
+
 # %% ../nbs/03_models.ipynb #942e1238
 _regions = threading.local()                              # autocast regions that are open, by thread
 
 
 def _enter(module, inputs):
-    region = torch.autocast(inputs[0].device.type, torch.bfloat16)
+    device = inputs[0].device.type
+    region = nullcontext() if device == "meta" else torch.autocast(device, torch.bfloat16)
     _regions.__dict__.setdefault("open", []).append(region)
     region.__enter__()
 

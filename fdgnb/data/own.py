@@ -16,11 +16,15 @@ def as_images(x, where="x"):
     """Images (N, H, W), (N, C, H, W) or (N, H, W, C), bytes or fractions of 1 -> uint8 (N, C, H, W).
 
     FdgnbError on other shapes and ranges; `where` names the samples in it."""
-    x = torch.as_tensor(np.asarray(x) if not torch.is_tensor(x) else x)
+    if not torch.is_tensor(x): x = np.asarray(x)
+    if not len(x): raise FdgnbError(f"{where}: no samples")
+    if str(x.dtype).endswith("uint16"): x = np.asarray(x).astype(np.int32)
+    x = torch.as_tensor(x)
     if x.ndim == 3: x = x[:, None]
     if x.ndim != 4:
         raise FdgnbError(f"{where}: samples of shape {tuple(x.shape[1:])} are no images")
     if x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3): x = x.permute(0, 3, 1, 2)
+    if x.shape[1] not in (1, 3): raise FdgnbError(f"{where}: images of {x.shape[1]} channels; wanted 1 or 3")
     if x.is_floating_point():
         low, high = x.min().item(), x.max().item()
         if not 0 <= low <= high <= 1:
@@ -56,7 +60,8 @@ def from_arrays(domains, classes=None, name="arrays"):
     made = {str(d): as_domain(str(d), *pair) for d, pair in domains.items()}
     n = 1 + max(int(d.y.max()) for d in made.values())
     defaults = dict(backbone=backbone_for(next(iter(made.values())).x))
-    return Dataset(name, made, list(classes or map(str, range(n))), defaults=defaults)
+    names = list(map(str, range(n) if classes is None else classes))
+    return Dataset(name, made, names, defaults=defaults)
 
 
 def backbone_for(x):
@@ -86,4 +91,7 @@ def from_torch(domains, size=None, classes=None, name="torch"):
         if len({x.shape for x, _ in pairs}) > 1:
             raise FdgnbError(f"domain {d!r}: images of several shapes; give size=, like size=64")
         arrays[d] = np.stack([x for x, _ in pairs]), np.array([y for _, y in pairs])
-    return from_arrays(arrays, classes or getattr(next(iter(domains.values())), "classes", None), name)
+    named = {tuple(getattr(ds, "classes", ())) for ds in domains.values()}
+    if len(named) > 1 and classes is None:
+        raise FdgnbError(f"{name}: the domains name different classes; give classes=")
+    return from_arrays(arrays, classes or named.pop() or None, name)

@@ -87,7 +87,7 @@ class Method:
     def build(self, model): return model                             # once, before the first weights are used
     def setup(self, server): "Put into `server.state` what the method needs there from the start."
     def offer(self, model, client): return {}                        # a payload, before the client trains
-    def gather(self, server, offers): "Keep in `server.state` what the offers, (k, payload) each, amount to."
+    def gather(self, server, offers): "Keep in `server.state` what the list of offers (k, payload) gives."
     # server to client
     def download(self, server, k): return tagged("model", server.model)                   # k may be new
     def receive(self, model, client, download): model.load_state_dict(part(download, "model"))
@@ -143,7 +143,9 @@ def client_update(method, model, client, download, round):
 def server_update(method, server, uploads, round):
     "Server's part: aggregate an iterable of (k, upload), finish; returns the next downloads {k: payload}."
     server.round = round
-    method.aggregate(server, list(uploads) if method.replays else iter(uploads))
+    uploads = list(uploads) if method.replays else iter(uploads)
+    method.aggregate(server, uploads)
+    for _ in uploads: pass                                           # clients train, looked at or not
     method.finish(server)
     return downloads(method, server)
 
@@ -159,16 +161,18 @@ def offering(method, round):
 
 
 def client_offer(method, model, client, download, round):
-    "A client's offer before round `round`, from the network as received."
+    "A client's offer before round `round`, from the network as received, in evaluation mode."
     client.round, client.scratch = round, {}
+    models.set_generator(model, client.rng("offer dropout", client.device))
     method.receive(model, client, download)
+    model.eval().zero_grad()
     return {k: v.detach().clone() for k, v in method.offer(model, client).items()}
 
 
 def server_gather(method, server, offers, round):
     "The server takes an iterable of (k, offer); returns the downloads, which may hold more now."
     server.round = round
-    method.gather(server, iter(offers))
+    method.gather(server, list(offers))
     return downloads(method, server)
 
 

@@ -131,8 +131,9 @@ def make_offers(fed, engine, down, round, ledger, clients):
 
 
 def news(payload, before):
-    "The entries of a payload that the one before did not have."
-    return {k: v for k, v in payload.items() if before.get(k) is not v}
+    "The entries of a payload that the one before did not have, or not so."
+    same = lambda a, b: a is b or (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b)
+    return {k: v for k, v in payload.items() if k not in before or not same(v, before[k])}
 
 # %% ../../nbs/federation/04_rounds.ipynb #2ac6b876
 def run_round(fed, engine, down, round, ledger):
@@ -178,7 +179,7 @@ def evaluate_round(fed, engine, down, round, train=False):
     def test(net, client):
         unseen = client is fed.target_client
         sent = fed.method.download(fed.server, client.id) if unseen else down[client.id]
-        client.round = round
+        client.round, client.scratch = round, {}
         fed.method.receive(net, client, sent)
         rows = assess(net, client, ["target"] if unseen else own_splits(train), "aggregated")
         return rows + (adapted_scores(fed, net) if unseen and adapting(fed, round) else [])
