@@ -113,3 +113,22 @@ def test_sums_do_not_depend_on_the_order_written():
         a, b, plain = (short(n, data) for n in (*sums, "fedavg"))
         assert bits(a) == bits(b) != bits(plain)
     finally: del METHODS["zz_plus_one"], METHODS["zz_plus_two"]
+
+
+class Bank(fdgnb.Method):
+    "Offers the mean features of some samples before each round."
+    offers_each = True
+
+    def offer(self, model, client):
+        x, _ = client.take(torch.arange(4))
+        return {"stats.bank.f": model.features(x).mean(0)}
+
+    def gather(self, server, offers):
+        server.state["bank.f"] = torch.stack([o["stats.bank.f"] for _, o in offers]).mean(0)
+
+
+def test_offers_do_not_depend_on_the_engine():
+    "Offers come from the received network, whatever a worker's network was used for before."
+    data = toy(["a", "b", "c", "t"])
+    runs = [run(Bank, data, target="t", rounds=3, workers=w, **kw) for w, kw in ((1, {}), (3, {}), (2, dict(eval_every=0)))]
+    assert len({bits(r) for r in runs}) == 1
