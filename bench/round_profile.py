@@ -1,6 +1,6 @@
 """Where a round's time goes: torch's profiler over the third round of a method, clients one after the other.
 
-    python bench/profile.py alexnet_bn fedavg [bfloat16]"""
+    python bench/round_profile.py alexnet_bn fedavg [bfloat16]"""
 import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
