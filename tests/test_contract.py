@@ -130,5 +130,6 @@ class Bank(fdgnb.Method):
 def test_offers_do_not_depend_on_the_engine():
     "Offers come from the received network, whatever a worker's network was used for before."
     data = toy(["a", "b", "c", "t"])
-    runs = [run(Bank, data, target="t", rounds=3, workers=w, **kw) for w, kw in ((1, {}), (3, {}), (2, dict(eval_every=0)))]
+    cases = (dict(workers=1), dict(workers=3), dict(workers=2, eval_every=0))
+    runs = [run(Bank, data, target="t", rounds=3, **kw) for kw in cases]
     assert len({bits(r) for r in runs}) == 1
