@@ -342,7 +342,7 @@ SIZES = {u: 1024**i for i, u in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
 @styled
 def ledger_plot(run):
     "Bytes per round by direction and kind of payload, all clients together."
-    import matplotlib.pyplot as plt, seaborn as sns
+    import matplotlib.pyplot as plt
     t = traffic(run)
     t = t[t.index.get_level_values("kind") != "all"]["per round"]
     kinds = list(dict.fromkeys([*KINDS, *t.index.get_level_values("kind")]))
