@@ -38,4 +38,5 @@ if __name__ == "__main__":
         for precision in ("float32", "bfloat16"):
             for layout, form in LAYOUTS.items():
                 t = [1000*s for s in seconds(name, precision, form)]
-                print(f"{name} {precision} {layout}: {min(t):.1f} ms the least, {statistics.median(t):.1f} the median")
+                middle = statistics.median(t)
+                print(f"{name} {precision} {layout}: {min(t):.1f} ms the least, {middle:.1f} the median")
