@@ -18,8 +18,8 @@ def double(v): return torch.tensor(v, dtype=torch.float64)
 def differences():
     "Largest difference of a number of the global model after each of three rounds."
     s = Settings(lr=HOW["lr"], batch_size=HOW["batch_size"], optimizer="adam", weight_decay=HOW["weight_decay"])
-    layers = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
-    with seeded(0): net = nn.Sequential(*layers).double()
+    with seeded(0): layers = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    net = nn.Sequential(*layers).double()
     start = net.state_dict() | {k: double(v) for k, v in GOLDEN["start"].items()}
     clients = [Client(k, dict(train=(double(x), torch.tensor(y))), s) for k, (x, y) in GOLDEN["data"].items()]
     method = FedSB(variant="released", epsilon=HOW["smoothing"], S=HOW["budget"]*HOW["batch_size"])
