@@ -175,7 +175,7 @@ def test_the_list_of_differences_starts_as_printed_and_changes_one_thing_at_a_ti
 
 
 def test_a_gap_goes_with_the_step_of_the_round_it_is_sent_in():
-    "Algorithm 1: a^r = GA(a^{r-1}, G(theta^r), d^r), for R = 5; the release pairs it with d (1 - (r - 2)/R)/3."
+    "Algorithm 1: a^r = GA(a^{r-1}, G(theta^r), d^r), R = 5; the release goes by d (1 - (r - 2)/R)/3."
     up = lambda k, gap: (k, {"model.w": torch.ones(1), "scalars.n": torch.tensor(1.),
                              "scalars.ga.gap": torch.tensor(gap, dtype=torch.float64)})
     for given, step in ((dict(), .2*(1 - 1/5)), (dict(variant="released", center=True), .2*(1 + 1/5)/3)):
@@ -188,7 +188,8 @@ def test_a_gap_goes_with_the_step_of_the_round_it_is_sent_in():
 
 def test_every_sum_the_pages_name_is_registered():
     for page in (ROOT/"nbs"/"methods").glob("*.ipynb"):
-        for name in re.findall(r"`[^\w`]*((?:\w+\+)+ga)[^\w`]*`", page.read_text()): method_class(name)
+        for name in re.findall(r"`[^\w`]*((?:\w+\+)+ga)[^\w`]*`", page.read_text()):
+            method_class(name)
 
 
 @pytest.mark.parametrize("R, apart", [(40, []), (10, []), (5, []), (6, [25])])

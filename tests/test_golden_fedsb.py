@@ -17,7 +17,7 @@ def double(v): return torch.tensor(v, dtype=torch.float64)
 
 def differences():
     "Largest difference of a number of the global model after each of three rounds."
-    s = Settings(lr=HOW["lr"], batch_size=HOW["batch_size"], optimizer="adam", weight_decay=HOW["weight_decay"])
+    s = Settings(optimizer="adam", **{k: HOW[k] for k in ("lr", "batch_size", "weight_decay")})
     with seeded(0): layers = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
     net = nn.Sequential(*layers).double()
     start = net.state_dict() | {k: double(v) for k, v in GOLDEN["start"].items()}

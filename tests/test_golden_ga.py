@@ -29,7 +29,8 @@ def federation(**hyper):
     "(method, server, clients, network) on the golden inputs."
     s = Settings(lr=HOW["lr"], batch_size=HOW["batch_size"], local_epochs=HOW["local_epochs"], momentum=.9,
                  weight_decay=5e-4, keep_optimizer=True, lr_drops=(.8,))
-    with seeded(0): net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    with seeded(0): layers = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)
+    net = nn.Sequential(*layers).double()
     start = {k: double(v) for k, v in GOLDEN["start"].items()}
     split = lambda x, y: Split(double(x), torch.tensor(y))
     clients = [Client(k, {s_: split(*xy) for s_, xy in v.items()}, s, rounds=HOW["comm"])
