@@ -34,7 +34,7 @@ def adjust_weights(a, gaps, step, center=True, absolute=False, capped=False):
 
 # %% ../../nbs/methods/02_ga.ipynb #43212a75
 def step_size(round, rounds, d, divisor=1., late=False):
-    "How far a weight may move for the average of round r (from 0) of R: d (1 - r/R); if `late`, two rounds behind."
+    "How far a weight may move in round r (from 0) of R: d (1 - r/R); if `late`, two rounds behind."
     if late: return (d - (round - 2)*d/rounds)/divisor
     return (1 - round/rounds)*d/divisor
 
