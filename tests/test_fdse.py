@@ -9,7 +9,7 @@ import fdgnb
 import fdgnb.models as models
 from conftest import bits, one_line, run, sized
 from fdgnb.core import FdgnbError, generator, seeded
-from fdgnb.vectors import digest, is_vector, part, scale, tagged
+from fdgnb.vectors import digest, is_vector, nbytes, part, scale, tagged
 from fdgnb.settings import Settings
 from fdgnb.federation.compose import METHODS, hyper_of, method, method_class
 from fdgnb.federation.loop import Client, Server, downloads, federated_round
@@ -90,9 +90,9 @@ def test_resnet_blocks_keep_the_rest():
     assert all(torch.equal(v, b[k]) for k, v in a.items() if k in b)
 
 
-@pytest.mark.parametrize("bad", [dict(G=1), dict(dw=2), dict(dw=0)])
+@pytest.mark.parametrize("bad", [dict(G=0), dict(dw=2), dict(dw=0)])
 def test_bad_block(bad):
-    with pytest.raises(FdgnbError, match="DSEBlock needs G of at least 2 and an odd dw"):
+    with pytest.raises(FdgnbError, match="DSEBlock needs G of at least 1 and an odd dw"):
         DSEBlock(3, 8, 3, **bad)
 
 
@@ -126,6 +126,39 @@ def test_what_a_run_is(layers, left):
     with seeded(0): split = decompose(nn.Sequential(*copy.deepcopy(layers)))
     assert [type(m) for m in split] == left
     assert isinstance(blocks(split)[0].relu, nn.ReLU) == isinstance(layers[1], nn.ReLU)
+
+
+# -- the blocks of the releases
+def test_block_of_the_first_release():
+    "Linear layers without identity half, a shift that each client has to itself; Table 4's 24.87 MiB."
+    with torch.device("meta"), seeded(0):
+        net = decompose(models.get("alexnet_bn", 10), shift="personal", identity="conv")
+    sizes = [b.dse.weight.shape[0] for b in blocks(net)]
+    assert sizes == [32, 96, 192, 128, 128, 1024, 1024]
+    assert {owner(k) for k in net.state_dict() if k.endswith("own_shift")} == {"personal"}
+    assert round(nbytes(tagged("model", net.state_dict()))["model"]/2**20, 2) == 24.87
+
+
+@pytest.mark.parametrize("h", [dict(identity="conv", shift="personal"), dict(identity="none"), dict(G=1),
+                               dict(inner="leaky"), dict(G=1, identity="none"), dict(G=3, identity="none")])
+def test_every_block_runs(tiny, h):
+    r = run("fdse", tiny, adapt="last", penalty="v1", **h)
+    assert all(v.isfinite().all() for v in r.fed.server.model.values())
+    assert any("own_shift" in k for k in r.fed.server.model) == ("shift" in h)
+
+
+def test_paddings_of_the_releases():
+    "The latest AlexNet refuses 158 px in a line and takes 159; the first pads by half the kernel."
+    def pads(**h):
+        with torch.device("meta"): net = method_class("dse")(**h).build(models.get("alexnet_bn", 10)).eval()
+        return [b.dfe.padding[0] for b in blocks(net) if not b.linear], net
+    assert [pads(padding=k)[0] for k in ("kept", "half")] == [[2, 2, 1, 1, 1], [5, 2, 1, 1, 1]]
+    latest, net = pads(variant="released")
+    assert latest == [2, 2, 0, 0, 0]
+    assert net(torch.zeros(1, 3, 159, 159, device="meta")).shape == (1, 10)
+    with pytest.raises(FdgnbError, match="at least 159 px, not 158 x 158") as e:
+        net(torch.zeros(1, 3, 158, 158, device="meta"))
+    assert one_line(e)
 
 
 # -- Eq. 8
@@ -239,6 +272,27 @@ def test_a_step_on_the_penalty_alone_brings_the_batch_nearer():
         for p, g in zip(ours, grads): p.sub_(eta*g)
     gain, promised = float((before - distance()).detach()), eta*sum(float(g.square().sum()) for g in grads)
     assert gain > 0 and abs(gain/promised - 1) < .05
+
+
+def test_the_first_penalty_reads_torchs_running_variance():
+    "The release takes BatchNorm's own buffers after the step: variances of n - 1."
+    x, bn = torch.randn(4, 3, 2, 2, generator=generator(1), dtype=torch.float64), nn.BatchNorm2d(3).double()
+    mg, vg = (torch.rand(3, generator=generator(i), dtype=torch.float64) for i in (2, 3))
+    target, f = [(mg, vg)], x.mean((0, 2, 3))
+    bn.load_state_dict(bn.state_dict() | dict(running_mean=mg, running_var=vg))
+    bn(x)
+    mean, var = .9*bn.running_mean + .1*f.mean(), .9*bn.running_var + .1*f.var()
+    want = (mg - mean).square().mean() + (vg.mean() - var.mean()).square()
+    assert_close(fdse.penalty_v1([(*fdse.moments(x), 16)], target, target)[0], want, rtol=1e-12, atol=1e-12)
+
+
+def test_the_latest_penalty_on_a_network_of_one_block():
+    "The pair it keeps is of numbers; what a round starts from, a pair of vectors, is none."
+    batch, target = random_stats(0, (4,)), random_stats(1, (4,))
+    pair = batch[0][0].mean(), batch[0][0].var()
+    assert_close(fdse.penalty_v2(batch, target, target)[0], fdse.penalty_v2(batch, [pair], target)[0])
+    now = fdse.penalty_v2(batch, target, target)[1]
+    assert [t.ndim for t in now[0]] == [0, 0]
 
 
 # -- who keeps what
@@ -420,7 +474,8 @@ def test_differences():
 BAD = [(dict(tau=-1.), "tau=-1.0 is out of range"), (dict(penalty="v3"), "did you mean"),
        (dict(variant="papers"), "did you mean 'paper'"), (dict(lamb=1.), "did you mean 'lam'"),
        (dict(per="layers"), "did you mean 'layer'"), (dict(A=False), "unknown hyper-parameter 'A' of fdse"),
-       (dict(G=1), "G=1 is out of range"), (dict(dw=2), "odd dw"), (dict(inner=2), "inner=2 is not allowed")]
+       (dict(G=0), "G=0 is out of range"), (dict(dw=2), "odd dw"), (dict(inner=2), "inner=2 is not allowed"),
+       (dict(shift="own"), "shift='own' is not allowed"), (dict(padding="first"), "padding='first'")]
 
 
 @pytest.mark.parametrize("bad,says", BAD)

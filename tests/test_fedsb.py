@@ -115,3 +115,11 @@ def test_the_list_of_differences_starts_as_printed_and_leaves_the_budget_to_the_
     for name, h in DIFFERENCES.values():
         assert "S" not in h
         method_class(name)(**h, S=48)
+
+
+@pytest.mark.parametrize("drop_last, want", [(False, [8, 8, 8, 1]), (True, [8, 8, 8, 8])])
+def test_released_keeps_a_last_batch_of_one(drop_last, want):
+    "As the release's loader; drawn at random, a sample left over joins the batch before it."
+    taken = batches(client_of(25, drop_last=drop_last), S=32, variant="released")
+    assert [len(b) for b in taken] == want and taken[0].tolist() == [*range(8)]
+    assert [len(b) for b in batches(client_of(60), S=25)] == [8, 8, 9]

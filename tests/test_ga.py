@@ -1,14 +1,18 @@
 """GA on top of other methods: composition, resume, workers, absent clients, bad gaps, scores handed over."""
-import math
+import math, re
+from pathlib import Path
 import pytest
 import torch
 from conftest import bits, run as short_run
 from fdgnb.core import FdgnbError
 from fdgnb.federation import rounds
+from fdgnb.federation.loop import Server
 from fdgnb.federation.compose import METHODS, hooks_of, hyper_of, method_class
+from fdgnb.settings import Settings
 from fdgnb.methods.ga import DIFFERENCES, adjust_reporting, adjust_weights, initial_weights, step_size, trace
 
 
+ROOT = Path(__file__).resolve().parent.parent
 RELEASED = dict(center=False, absolute=True, capped=True)
 
 
@@ -168,3 +172,34 @@ def test_the_list_of_differences_starts_as_printed_and_changes_one_thing_at_a_ti
     for name, h in DIFFERENCES.values():
         assert len(h) <= 1
         method_class(name)(**h)
+
+
+def test_a_gap_goes_with_the_step_of_the_round_it_is_sent_in():
+    "Algorithm 1: a^r = GA(a^{r-1}, G(theta^r), d^r), R = 5; the release goes by d (1 - (r - 2)/R)/3."
+    up = lambda k, gap: (k, {"model.w": torch.ones(1), "scalars.n": torch.tensor(1.),
+                             "scalars.ga.gap": torch.tensor(gap, dtype=torch.float64)})
+    for given, step in ((dict(), .2*(1 - 1/5)), (dict(variant="released", center=True), .2*(1 + 1/5)/3)):
+        method, server = method_class("ga")(**given), Server(dict(w=torch.ones(1)), "abc", rounds=5)
+        method.setup(server)
+        server.round = 1
+        method.aggregate(server, [up("a", .3), up("b", .2), up("c", .1)])
+        assert server.state["ga.a"].tolist() == pytest.approx([1/3 + step, 1/3, 1/3 - step], abs=1e-12)
+
+
+def test_every_sum_the_pages_name_is_registered():
+    for page in (ROOT/"nbs"/"methods").glob("*.ipynb"):
+        for name in re.findall(r"`[^\w`]*((?:\w+\+)+ga)[^\w`]*`", page.read_text()):
+            method_class(name)
+
+
+@pytest.mark.parametrize("R, apart", [(40, []), (10, []), (5, []), (6, [25])])
+def test_where_lr_drops_is_the_releases_steplr(R, apart, E=5):
+    "torch's StepLR, set as the release sets it, counts local epochs; `lr_drops` acts at whole rounds."
+    opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 1.)
+    scheduler, there = torch.optim.lr_scheduler.StepLR(opt, int(R*E*.8), .1), []
+    for _ in range(R*E):
+        there.append(opt.param_groups[0]["lr"])
+        opt.step()
+        scheduler.step()
+    here = [Settings(lr=1., lr_drops=(.8,)).lr_at(r, R) for r in range(R) for _ in range(E)]
+    assert [e for e, (a, b) in enumerate(zip(there, here), 1) if abs(a - b) > 1e-9] == apart

@@ -80,8 +80,9 @@ class Budget(Method):
     def sample(self, client, rng):
         n, S, s = client.n(), self.h.S, client.settings
         if self.h.order == "first":
-            batches = index_batches(torch.arange(n), s.batch_size, s.drop_last)
-            yield from islice(cycle(batches), -(-S//s.batch_size))
+            batches = torch.arange(n).split(s.batch_size)           # a last batch of one stays one
+            whole = [b for b in batches if len(b) == s.batch_size]
+            yield from islice(cycle(s.drop_last and whole or batches), -(-S//s.batch_size))
             return
         for _ in range(s.local_epochs):
             if self.h.redraw == "epoch": idx = budget_indices(n, S, rng)

@@ -34,8 +34,8 @@ def adjust_weights(a, gaps, step, center=True, absolute=False, capped=False):
 
 # %% ../../nbs/methods/02_ga.ipynb #43212a75
 def step_size(round, rounds, d, divisor=1., late=False):
-    "How far a weight may move after round r (from 0) of R: d (1 - r/R); if `late`, d (1 - (r-1)/R)."
-    if late: return (d - (round - 1)*d/rounds)/divisor
+    "How far a weight may move in round r (from 0) of R: d (1 - r/R); if `late`, two rounds behind."
+    if late: return (d - (round - 2)*d/rounds)/divisor
     return (1 - round/rounds)*d/divisor
 
 # %% ../../nbs/methods/02_ga.ipynb #430c23f1
@@ -102,7 +102,8 @@ class GAHyper:
                             released=True, label="largest absolute deviation", source="(5): no bars")
     divisor: float = switch("what the step is divided by", paper=1., released=3., low=1.,
                             label="a third of the step", source="released code: 1/3, for three sources")
-    late: bool = switch("schedule one round late", paper=False, released=True, source="Algorithm 1")
+    late: bool = switch("schedule two rounds behind", paper=False, released=True,
+                        source="Algorithm 1: G(theta^r) goes with d^r")
     capped: bool = switch("weights clipped at 1 too", paper=False, released=True, source="(3): at 0")
     variant: str = variant()
 
@@ -139,7 +140,7 @@ class GA(Method):
         return super().weight(server, k, upload) if own < 0 else float(own/a.max())
 
     def aggregate(self, server, uploads):
-        h, step = self.h, step_size(server.round - 1, server.rounds, self.h.d, self.h.divisor, self.h.late)
+        h, step = self.h, step_size(server.round, server.rounds, self.h.d, self.h.divisor, self.h.late)
         gaps = over_clients(server, uploads, lambda k, u: float(u.get("scalars.ga.gap", math.nan)))
         weights = over_clients(server, uploads, lambda k, u: self.weight(server, k, u))
         a = initial_weights(server.state["ga.a"].cpu(), weights)
