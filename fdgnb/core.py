@@ -31,13 +31,10 @@ def echo(value, most=200):
 def nearest(name, options):
     "`name` is wrong: the part of a message that says what was probably meant: all of up to six, or three."
     options, name = [str(o) for o in options], name if isinstance(name, str) else echo(name)
-    close = difflib.get_close_matches(name[:100], options, n=3, cutoff=.5)
-    first, last = ", ".join(map(repr, close[:-1])), repr(close[-1]) if close else ""
-    meant = f"; did you mean {first + ' or ' if first else ''}{last}?" if close else ";"
+    near = lambda n, cutoff: difflib.get_close_matches(name[:100], options, n, cutoff)
+    meant = f"; did you mean {near(1, .5)[0]!r}?" if near(1, .5) else ";"
     if len(options) <= 6: return f"{meant} known: {', '.join(options) or 'none'}"
-    if close: return meant
-    three = difflib.get_close_matches(name[:100], options, n=3, cutoff=0.)
-    return f"; known: {', '.join(three)} and {len(options) - 3} more"
+    return f"{meant} nearest of {len(options)}: {', '.join(near(3, 0.))}"
 
 # %% ../nbs/00_core.ipynb #6facefd3
 class Registry(dict):
