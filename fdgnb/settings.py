@@ -233,14 +233,15 @@ def arg(kind, doc, **allowed):
 
 
 def check_arguments(what, f, own, args):
-    "FdgnbError unless function `f` takes `args` after `own` others, each as its annotation (`arg`) says."
+    "`args` of function `f` after `own` others, each checked as its annotation (`arg`) says; FdgnbError else."
     spots = list(inspect.signature(f).parameters.values())[own:]
     many = any(p.kind is p.VAR_POSITIONAL for p in spots)
     need = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in spots)
     if not need <= len(args) <= (math.inf if many else len(spots)):
         raise FdgnbError(f"{what} takes {', '.join(p.name for p in spots) or 'no arguments'}")
-    for p, value in zip(spots, args):
-        for declared in get_args(p.annotation)[1:]: check_value(f"{what}: {p.name}", value, declared)
+    declared = [(p.name, *get_args(p.annotation)[1:]) for p in spots]
+    known = [check_value(f"{what}: {k}", v, *f) if f else v for v, (k, *f) in zip(args, declared)]
+    return *known, *args[len(known):]
 
 # %% ../nbs/02_settings.ipynb #ebca7162
 def readable(value):
