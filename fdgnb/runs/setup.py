@@ -153,7 +153,7 @@ def check_data(fed):
     if empty := next((c for c in fed.clients if not c.n()), None):
         refuse(f"client {empty.id!r} has no training samples")
     for _, k in s.drops:
-        if k not in ids: refuse(f"drops: unknown client {k!r}{nearest(k, ids)}")
+        if k not in ids: refuse(f"drops: unknown client {echo(k)}{nearest(k, ids)}")
 
 # %% ../../nbs/runs/01_setup.ipynb #419daa1b
 def check_net(fed):
