@@ -135,7 +135,7 @@ def test_an_echo_is_short(small):
         with pytest.raises(FdgnbError) as e: run(bad.pop("method", "fedavg"), small, **bad)
         assert len(str(e.value)) < 450 and "\n" not in str(e.value)
     with pytest.raises(FdgnbError) as e: run("fedavg", small, batchsize=3)
-    assert re.search(r"did you mean 'batch_size'? nearest of \d+: batch_size, size, \w+$", str(e.value))
+    assert re.search(r"did you mean 'batch_size'\? nearest of \d+: batch_size, size, \w+$", str(e.value))
 
 
 def test_scalars_of_numpy_are_numbers(small):
