@@ -76,14 +76,17 @@ def either(name, f=None): return st.one_of(well(name, f), well(name, f), hostile
 
 # ---- cases of each kind
 
-def play(given, rounds=1, method="fedavg"):
-    "One round where it is cheap, and only the setting up where a number is large."
-    numbers = [v for v in given.values() if isinstance(v, (int, float, np.number))]
-    if all(abs(v) <= MOST for v in numbers if v == v):
-        fdgnb.fit(method, **dict(dataset=DATA, target="c", rounds=rounds, progress=False) | given)
-    else:
-        run = {k: v for k, v in given.items() if k not in ("out", "workers", "progress", "checkpoint_every")}
-        Federation(method, **dict(dataset=DATA, target="c", rounds=rounds) | run)
+def small(values):
+    "Whether no number among some values is too large for a round to be played."
+    numbers = [v for v in values if isinstance(v, (int, float, np.number)) and v == v]
+    return all(abs(v) <= MOST for v in numbers)
+
+
+def trained(method, hyper, **call):
+    "A round of a method where that is cheap, and only the setting up where a number is large."
+    usual = dict(dataset=DATA, target="c", rounds=1) | call
+    if small(hyper.values()): fdgnb.fit(method, **dict(progress=False) | usual, hyper=hyper)
+    else: Federation(method, **usual, hyper=hyper)
 
 
 CALL = ("rounds seed workers checkpoint_every progress protocol scale target dataset device out hyper method").split()
@@ -95,8 +98,10 @@ def call(draw):
     value = draw(either(name))
     if name == "out" and isinstance(value, (str, Path)) and value:      # stays in a folder that is swept
         value = Path(box(), "out", str(value).lstrip("/.").replace("../", ""))
-    if name == "method": return name, lambda: play({}, method=value)
-    return name, lambda: play({name: value})
+    given = dict(method="fedavg", dataset=DATA, target="c", rounds=1, progress=False) | {name: value}
+    if name == "rounds" and not small([value]):
+        return name, lambda: Federation("fedavg", DATA, "c", value)
+    return name, lambda: fdgnb.fit(**given)
 
 
 SETTINGS = {f.name: f for f in fields(Settings)}
@@ -106,15 +111,10 @@ SETTINGS = {f.name: f for f in fields(Settings)}
 def setting(draw):
     names = draw(st.lists(st.sampled_from(sorted(SETTINGS)), min_size=1, max_size=2, unique=True))
     hyper = {k: draw(either(k, SETTINGS[k]) if k == names[0] else well(k, SETTINGS[k])) for k in names}
-    if draw(st.integers(0, 19)) == 0: hyper = {draw(hostile): 1}
-    return names[0], lambda: play(dict(hyper=hyper) | dict.fromkeys((), None)) if small(hyper) else Federation(
-        "fedavg", DATA, "c", 1, hyper=hyper)
-
-
-def small(values):
-    "Whether no number among some values is too large for a round to be played."
-    numbers = [v for v in values.values() if isinstance(v, (int, float, np.number)) and v == v]
-    return all(abs(v) <= MOST for v in numbers)
+    if draw(st.integers(0, 19)) == 0:
+        key = draw(st.one_of(plainly("", "lrr", "x"*9999, "a\nb", 1, 1.5, None, (), True, float("nan")), st.text()))
+        return "no name", lambda: Federation("fedavg", DATA, "c", 1, hyper={key: 1})
+    return names[0], lambda: trained("fedavg", hyper)
 
 
 @st.composite
@@ -122,11 +122,10 @@ def method(draw):
     name = draw(st.sampled_from([*METHODS.names(), "fedsb+ga", "fdse+subsample"]))
     cls = fdgnb.federation.compose.method_class(name)
     known = {f.name: f for f in fields(cls.Hyper)}
-    if not known: return f"{name}", lambda: play(dict(lr=.1), method=name)
+    if not known: return name, lambda: trained(name, {})
     names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=2, unique=True))
     hyper = {k: draw(either(k, known[k]) if k == names[0] else well(k, known[k])) for k in names}
-    if small(hyper): return f"{name}.{names[0]}", lambda: play(dict(hyper=hyper), method=name)
-    return f"{name}.{names[0]}", lambda: Federation(name, DATA, "c", 1, hyper=hyper)
+    return f"{name}.{names[0]}", lambda: trained(name, hyper)
 
 
 ARGUMENTS = dict(

@@ -325,6 +325,19 @@ def test_papermill_refuses_a_wrong_method(tmp_path):
     assert p.returncode != 0 and "did you mean 'fdse'" in p.stderr and not (tmp_path/"o/record.json").exists()
 
 
+@pytest.mark.parametrize("args, says", [
+    (("-p", "hyper", "{mu: [1"), "is no dict like {mu: 0.1}: while parsing"),
+    (("-y", "{hyper: {target: inked}}"), "'target' in hyper: it is no hyper-parameter but an argument of its own"),
+    (("-p", "out", 5), "out=5: wanted the path of a folder"),
+], ids=lambda v: "" if isinstance(v, str) else "-".join(map(str, v)))
+def test_papermill_says_what_is_wrong(args, says, tmp_path):
+    "In one line, and nothing is written."
+    p = papermill(tmp_path, *args)
+    last = [l for l in p.stderr.splitlines() if l.strip()][-1]
+    assert p.returncode != 0 and says in last and last.startswith("FdgnbError"), p.stderr[-1500:]
+    assert "During handling" not in p.stderr and not list(tmp_path.glob("**/args.json"))
+
+
 def test_papermill_passes_its_parameters(tmp_path):
     "Two methods, two records."
     records = []
