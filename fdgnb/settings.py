@@ -79,7 +79,7 @@ def check_value(name, value, f):
         if f.default is None or "None" in m.get("doc", "") or type(None) in get_args(kind): return None
         refuse(f": wanted a value{'' if f.default is ... else f' like {f.default!r}'} ({m.get('doc', '')})")
     if m.get("also") and isinstance(value, m["also"]): return value
-    if kind is int and type(value) is float and math.isfinite(value) and value == int(value): value = int(value)
+    if kind is int and type(value) is float and value.is_integer(): value = int(value)
     if kind is float and type(value) is int: value = float(value) if abs(value) < LARGEST[float] else math.inf
     if (choices := m.get("choices")) is not None:
         if any(type(c) is type(value) and c == value for c in choices): return value

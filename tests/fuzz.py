@@ -1,7 +1,8 @@
-"""Random inputs, half of them meant to be valid: each is accepted, or refused in one line. `make fuzz` runs 5,000.
+"""Random inputs, half of them meant to be valid: each is accepted, or refused in one line.
 
-Six kinds: call (arguments of a run), setting, method (hyper-parameters of all methods), partition, file (checkpoints,
-args.json, records, manifests of the cache) and loader (files of data sets). A case is (field, function to call).
+`make fuzz` runs 5,000. Six kinds: call (arguments of a run), setting, method (hyper-parameters of all
+methods), partition, file (checkpoints, args.json, records, manifests of the cache) and loader (files of data
+sets). A case is (field, function to call).
 """
 import bz2, collections, functools, gzip, os, pickle, shutil, struct, sys, tempfile, traceback, warnings
 from dataclasses import fields
@@ -41,23 +42,26 @@ DATA = toy()
 
 # ---- values
 
-HOSTILE = [None, True, False, "", "x", "none", "x"*9999, "a\nb", "3", b"x", -1, 0, 1, 1.5, -0., 1e39, 1e308, 2**31, 2**63,
-           10**30, 10**400, 10**5000, float("nan"), float("inf"), -float("inf"), 1j, [], (), {}, [1], ["x"], [[]], [None],
-           (1, "a"), ((1, "a"),), {"a": 1}, {1: 2}, {1, 2}, object(), len, int, torch, np.zeros(2), np.zeros(()),
-           np.int64(3), np.float32(.5), np.float64("nan"), np.str_("sgd"), np.bool_(True), np.datetime64("2020"),
+HOSTILE = [None, True, False, "", "x", "none", "x"*9999, "a\nb", "3", b"x", -1, 0, 1, 1.5, -0., 1e39, 1e308,
+           2**31, 2**63, 10**30, 10**400, 10**5000, float("nan"), float("inf"), -float("inf"), 1j, [], (), {},
+           [1], ["x"], [[]], [None], (1, "a"), ((1, "a"),), {"a": 1}, {1: 2}, {1, 2}, object(), len, int,
+           torch, np.zeros(2), np.zeros(()), np.int64(3), np.float32(.5), np.float64("nan"), np.str_("sgd"),
+           np.bool_(True), np.datetime64("2020"),
            torch.zeros(2), torch.tensor(1), range(3), Path("x"), "\ud800", "\0", "../x", 1e-320, -2**40]
 hostile = st.one_of(st.sampled_from(HOSTILE), st.integers(), st.floats(), st.text(max_size=20))
 plainly = lambda *values: st.sampled_from(values)
 fraction = st.floats(.05, .95)
 WELL = dict(
-    backbone=plainly("cnn2", "mlp2", None), load=plainly(None, {}), partition=st.deferred(lambda: partition(well=True)),
-    fractions=plainly((.8, .1, .1), [.5, .25, .25], (1, 0, 0)), augment=plainly("none", "flip"), size=plainly(None, 16),
-    lr_drops=st.lists(fraction, max_size=1), drops=plainly((), [[1, "a"]], ((1, "b"),)), pretrained=plainly(False),
-    target=plainly("c", ["b", "c"], None, "none", "own"), device=plainly("cpu", torch.device("cpu")), proxy=plainly("noise"),
+    backbone=plainly("cnn2", "mlp2", None), load=plainly(None, {}), size=plainly(None, 16),
+    partition=st.deferred(lambda: partition(well=True)), augment=plainly("none", "flip"),
+    fractions=plainly((.8, .1, .1), [.5, .25, .25], (1, 0, 0)), pretrained=plainly(False),
+    lr_drops=plainly((), []), drops=plainly((), [[1, "a"]], ((1, "b"),)), proxy=plainly("noise"),
+    target=plainly("c", ["b", "c"], None, "none", "own"), device=plainly("cpu", torch.device("cpu")),
     rounds=plainly(1, 2, np.int64(1), 1.), seed=st.integers(0, 2**40), out=plainly(None), scale=plainly(None),
-    protocol=plainly(None), hyper=plainly(None, {}, {"lr": .1}), dataset=plainly(DATA), method=plainly("fedavg", "fedsb+ga"),
-    workers=plainly(None, 1, 2), checkpoint_every=st.integers(1, 5), progress=plainly(False), encoder=plainly("minilm"),
-    batch_size=st.integers(2, 9), lr=st.floats(1e-6, .5), dw=plainly(1, 3, 5), G=plainly(2, 4))
+    protocol=plainly(None), hyper=plainly(None, {}, {"lr": .1}), dataset=plainly(DATA),
+    method=plainly("fedavg", "fedsb+ga"), workers=plainly(None, 1, 2), progress=plainly(False, None),
+    checkpoint_every=st.integers(1, 5), batch_size=st.integers(2, 9), lr=st.floats(1e-6, .5),
+    dw=plainly(1, 3, 5), G=plainly(2, 4))
 
 
 def well(name, f=None):
@@ -89,7 +93,8 @@ def trained(method, hyper, **call):
     else: Federation(method, **usual, hyper=hyper)
 
 
-CALL = ("rounds seed workers checkpoint_every progress protocol scale target dataset device out hyper method").split()
+CALL = ("rounds seed workers checkpoint_every progress protocol scale target dataset device out hyper "
+        "method").split()
 
 
 @st.composite
@@ -112,7 +117,8 @@ def setting(draw):
     names = draw(st.lists(st.sampled_from(sorted(SETTINGS)), min_size=1, max_size=2, unique=True))
     hyper = {k: draw(either(k, SETTINGS[k]) if k == names[0] else well(k, SETTINGS[k])) for k in names}
     if draw(st.integers(0, 19)) == 0:
-        key = draw(st.one_of(plainly("", "lrr", "x"*9999, "a\nb", 1, 1.5, None, (), True, float("nan")), st.text()))
+        odd = plainly("", "lrr", "x"*9999, "a\nb", 1, 1.5, None, (), True, float("nan"))
+        key = draw(st.one_of(odd, st.text()))
         return "no name", lambda: Federation("fedavg", DATA, "c", 1, hyper={key: 1})
     return names[0], lambda: trained("fedavg", hyper)
 
@@ -128,9 +134,10 @@ def method(draw):
     return f"{name}.{names[0]}", lambda: trained(name, hyper)
 
 
+ALPHA, CONVENTION = st.floats(1e-6, 1e6), plainly("hsu", "ones")
 ARGUMENTS = dict(
-    halves=(), split=(st.integers(1, 4),), lda=(st.integers(1, 5), st.floats(1e-6, 1e6), plainly("hsu", "ones"), fraction),
-    rotate=(st.floats(-90, 90),), turn=(st.integers(-45, 45), st.integers(1, 9), st.floats(1e-6, 1e6), plainly("hsu", "ones")),
+    halves=(), split=(st.integers(1, 4),), lda=(st.integers(1, 5), ALPHA, CONVENTION, fraction),
+    rotate=(st.floats(-90, 90),), turn=(st.integers(-45, 45), st.integers(1, 9), ALPHA, CONVENTION),
     load=(plainly("digits"),), chain=())
 
 
@@ -194,19 +201,22 @@ def encoded_png():
 
 @st.composite
 def damaged(draw, whole):
-    "Bytes with something done to them: nothing, cut, flipped, inserted, replaced, or something else altogether."
-    how, at = draw(st.sampled_from("none cut flip insert digit other".split())), draw(st.integers(0, max(len(whole) - 1, 0)))
+    "Bytes with something done to them: nothing, cut, flipped, inserted, replaced, or something else."
+    how = draw(st.sampled_from("none none cut flip insert digit other".split()))
+    at = draw(st.integers(0, max(len(whole) - 1, 0)))
     more = draw(st.one_of(st.binary(max_size=20), st.sampled_from(OTHERS)))
     if how == "cut": return whole[:at]
-    if how == "flip": return whole[:at] + bytes([whole[at] ^ (1 << draw(st.integers(0, 7)))]) + whole[at + 1:]
+    if how == "flip": return whole[:at] + bytes([whole[at] ^ 1 << draw(st.integers(0, 7))]) + whole[at + 1:]
     if how == "insert": return whole[:at] + more + whole[at:]
-    if how == "digit": return whole.replace(draw(plainly(b"0", b"1", b"2")), draw(plainly(b"9", b"-", b"null", b"[")), 1)
+    old, new = draw(plainly(b"0", b"1", b"2")), draw(plainly(b"9", b"-", b"null", b"["))
+    if how == "digit": return whole.replace(old, new, 1)
     return whole if how == "none" else more
 
 
-OTHERS = [b"", b"\0"*99, b"{}", b"[]", b"null", b"3", b'"a"', b"{", b"[" * 20_000, b"\xff\xfe", b"PK\x03\x04", b"\x1f\x8b\x08",
-          b"BZh9", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"MATLAB 5.0 MAT-file", b"a,b\n1", b"NaN", b'{"a": 1e999}',
-          b"\x80\x04cos\nsystem\n", pickle.dumps({}), pickle.dumps([1]), gzip.compress(b"x"), bz2.compress(b"1 1:2\n")]
+OTHERS = [b"", b"\0"*99, b"{}", b"[]", b"null", b"3", b'"a"', b"{", b"[" * 20_000, b"\xff\xfe", b"PK\x03\x04",
+          b"\x1f\x8b\x08", b"BZh9", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"MATLAB 5.0 MAT-file",
+          b"a,b\n1", b"NaN", b'{"a": 1e999}', b"\x80\x04cos\nsystem\n", pickle.dumps({}), pickle.dumps([1]),
+          gzip.compress(b"x"), bz2.compress(b"1 1:2\n")]
 
 
 def again(folder, file, data, read):
@@ -238,7 +248,9 @@ def files(draw):
     return file, lambda: again(finished(), file, data, fit if what in ("checkpoint", "args") else read)
 
 
-def idx(a): return gzip.compress(bytes([0, 0, 8, a.ndim]) + struct.pack(f">{a.ndim}I", *a.shape) + a.tobytes())
+def idx(a):
+    "An array as MNIST's files hold it."
+    return gzip.compress(bytes([0, 0, 8, a.ndim]) + struct.pack(f">{a.ndim}I", *a.shape) + a.tobytes())
 
 
 def sets():
@@ -251,12 +263,14 @@ def sets():
     mat = Path(box(), "a.mat")
     savemat(mat, dict(X=images(3, 32).transpose(2, 3, 1, 0), y=np.array([[1], [10], [3]])))
     svhn = {f"digit_five/{p}_32x32.mat": mat.read_bytes() for p in ("train", "test")}
-    usps = bz2.compress(b"".join(b"%d " % k + b" ".join(b"%d:0.5" % (j + 1) for j in range(256)) + b"\n" for k in (1, 10)))
+    pixels = b" ".join(b"%d:0.5" % (j + 1) for j in range(256))
+    usps = bz2.compress(b"1 %b\n10 %b\n" % (pixels, pixels))
+    classes = "dog elephant giraffe guitar horse house person".split()
+    pacs = {f"pacs/{d}/{c}/1.png": png for d in ("photo", "sketch") for c in classes}
     folder = {f"shop/{d}/{c}/{i}.png": png for d in ("front", "back") for c in ("cat", "dog") for i in (1, 2)}
-    return {"mnist": mnist, "rotated_mnist": mnist, "cifar100": {f"cifar100/cifar-100-python/{p}": cifar for p in
-            ("train", "test")}, "svhn": svhn, "usps": {"digit_five/usps.bz2": usps, "digit_five/usps.t.bz2": usps},
-            "folder": folder, "pacs": {f"pacs/{d}/{c}/1.png": png for d in ("photo", "sketch") for c in ("dog", "elephant",
-            "giraffe", "guitar", "horse", "house", "person")}}
+    return dict(mnist=mnist, rotated_mnist=mnist, svhn=svhn, folder=folder, pacs=pacs,
+                cifar100={f"cifar100/cifar-100-python/{p}": cifar for p in ("train", "test")},
+                usps={"digit_five/usps.bz2": usps, "digit_five/usps.t.bz2": usps})
 
 
 SETS = functools.cache(sets)
@@ -309,7 +323,7 @@ def search(kind, n, seen, broken, seed=None):
     def one(case):
         field, do = case
         try: how = outcome(do)
-        except Exception as e:                              # the fuzz is there to find them: it goes on and tells all
+        except Exception as e:                              # it is there to find them, and to go on
             how, where = "traceback", traceback.extract_tb(e.__traceback__)
             ours = [f for f in where if "fdgnb/" in f.filename] or where
             broken.setdefault((kind, type(e).__name__, ours[-1].name), (field, traceback.format_exc()))
@@ -332,10 +346,11 @@ def main(n=5000, *kinds, seed=0):
     for (kind, field), c in table.items():
         print(f"{kind:<10} {field:<34}{c['accepted']:>9}{c['refused']:>9}{c['traceback']:>10}")
         total += c
-    for (kind, error, place), (field, text) in broken.items(): print(f"\n{kind} {field}: {error} in {place}\n{text}")
+    for (kind, error, place), (field, text) in broken.items():
+        print(f"\n{kind} {field}: {error} in {place}\n{text}")
     share = total["accepted"]/max(total.total(), 1)
-    print(f"\n{total.total()} inputs: {total['accepted']} accepted ({share:.0%}), {total['refused']} refused in one "
-          f"line, {total['traceback']} tracebacks")
+    print(f"\n{total.total()} inputs: {total['accepted']} accepted ({share:.0%}), "
+          f"{total['refused']} refused in one line, {total['traceback']} tracebacks")
     return bool(broken) or share < .25
 
 

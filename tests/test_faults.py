@@ -131,7 +131,8 @@ def test_bad_arguments(bad, says, small):
 
 def test_an_echo_is_short(small):
     "Of a value an error shows at most 200 characters, of a registry the three nearest names."
-    for bad in (dict(method="x"*10_000), dict(lr="x"*10_000), dict(drops=[(1, "y"*10_000)]), dict(augment="z\n"*999)):
+    long, lines = "x"*10_000, "z\n"*999
+    for bad in (dict(method=long), dict(lr=long), dict(drops=[(1, long)]), dict(augment=lines)):
         with pytest.raises(FdgnbError) as e: run(bad.pop("method", "fedavg"), small, **bad)
         assert len(str(e.value)) < 450 and "\n" not in str(e.value)
     with pytest.raises(FdgnbError) as e: run("fedavg", small, batchsize=3)
@@ -164,7 +165,7 @@ def test_the_own_target_of_a_data_set():
 
 
 def test_a_wrong_target_is_refused_before_anything_is_read(monkeypatch):
-    "Amazon's texts take minutes to encode: a wrong name is refused before, whatever a protocol says of the loader."
+    "Amazon's texts take minutes to encode: a wrong name is refused before, whatever the loader's options."
     def read(*args, **kw): raise AssertionError("it was read")
     monkeypatch.setattr("fdgnb.runs.setup.get_dataset", read)
     call = lambda **kw: fdgnb.fit("fedka", "amazon_review", protocol="fedka", **kw)
@@ -173,7 +174,10 @@ def test_a_wrong_target_is_refused_before_anything_is_read(monkeypatch):
     with pytest.raises(AssertionError): call(target="dvd")
 
 
-@pytest.mark.parametrize("content", [b"", b"3", b"[1, 2]", b'"a"', b"null", b"\xff\xfe\x00", b"["*100_000, b"{"])
+NO_ARGS = [b"", b"3", b"[1, 2]", b'"a"', b"null", b"\xff\xfe\x00", b"["*100_000, b"{"]
+
+
+@pytest.mark.parametrize("content", NO_ARGS, ids=range(len(NO_ARGS)))
 def test_args_json_with_any_content(content, small, tmp_path):
     (tmp_path/"args.json").write_bytes(content)
     one_line(lambda: run("fedavg", small, out=tmp_path), "args.json is damaged or was not written by fdgnb")
@@ -184,13 +188,15 @@ def test_args_json_of_another(small, tmp_path):
     one_line(lambda: run("fedavg", small, out=tmp_path), "holds a run with other arguments")
 
 
-BROAD = {("core.py", "BaseException"): 1, ("data/folders.py", "Exception"): 2, ("data/found.py", "Exception"): 1,
-         ("data/text.py", "Exception"): 1, ("models.py", "Exception"): 1}
+BROAD = {("core.py", "BaseException"): 1, ("data/folders.py", "Exception"): 2,
+         ("data/found.py", "Exception"): 1, ("data/text.py", "Exception"): 1, ("models.py", "Exception"): 1}
 
 
 def test_no_broad_except():
-    """A broad except hides our own mistakes. The few there are: the registry's, which raises again; decoders of
-    images and loaders of weights and of encoders, which raise whatever they like."""
+    """A broad except hides our own mistakes.
+
+    The few there are: the registry's, which raises again; and those around decoders of images and loaders of
+    weights and of encoders, which raise whatever they like."""
     found = {}
     for file in sorted((ROOT/"fdgnb").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -327,7 +333,7 @@ def test_papermill_refuses_a_wrong_method(tmp_path):
 
 @pytest.mark.parametrize("args, says", [
     (("-p", "hyper", "{mu: [1"), "is no dict like {mu: 0.1}: while parsing"),
-    (("-y", "{hyper: {target: inked}}"), "'target' in hyper: it is no hyper-parameter but an argument of its own"),
+    (("-y", "{hyper: {target: inked}}"), "'target' in hyper: it is no hyper-parameter but an argument"),
     (("-p", "out", 5), "out=5: wanted the path of a folder"),
 ], ids=lambda v: "" if isinstance(v, str) else "-".join(map(str, v)))
 def test_papermill_says_what_is_wrong(args, says, tmp_path):

@@ -1,4 +1,4 @@
-"A bounded number of random inputs of every kind: each is accepted, or refused in one line. `make fuzz`: 5,000."
+"A bounded number of random inputs of every kind: each is accepted, or refused in one line."
 import pytest
 pytest.importorskip("hypothesis")
 import fuzz

@@ -320,4 +320,5 @@ def held_out(data, targets):
     if len(names) == 1: return data, names[0]
     one, apart = "+".join(names), [data[n] for n in names]
     pooled = Domain(one, torch.cat([d.x for d in apart]), torch.cat([d.y for d in apart]))
-    return replace(data, domains={k: d for k, d in data.domains.items() if k not in names} | {one: pooled}), one
+    rest = {k: d for k, d in data.domains.items() if k not in names}
+    return replace(data, domains=rest | {one: pooled}), one

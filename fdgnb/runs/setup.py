@@ -25,7 +25,8 @@ from ..data.augment import AUGMENTATIONS
 from .protocols import resolve
 
 # %% ../../nbs/runs/01_setup.ipynb #62b80531
-APART = "method dataset target rounds seed out protocol scale device workers progress checkpoint_every".split()
+APART = ("method dataset target rounds seed out protocol scale device workers progress "
+         "checkpoint_every").split()
 
 
 def together(options, hyper):
@@ -34,7 +35,8 @@ def together(options, hyper):
     if not isinstance(hyper, dict): raise FdgnbError(f"hyper={echo(hyper)}: wanted a dict")
     for k in hyper:
         if not isinstance(k, str): raise FdgnbError(f"hyper={echo(hyper)}: {echo(k)} is no name")
-        if k in APART: raise FdgnbError(f"{k!r} in hyper: it is no hyper-parameter but an argument of its own")
+        if k in APART:
+            raise FdgnbError(f"{k!r} in hyper: it is no hyper-parameter but an argument of its own")
         if k in options: raise FdgnbError(f"{k!r} is given twice, as an argument and in hyper")
     return {**options, **hyper}
 
@@ -68,7 +70,8 @@ def arguments(cls, given, rounds=None, protocol=None, scale=None, dataset=None):
         if k not in known:
             raise FdgnbError(f"unknown hyper-parameter {echo(k)} of {cls.name}{nearest(k, sorted(known))}")
     protocol, scale = checked(protocol=protocol, scale=scale)
-    if scale and not protocol: raise FdgnbError(f"scale={echo(scale)} shrinks a protocol: name a protocol too")
+    if scale and not protocol:
+        raise FdgnbError(f"scale={echo(scale)} shrinks a protocol: name a protocol too")
     values = resolve(protocol, scale, getattr(dataset, "name", dataset), cls.name) if protocol else {}
     rounds = values.get("rounds", 20) if rounds is None else rounds
     rounds = checked(rounds=rounds)
@@ -96,7 +99,8 @@ def check_device(device):
     except RuntimeError: at = None
     if not at: raise FdgnbError(f"unknown device {echo(device)}; use 'cpu' or 'cuda'")
     there = dict(cpu=1, cuda=torch.cuda.device_count()).get(at.type, 0)
-    if (at.index or 0) >= there: raise FdgnbError(f"device {echo(device)} is not available here; use device='cpu'")
+    if (at.index or 0) >= there:
+        raise FdgnbError(f"device {echo(device)} is not available here; use device='cpu'")
 
 
 def check_choices(settings, method, targets):
@@ -134,7 +138,8 @@ def targets_of(target, dataset, load):
         if isinstance(n, bool) or not isinstance(n, (str, int)):
             raise FdgnbError(f"target={echo(target)}: wanted the name of a domain, or a list of names")
         if known and str(n) not in known:
-            raise FdgnbError(f"unknown domain {echo(n)} of {getattr(dataset, 'name', dataset)}{nearest(n, known)}")
+            name = getattr(dataset, "name", dataset)
+            raise FdgnbError(f"unknown domain {echo(n)} of {name}{nearest(n, known)}")
     if len(set(names)) < len(names) or not names:
         raise FdgnbError(f"target={echo(target)}: wanted different names")
     return list(names)
