@@ -16,7 +16,7 @@ PROTOCOL ?=
 SCALE ?=
 OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 
-.PHONY: install run text test notebooks reports bench lab clean
+.PHONY: install run text test fuzz notebooks reports bench lab clean
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -48,6 +48,10 @@ test: install text
 	$(BIN)/python tests/clean.py
 	cd nbs && nbdev_test --n_workers 2
 	$(BIN)/python -m pytest -n 2
+
+# 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; make fuzz N=500 for fewer
+fuzz: install
+	cd tests && ../$(BIN)/python fuzz.py $(or $(N),5000)
 
 # the committed outputs of pages, slow cells included: make notebooks NB="federation/01_loop add"
 notebooks: install

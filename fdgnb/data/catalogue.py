@@ -17,14 +17,15 @@ DATASETS = Registry("dataset", "fdgnb.data")
 
 
 def dataset(name, description="", counts=None, classes=0, size=None, citation="", terms="",
-            available=lambda: True):
+            available=lambda: True, target=None):
     """Decorator: register a loader `(size=None, **options) -> Dataset`.
 
-    counts: published images by domain. size: pixels a side by default. available(): can it be loaded here?"""
+    counts: published images by domain. size: pixels a side by default. available(): can it be loaded here?
+    target: the domain that a run holds out unless told otherwise; None: the last."""
     def put(loader):
         loader.info = dict(description=description, counts=counts or {}, classes=classes, size=size,
                            citation=citation,
-                           terms=terms, available=available)
+                           terms=terms, available=available, target=target)
         return DATASETS.register(name)(loader)
     return put
 

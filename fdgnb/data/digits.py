@@ -179,7 +179,7 @@ def _versions():
 
 
 @dataset("digits", "handwritten and printed digits in five looks; made on the spot, no download",
-         counts=DIGITS, classes=10,
+         counts=DIGITS, classes=10, target="blended",
          size=28, citation="Digits: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI, "
                            "1998 (scikit-learn's copy). Recipes after MNIST-M (Ganin et al., JMLR 2016), "
                            "USPS, SVHN.",

@@ -1,0 +1,357 @@
+"""Random inputs, half of them meant to be valid: each is accepted, or refused in one line.
+
+`make fuzz` runs 5,000. Six kinds: call (arguments of a run), setting, method (hyper-parameters of all
+methods), partition, file (checkpoints, args.json, records, manifests of the cache) and loader (files of data
+sets). A case is (field, function to call).
+"""
+import bz2, collections, functools, gzip, os, pickle, shutil, struct, sys, tempfile, traceback, warnings
+from dataclasses import fields
+from pathlib import Path
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CI", "1")
+os.environ["TQDM_DISABLE"] = "1"
+import numpy as np
+import torch
+import fdgnb
+from hypothesis import HealthCheck, given, settings, strategies as st
+from PIL import Image
+from scipy.io import savemat
+from fdgnb import Dataset, Domain, FdgnbError
+from fdgnb.data.cache import cached
+from fdgnb.data.partitions import PARTITIONS
+from fdgnb.federation.compose import METHODS
+from fdgnb.runs.records import load as load_record
+from fdgnb.runs.setup import Federation
+from fdgnb.settings import Settings, kind_of
+
+draws = np.random.default_rng(0)
+MOST = 600                                       # a run is played where no number is larger
+
+
+def images(n, side=16): return draws.integers(0, 256, (n, 3, side, side), dtype=np.uint8)
+
+
+def toy():
+    "Three domains of small images."
+    domain = lambda k, n: Domain(k, torch.from_numpy(images(n)), torch.arange(n) % 3)
+    domains = {k: domain(k, n) for k, n in zip("abc", (12, 9, 8))}
+    return Dataset("toy", domains, ["x", "y", "z"], defaults=dict(backbone="cnn2", batch_size=4))
+
+
+DATA = toy()
+
+# ---- values
+
+HOSTILE = [None, True, False, "", "x", "none", "x"*9999, "a\nb", "3", b"x", -1, 0, 1, 1.5, -0., 1e39, 1e308,
+           2**31, 2**63, 10**30, 10**400, 10**5000, float("nan"), float("inf"), -float("inf"), 1j, [], (), {},
+           [1], ["x"], [[]], [None], (1, "a"), ((1, "a"),), {"a": 1}, {1: 2}, {1, 2}, object(), len, int,
+           torch, np.zeros(2), np.zeros(()), np.int64(3), np.float32(.5), np.float64("nan"), np.str_("sgd"),
+           np.bool_(True), np.datetime64("2020"),
+           torch.zeros(2), torch.tensor(1), range(3), Path("x"), "\ud800", "\0", "../x", 1e-320, -2**40]
+hostile = st.one_of(st.sampled_from(HOSTILE), st.integers(), st.floats(), st.text(max_size=20))
+plainly = lambda *values: st.sampled_from(values)
+fraction = st.floats(.05, .95)
+WELL = dict(
+    backbone=plainly("cnn2", "mlp2", None), load=plainly(None, {}), size=plainly(None, 16),
+    partition=st.deferred(lambda: partition(well=True)), augment=plainly("none", "flip"),
+    fractions=plainly((.8, .1, .1), [.5, .25, .25], (1, 0, 0)), pretrained=plainly(False),
+    lr_drops=plainly((), []), drops=plainly((), [[1, "a"]], ((1, "b"),)), proxy=plainly("noise"),
+    target=plainly("c", ["b", "c"], None, "none", "own"), device=plainly("cpu", torch.device("cpu")),
+    rounds=plainly(1, 2, np.int64(1), 1.), seed=st.integers(0, 2**40), out=plainly(None), scale=plainly(None),
+    protocol=plainly(None), hyper=plainly(None, {}, {"lr": .1}), dataset=plainly(DATA),
+    method=plainly("fedavg", "fedsb+ga"), workers=plainly(None, 1, 2), progress=plainly(False, None),
+    checkpoint_every=st.integers(1, 5), batch_size=st.integers(2, 9), lr=st.floats(1e-6, .5),
+    dw=plainly(1, 3, 5), G=plainly(2, 4))
+
+
+def well(name, f=None):
+    "Values that a field should take."
+    if name in WELL: return WELL[name]
+    m, kind = f.metadata, kind_of(f)
+    if m.get("choices"): return st.sampled_from(m["choices"])
+    low = m.get("low") or 0
+    if kind is bool: return st.booleans()
+    if kind is int: return st.integers(low, low + 5)
+    return st.floats(low, min(m.get("high") or low + 2, low + 2))
+
+
+def either(name, f=None): return st.one_of(well(name, f), well(name, f), hostile)
+
+
+# ---- cases of each kind
+
+def small(values):
+    "Whether no number among some values is too large for a round to be played."
+    numbers = [v for v in values if isinstance(v, (int, float, np.number)) and v == v]
+    return all(abs(v) <= MOST for v in numbers)
+
+
+def trained(method, hyper, **call):
+    "A round of a method where that is cheap, and only the setting up where a number is large."
+    usual = dict(dataset=DATA, target="c", rounds=1) | call
+    if small(hyper.values()): fdgnb.fit(method, **dict(progress=False) | usual, hyper=hyper)
+    else: Federation(method, **usual, hyper=hyper)
+
+
+CALL = ("rounds seed workers checkpoint_every progress protocol scale target dataset device out hyper "
+        "method").split()
+
+
+@st.composite
+def call(draw):
+    name = draw(st.sampled_from(CALL))
+    value = draw(either(name))
+    if name == "out" and isinstance(value, (str, Path)) and value:      # stays in a folder that is swept
+        value = Path(box(), "out", str(value).lstrip("/.").replace("../", ""))
+    given = dict(method="fedavg", dataset=DATA, target="c", rounds=1, progress=False) | {name: value}
+    if name == "rounds" and not small([value]):
+        return name, lambda: Federation("fedavg", DATA, "c", value)
+    return name, lambda: fdgnb.fit(**given)
+
+
+SETTINGS = {f.name: f for f in fields(Settings)}
+
+
+@st.composite
+def setting(draw):
+    names = draw(st.lists(st.sampled_from(sorted(SETTINGS)), min_size=1, max_size=2, unique=True))
+    hyper = {k: draw(either(k, SETTINGS[k]) if k == names[0] else well(k, SETTINGS[k])) for k in names}
+    if draw(st.integers(0, 19)) == 0:
+        odd = plainly("", "lrr", "x"*9999, "a\nb", 1, 1.5, None, (), True, float("nan"))
+        key = draw(st.one_of(odd, st.text()))
+        return "no name", lambda: Federation("fedavg", DATA, "c", 1, hyper={key: 1})
+    return names[0], lambda: trained("fedavg", hyper)
+
+
+@st.composite
+def method(draw):
+    name = draw(st.sampled_from([*METHODS.names(), "fedsb+ga", "fdse+subsample"]))
+    cls = fdgnb.federation.compose.method_class(name)
+    known = {f.name: f for f in fields(cls.Hyper)}
+    if not known: return name, lambda: trained(name, {})
+    names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=2, unique=True))
+    hyper = {k: draw(either(k, known[k]) if k == names[0] else well(k, known[k])) for k in names}
+    return f"{name}.{names[0]}", lambda: trained(name, hyper)
+
+
+ALPHA, CONVENTION = st.floats(1e-6, 1e6), plainly("hsu", "ones")
+ARGUMENTS = dict(
+    halves=(), split=(st.integers(1, 4),), lda=(st.integers(1, 5), ALPHA, CONVENTION, fraction),
+    rotate=(st.floats(-90, 90),), turn=(st.integers(-45, 45), st.integers(1, 9), ALPHA, CONVENTION),
+    load=(plainly("digits"),), chain=())
+
+
+@st.composite
+def partition(draw, well=False):
+    name = draw(st.sampled_from([k for k in PARTITIONS.names() if k != "load" or not well]))
+    if name == "chain": return "chain", *draw(st.lists(partition(well=well), min_size=1, max_size=2))
+    own = ARGUMENTS["lda" if name == "dirichlet" else name]
+    need = dict(lda=2, dirichlet=2, turn=1).get(name, len(own))
+    args = [draw(s) for s in own[:draw(st.integers(need, len(own)))]]
+    if not well:
+        if args and draw(st.booleans()): args[draw(st.integers(0, len(args) - 1))] = draw(hostile)
+        if draw(st.integers(0, 7)) == 0: args.append(draw(hostile))
+        if draw(st.integers(0, 9)) == 0: name = draw(hostile)
+    return name, *args
+
+
+@st.composite
+def partitions(draw):
+    steps = draw(st.one_of(partition(well=True), partition(), partition()))
+    name = steps[0] if isinstance(steps[0], str) and len(steps[0]) < 20 else "other"
+    return name, lambda: Federation("fedavg", DATA, "c", 1, partition=steps)
+
+
+# ---- damaged files
+
+@functools.cache
+def box():
+    "A folder that is gone with the process."
+    folder = tempfile.mkdtemp(prefix="fdgnb-fuzz-")
+    import atexit
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def finished():
+    "The folder of a finished run with its record."
+    out = Path(box(), "finished")
+    fdgnb.fit("fedavg", DATA, "c", 1, out=out, progress=False).save()
+    return out
+
+
+@functools.cache
+def entry():
+    "The folder of an entry of the cache."
+    os.environ["FDGNB_CACHE"] = str(Path(box(), "cache"))
+    cached("fuzz", arrays)
+    return Path(box(), "cache", "fuzz")
+
+
+def arrays(): return dict(x=images(4), y=np.arange(4))
+
+
+def encoded_png():
+    "The bytes of an image."
+    file = Path(box(), "image.png")
+    Image.fromarray(images(1)[0].transpose(1, 2, 0)).save(file)
+    return file.read_bytes()
+
+
+@st.composite
+def damaged(draw, whole):
+    "Bytes with something done to them: nothing, cut, flipped, inserted, replaced, or something else."
+    how = draw(st.sampled_from("none none cut flip insert digit other".split()))
+    at = draw(st.integers(0, max(len(whole) - 1, 0)))
+    more = draw(st.one_of(st.binary(max_size=20), st.sampled_from(OTHERS)))
+    if how == "cut": return whole[:at]
+    if how == "flip": return whole[:at] + bytes([whole[at] ^ 1 << draw(st.integers(0, 7))]) + whole[at + 1:]
+    if how == "insert": return whole[:at] + more + whole[at:]
+    old, new = draw(plainly(b"0", b"1", b"2")), draw(plainly(b"9", b"-", b"null", b"["))
+    if how == "digit": return whole.replace(old, new, 1)
+    return whole if how == "none" else more
+
+
+OTHERS = [b"", b"\0"*99, b"{}", b"[]", b"null", b"3", b'"a"', b"{", b"[" * 20_000, b"\xff\xfe", b"PK\x03\x04",
+          b"\x1f\x8b\x08", b"BZh9", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"MATLAB 5.0 MAT-file",
+          b"a,b\n1", b"NaN", b'{"a": 1e999}', b"\x80\x04cos\nsystem\n", pickle.dumps({}), pickle.dumps([1]),
+          gzip.compress(b"x"), bz2.compress(b"1 1:2\n")]
+
+
+def again(folder, file, data, read):
+    "A copy of a folder with one file damaged, read."
+    target = Path(box(), "damaged")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder, target)
+    (target/file).write_bytes(data)
+    return read(target)
+
+
+@st.composite
+def files(draw):
+    what = draw(st.sampled_from("checkpoint args record history cache".split()))
+    if what == "cache":
+        file = draw(st.sampled_from(sorted(p.name for p in entry().iterdir())))
+        if not (entry()/file).exists(): cached("fuzz", arrays)
+        data = draw(damaged((entry()/file).read_bytes()))
+        def read(): (entry()/file).write_bytes(data); cached("fuzz", arrays)
+        return f"cache {file}", read
+    names = dict(checkpoint=["checkpoint.safetensors"], args=["args.json"], record=["record.json"],
+                 history=["history.csv", "ledger.csv"])[what]
+    file = draw(st.sampled_from([n for n in names if (finished()/n).exists()] or ["record.json"]))
+    data = draw(damaged((finished()/file).read_bytes()))
+    fit = lambda out: fdgnb.fit("fedavg", DATA, "c", 1, out=out, progress=False)
+    def read(folder):
+        run = load_record(folder)
+        return run.history, run.ledger, run.sizes, run.args
+    return file, lambda: again(finished(), file, data, fit if what in ("checkpoint", "args") else read)
+
+
+def idx(a):
+    "An array as MNIST's files hold it."
+    return gzip.compress(bytes([0, 0, 8, a.ndim]) + struct.pack(f">{a.ndim}I", *a.shape) + a.tobytes())
+
+
+def sets():
+    "{data set: {file: bytes}}, small and whole."
+    gray, y = draws.integers(0, 256, (4, 28, 28), dtype=np.uint8), np.arange(4, dtype=np.uint8)
+    mnist = {f"digit_five/{p}-{k}-ubyte.gz": idx(a) for p in ("train", "t10k")
+             for k, a in (("images-idx3", gray), ("labels-idx1", y))}
+    png, colored = encoded_png(), images(2, 32).reshape(2, -1)
+    cifar = pickle.dumps({b"data": colored, b"fine_labels": [1, 2], b"coarse_labels": [0, 0]}, protocol=2)
+    mat = Path(box(), "a.mat")
+    savemat(mat, dict(X=images(3, 32).transpose(2, 3, 1, 0), y=np.array([[1], [10], [3]])))
+    svhn = {f"digit_five/{p}_32x32.mat": mat.read_bytes() for p in ("train", "test")}
+    pixels = b" ".join(b"%d:0.5" % (j + 1) for j in range(256))
+    usps = bz2.compress(b"1 %b\n10 %b\n" % (pixels, pixels))
+    classes = "dog elephant giraffe guitar horse house person".split()
+    pacs = {f"pacs/{d}/{c}/1.png": png for d in ("photo", "sketch") for c in classes}
+    folder = {f"shop/{d}/{c}/{i}.png": png for d in ("front", "back") for c in ("cat", "dog") for i in (1, 2)}
+    return dict(mnist=mnist, rotated_mnist=mnist, svhn=svhn, folder=folder, pacs=pacs,
+                cifar100={f"cifar100/cifar-100-python/{p}": cifar for p in ("train", "test")},
+                usps={"digit_five/usps.bz2": usps, "digit_five/usps.t.bz2": usps})
+
+
+SETS = functools.cache(sets)
+
+
+@st.composite
+def loaders(draw):
+    name = draw(st.sampled_from(sorted(SETS())))
+    file = draw(st.sampled_from(sorted(SETS()[name])))
+    data = draw(damaged(SETS()[name][file]))
+    return f"{name} {Path(file).suffix or 'pickle'}", lambda: loaded(name, SETS()[name] | {file: data})
+
+
+def loaded(name, contents):
+    "A data set of files, read in an empty cache."
+    home = Path(box(), "data")
+    for folder in (home, Path(box(), "cache2")): shutil.rmtree(folder, ignore_errors=True)
+    for file, data in contents.items():
+        (home/file).parent.mkdir(parents=True, exist_ok=True)
+        (home/file).write_bytes(data)
+    old = {k: os.environ.get(k) for k in ("FDGNB_DATA", "FDGNB_CACHE")}
+    os.environ.update(FDGNB_DATA=str(home), FDGNB_CACHE=str(Path(box(), "cache2")))
+    try:
+        if name == "folder": return fdgnb.from_folder(home/"shop", size=8)
+        if name in ("svhn", "usps"): return fdgnb.get_dataset("digit_five", size=16, domains=[name])
+        return fdgnb.get_dataset(name, **dict(pacs=dict(size=8, domains=["photo", "sketch"])).get(name, {}))
+    finally:
+        for k, v in old.items(): os.environ.pop(k, None) if v is None else os.environ.update({k: v})
+
+
+KINDS = dict(call=call, setting=setting, method=method, partition=partitions, file=files, loader=loaders)
+
+
+def outcome(do):
+    "'accepted' or 'refused'; an error of more than one line, and any other error, comes out."
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try: do()
+        except FdgnbError as e:
+            assert "\n" not in str(e) and 0 < len(str(e)) <= 1000, str(e)
+            return "refused"
+    return "accepted"
+
+
+def search(kind, n, seen, broken, seed=None):
+    "Try n cases of a kind; count them by (kind, field, outcome), and keep the traceback of each place once."
+    @settings(max_examples=n, database=None, deadline=None, derandomize=seed is None, print_blob=False,
+              suppress_health_check=list(HealthCheck))
+    @given(KINDS[kind]())
+    def one(case):
+        field, do = case
+        try: how = outcome(do)
+        except Exception as e:                              # it is there to find them, and to go on
+            how, where = "traceback", traceback.extract_tb(e.__traceback__)
+            ours = [f for f in where if "fdgnb/" in f.filename] or where
+            broken.setdefault((kind, type(e).__name__, ours[-1].name), (field, traceback.format_exc()))
+        seen[kind, field, how] += 1
+    if seed is not None: one = __import__("hypothesis").seed(seed)(one)
+    one()
+
+
+def main(n=5000, *kinds, seed=0):
+    "n inputs in all; prints the counts; returns whether any gave a traceback, or too few were accepted."
+    import resource
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (32*2**30, 32*2**30))   # a size of 2**31 shall fail, not swap
+    seen, broken = collections.Counter(), {}
+    for kind in kinds or KINDS: search(kind, -(-n//len(kinds or KINDS)), seen, broken, seed)
+    table = collections.defaultdict(collections.Counter)
+    for (kind, field, how), k in sorted(seen.items()): table[kind, field][how] += k
+    print(f"{'kind':<10} {'field':<34}{'accepted':>9}{'refused':>9}{'traceback':>10}")
+    total = collections.Counter()
+    for (kind, field), c in table.items():
+        print(f"{kind:<10} {field:<34}{c['accepted']:>9}{c['refused']:>9}{c['traceback']:>10}")
+        total += c
+    for (kind, error, place), (field, text) in broken.items():
+        print(f"\n{kind} {field}: {error} in {place}\n{text}")
+    share = total["accepted"]/max(total.total(), 1)
+    print(f"\n{total.total()} inputs: {total['accepted']} accepted ({share:.0%}), "
+          f"{total['refused']} refused in one line, {total['traceback']} tracebacks")
+    return bool(broken) or share < .25
+
+
+if __name__ == "__main__": sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000, *sys.argv[2:]))
