@@ -7,7 +7,7 @@ import fdgnb.methods.fedka as fedka
 from fdgnb.core import seeded
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client, Server, client_update, downloads, server_update
-from fdgnb.models import Net
+from fdgnb.models import Net, chain
 from fdgnb.settings import Settings
 
 FILE = Path(__file__).parent/"golden"/"fedka.safetensors"
@@ -31,14 +31,9 @@ def weights(golden, which, net):
 
 def network(method):
     "The network of the golden run, as ours, in double precision."
-    features = nn.Sequential()
-    for name, m in dict(fc=nn.Linear(6, 4, bias=False), bn=nn.BatchNorm1d(4), relu=nn.ReLU()).items():
-        features.add_module(name, m)
-    return method.build(Net("tiny", features, nn.Linear(4, 5), 4, 5, 6)).double()
-
-
-def built(method):
-    with seeded(0): return network(method)
+    with seeded(0):
+        features = chain(fc=nn.Linear(6, 4, bias=False), bn=nn.BatchNorm1d(4), relu=nn.ReLU())
+        return method.build(Net("tiny", features, nn.Linear(4, 5), 4, 5, 6)).double()
 
 
 def as_drawn(labels, other):
@@ -56,7 +51,7 @@ def largest(state, wanted): return max((state[k] - v).abs().max().item() for k, 
 def played(golden, monkeypatch, name, **hyper):
     "{what: largest difference} of two rounds of our method, as released, with theirs."
     method = method_class(name)(**hyper | (dict(votes=2048) if name == "fedka" else {}))
-    net = built(method)
+    net = network(method)
     first = [dict(net.state_dict()) | weights(golden, f"first.{i}", net) for i in range(5)]
     labels, other = (v.long() for v in golden["fedka.labels"]), []
     monkeypatch.setattr(fedka, "redrawn", lambda server, k: first[1 + int(k)])
