@@ -135,7 +135,7 @@ def test_pseudo_data_before_the_first_step():
 
 
 def test_nobody_is_asked_for_an_offer_in_vain():
-    "With per_round=1 a printed run sends the model down to those drawn, and to no one before the first round."
+    "With per_round=1 a printed run sends the model to the one drawn, and to no one before the first round."
     down = run(per_round=1, rounds=1).ledger.query("direction == 'down' and kind == 'model'")
     assert len(down) == 1
 
@@ -171,7 +171,7 @@ def test_partners_of_a_mixture_are_of_the_batch():
 
 
 def test_mixup():
-    "One share per step for the whole batch; labels are distributions; without components it is FedAvg + Mixup."
+    "One share for the whole batch; labels are distributions; without components it is FedAvg + Mixup."
     x, y = torch.rand(6, 3, generator=generator(0)), torch.arange(6) % 3
     share, order = mixup_draw(6, generator(1))
     a, q = mixed(x, y, 3, share, order)

@@ -79,7 +79,8 @@ def played(golden, monkeypatch, case, **hyper):
                 ups[c.id] = client_update(method, net, c, down[c.id], r)
         if not r:
             ours = [{k[6:]: v for k, v in up.items() if k.startswith("model.")} for up in ups.values()]
-            out["steps"] = max(largest(u, state(golden, f"{case}.trained.{i}", net)) for i, u in enumerate(ours))
+            theirs = [state(golden, f"{case}.trained.{i}", net) for i in range(3)]
+            out["steps"] = max(map(largest, ours, theirs))
         down = server_update(method, server, ups.items(), r)
         out[f"average {r + 1}"] = largest(server.model, state(golden, f"{case}.average.{r}", net))
     return out

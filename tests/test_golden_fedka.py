@@ -37,7 +37,7 @@ def network(method):
 
 
 def as_drawn(labels, other):
-    "fedka.vote that breaks ties as the released code did; `other` notes how many of its labels do not win here."
+    "fedka.vote that breaks ties as theirs; `other` notes how many of their labels do not win here."
     def vote(predictions, n_classes, generator):
         counts, won = nn.functional.one_hot(predictions, n_classes).sum(0), next(labels)
         other.append((counts.gather(1, won[:, None])[:, 0] < counts.max(1).values).sum().item())

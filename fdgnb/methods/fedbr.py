@@ -45,7 +45,8 @@ def random_sample_mean(x, m, n, generator, replace=False):
 def mixture(x_p, x, y, n_classes):
     """Eq. 4: pseudo-samples x_p (n, ...), each mixed with K local samples x (n K, ...) of labels y (n K,).
 
-    y may be distributions (n K, C). Returns images (n, ...) and labels (n, C). Rows K j to K j + K - 1 of x go to row j of x_p, where
+    y may be distributions (n K, C).
+    Returns images (n, ...) and labels (n, C). Rows K j to K j + K - 1 of x go to row j of x_p, where
     K = len(x)/len(x_p); 0 leaves x_p as it is."""
     n, K = len(x_p), len(x)//len(x_p)
     if len(x) != n*K or len(y) != n*K:
@@ -141,7 +142,7 @@ class PseudoHyper:
     begins: str = switch("the first pseudo-data: sent with the first round's models, or before it",
                          paper="after", released="before", label="pseudo-data from the first step",
                          source="Algorithm 1; released: made before step 0")
-    means: str = switch("a mean's samples: different ones, each client the same number of means, or drawn with "
+    means: str = switch("a mean's samples: different ones, of each client in turn, or drawn with "
                         "replacement, of a random client", paper="different", released="replacement",
                         label="means drawn with replacement", source="Algorithm 2")
     partners: str = switch("a mixture's local samples: any of the client's, or of the step's batch",
@@ -333,7 +334,7 @@ def mixed(x, y, n_classes, share, order):
 
 # %% ../../nbs/methods/04_fedbr.ipynb #7fa77d94
 def as_updates(server, uploads):
-    "Pass on uploads that started from draws of their own: each model as the server's plus the client's update."
+    "Pass on uploads of models with first weights of their own: each as the server's plus the client's update."
     ours = tagged("model", server.model)
     for k, upload in uploads:
         own = tagged("model", redrawn(server, k))

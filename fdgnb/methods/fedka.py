@@ -147,7 +147,7 @@ class Subsample(Method):
 
 # %% ../../nbs/methods/03_fedka.ipynb #firstdraw1
 def redrawn(server, k):
-    "First weights for client k alone, drawn by each layer's `reset_parameters`: a state like the server's model."
+    "First weights of client k's own, by each layer's `reset_parameters`: a state like the server's model."
     net = copy.deepcopy(server.net).cpu()
     with seeded(server.seed, f"first weights of {k}"):
         for m in net.modules():
@@ -235,10 +235,13 @@ def target_images(server):
     return server.public[server.state["target.index"]]
 
 
-def target_features(server, mode, size=128):
-    "$H_T=f_e^G(X_T)$ of the round's target samples, (N, U), in mode 'train' or 'eval', by batches; once."
+def target_features(server, mode, passes="many"):
+    """$H_T=f_e^G(X_T)$ of the round's target samples, (N, U), in mode 'train' or 'eval'; computed once.
+
+    passes: 'many', 128 at a time, or 'batch', as many as in a step."""
     if "target.features" not in server.state:
         x, encoder = target_images(server), borrow(server, server.model).features
+        size = server.settings.batch_size if passes == "batch" else 128
         batches = (pixels(x[i], server.settings) for i in index_batches(torch.arange(len(x)), size))
         server.state["target.features"] = run_in(encoder, batches, mode, server.rng("target dropout"))
     return server.state["target.features"]
@@ -320,10 +323,7 @@ class Pulled(Ramped):
             raise FdgnbError(f"{self.name}: exchange='up', but a client's encoder needs the target's images")
         if k not in server.clients or not self._local(): return {}
         if encoder == "client": return {"images.fedka.target": target_images(server)}
-        return {"features.fedka.target": self._seen(server)}
-    def _seen(self, server):
-        size = server.settings.batch_size if self.h.target_pass == "batch" else 128
-        return target_features(server, self.h.mode, size)
+        return {"features.fedka.target": target_features(server, self.h.mode, self.h.target_pass)}
     def _answered(self, server, uploads):
         ask = self.h.exchange == "up" and self.h.gamma
         return with_gradients(server, uploads, self._pull) if ask else uploads
@@ -396,7 +396,8 @@ class Disentangler(Pulled):
 
     def aggregate(self, server, uploads): super().aggregate(server, self._answered(server, uploads))
     def _pull(self, server, k, h):
-        ht, critic = self._seen(server), server.net.discriminator.train()
+        critic = server.net.discriminator.train()
+        ht = target_features(server, self.h.mode, self.h.target_pass)
         order = torch.randperm(len(h), generator=server.rng(f"critic {k}"))
         return train_critic(server, critic, h, ht, order, self.h.critic_batch == "joint")
     def _away(self): return self.h.critic == "kept" or self.h.exchange == "up"
@@ -466,7 +467,7 @@ class MKMMD(Pulled):
     def aggregate(self, server, uploads): super().aggregate(server, self._answered(server, uploads))
     def _pull(self, server, k, h):
         order = torch.randperm(len(h), generator=server.rng(f"match {k}"))
-        ht = self._seen(server)
+        ht = target_features(server, self.h.mode, self.h.target_pass)
         return distance_gradients(h, ht, order, self.h.mmd_batch, self._distance)
     def _distance(self, h, ht): return mk_mmd(h, ht)*(5 if self.h.kernels == "sum" else 1)
     def _to_target(self, model, h, start, client):

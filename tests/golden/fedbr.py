@@ -1,8 +1,8 @@
 """Golden numbers of FedBR: the authors' own functions on small fixed inputs, in float64.
 
 `python tests/golden/fedbr.py CHECKOUT` writes fedbr.safetensors beside this file. CHECKOUT: a folder with
-github.com/LINs-lab/FedBR as it was at COMMIT. Its modules are imported from there: the algorithm, the average and
-the making of pseudo-data. Given to them are a featurizer small enough to keep and batches in a known order.
+github.com/LINs-lab/FedBR as it was at COMMIT. Its modules are imported from there: the algorithm, the average
+and the making of pseudo-data. Given to them are a featurizer small enough to keep and known batches.
 """
 import sys
 from importlib.machinery import ModuleSpec
@@ -86,7 +86,8 @@ def states(algorithm): return {k: v.detach().clone() for k, v in algorithm.state
 
 def played(algorithms, wrapped, options, x, y, rows, pool):
     "{name: tensor} of a case: what was drawn in it, first weights, and before and after each average."
-    hparams = dict(lr=.1, weight_decay=0., nonlinear_classifier=False, use_Mixture=False, use_Mixup=False) | options
+    hparams = dict(lr=.1, weight_decay=0., nonlinear_classifier=False, use_Mixture=False, use_Mixup=False)
+    hparams |= options
     torch.manual_seed(1)
     np.random.seed(1)
     server, *clients = [wrapped.FedAvg(algorithms.FedBR((INPUTS,), CLASSES, CLIENTS, dict(hparams)))
@@ -98,7 +99,8 @@ def played(algorithms, wrapped, options, x, y, rows, pool):
     steps = iter(range(sum(ROUNDS)))
     for r, n in enumerate(ROUNDS):
         for s in (next(steps) for _ in range(n)):
-            for i, c in enumerate(clients): c.update([[x[i, rows[i, s]], y[i, rows[i, s]]]], list(pool.split(1)))
+            for xs, ys, c, own in zip(x, y, clients, rows[:, s]):
+                c.update([[xs[own], ys[own]]], list(pool.split(1)))
         trained = enumerate(clients) if r == 0 else ()
         for i, c in trained: out |= {f"trained.{i}.{k}": v for k, v in states(c).items()}
         weights = np.array([c.p for c in clients])
@@ -115,7 +117,7 @@ def played(algorithms, wrapped, options, x, y, rows, pool):
 
 def numbers(checkout):
     "{name: tensor}: the inputs and, of each case, what came out."
-    torchvision_models()                                 # torchvision's import, where its compiled part is missing
+    torchvision_models()                             # its import, where torchvision's compiled part is missing
     sys.meta_path.insert(0, Absent())
     sys.path[0] = checkout                               # not this folder: this file has their package's name
     from fedbr import algorithms, algorithms_fed, networks

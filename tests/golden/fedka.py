@@ -1,9 +1,9 @@
 """Golden numbers of FedKA: the authors' own notebook cells on small fixed inputs, in float64.
 
 `python tests/golden/fedka.py CHECKOUT` writes fedka.safetensors beside this file. CHECKOUT: a folder with
-github.com/yuweisunn/federated-knowledge-alignment as it was at COMMIT. Its cells are executed from there: `run`
-(two rounds with voting; without it for f-DANN and f-DAN), MMD_loss, ReverseLayerF. Given to them are a network
-small enough to keep, batches in a known order (fdgnb's generators), and a processor in place of the GPU.
+github.com/yuweisunn/federated-knowledge-alignment as it was at COMMIT. Its cells are executed from there:
+`run` (two rounds with voting; without it for f-DANN and f-DAN), MMD_loss, ReverseLayerF. Given to them are a
+network small enough to keep, batches in a known order (fdgnb's generators), and a processor for the GPU.
 """
 import json, sys, types
 from pathlib import Path
@@ -76,7 +76,7 @@ class Double(types.ModuleType):
 
 
 def played(cells, method, voting):
-    "(first draws, loads, labels voted for) of a run; a load: (number of the network, all before it, its state)."
+    "(first draws, loads, labels voted for) of a run; a load: (which network, all before it, its state)."
     made, drawn, loads, space, double = [], [], [], {}, Double()
 
     class Tiny(nn.Module):
@@ -103,7 +103,8 @@ def played(cells, method, voting):
 
     for cell in cells: exec(cell, space)
     clients, cloud = loaders(voting)
-    space |= dict(torch=double, CNNModel=Tiny, clients_datasets=clients, cloud_dataset=[cloud], n_epoch=ROUNDS)
+    space |= dict(torch=double, CNNModel=Tiny, n_epoch=ROUNDS)
+    space |= dict(clients_datasets=clients, cloud_dataset=[cloud])
     torch.manual_seed(SEED)
     space["run"](method, voting)
     return drawn, loads, double.labels
