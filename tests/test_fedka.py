@@ -238,7 +238,7 @@ CONV = "features.conv1.conv.weight"
 
 @pytest.mark.parametrize("name", ["fedka", "fdann", "voting"])
 def test_clients_draw_their_own_first_weights(tiny, name):
-    "Released: round 1 starts from a network per client; its average is narrower than a draw; then one for all."
+    "Released: round 1 starts from a network per client; its average is narrower than a draw; then one."
     r = run(name, tiny, rounds=1, lr=0., first="each", gamma=0.)
     server, m = r.fed.server, r.fed.method
     sent = [m.download(server, k)[f"model.{CONV}"] for k in ("optical", "inked", "blended")]
