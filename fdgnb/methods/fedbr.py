@@ -334,7 +334,7 @@ def mixed(x, y, n_classes, share, order):
 
 # %% ../../nbs/methods/04_fedbr.ipynb #7fa77d94
 def as_updates(server, uploads):
-    "Pass on uploads of models with first weights of their own: each as the server's plus the client's update."
+    "Pass on uploads with first weights of their own: each as the server's and the client's update."
     ours = tagged("model", server.model)
     for k, upload in uploads:
         own = tagged("model", redrawn(server, k))
