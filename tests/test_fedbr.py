@@ -8,7 +8,7 @@ from fdgnb.data.domain import Dataset, Domain
 from fdgnb.federation.compose import METHODS, hooks_of, method, method_class
 from fdgnb.federation.loop import Client, Method
 from fdgnb.methods.fedbr import ABLATIONS, DIFFERENCES, FedBR, ascend, contrast, contrastive_loss
-from fdgnb.methods.fedbr import mixture, projection, random_sample_mean
+from fdgnb.methods.fedbr import ask, mixed, mixture, mixup_draw, projection, pseudo_batch, random_sample_mean
 
 
 def data(n=20, names=("a", "b", "t"), size=16):
@@ -35,8 +35,10 @@ SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False)
             dict(refresh="once"), dict(pseudo="mixture"), dict(pseudo="mixture", K=0),
             dict(pseudo="mixture", reference="first"), dict(pseudo="mixture", K=2, refresh="once"),
             dict(similarity="multiply"), dict(width="features"), dict(statistics="kept"),
-            dict(statistics="running"), dict(average="uniform"), dict(first="averaged"),
-            dict(variant="released"),
+            dict(statistics="running"), dict(average="uniform"), dict(first="each"), dict(mixup=True),
+            dict(begins="before"), dict(means="replacement"), dict(pseudo="mixture", partners="batch"),
+            dict(statistics="kept", order="pseudo"), dict(first_round="step"), dict(batches="replacement"),
+            dict(variant="released"), dict(variant="released", pseudo="mixture", mixup=True),
             dict(variant="released", pseudo="mixture"), dict(m=100), dict(normalize="half", pseudo="mixture"),
             dict(clip=1.)]
 
@@ -100,6 +102,83 @@ def test_neutral_is_fedavg():
     for kw in (dict(lam=0., mu=0.), dict(component1=False, component2=False), dict(lam=1e-30, mu=1e-30)):
         m = run(**kw).fed.server.model
         assert all(torch.equal(m[k], v) for k, v in avg.items()), kw
+
+
+def conv(r): return r.fed.server.model["features.conv1.conv.weight"]
+
+
+def test_first_weights_of_their_own_move_one_draw():
+    "The first average is the server's draw and the clients' mean update: as widely spread as one draw."
+    still = dict(lr=0., rounds=1)
+    one, moved = run(**still), run(**still, first="each")
+    assert torch.allclose(conv(moved), conv(one), atol=1e-6), "lr 0: nobody moves, so the server's draw stays"
+    assert conv(run(rounds=1, first="each")).std() > .9*conv(one).std()
+
+
+def test_clients_draw_for_themselves_once():
+    "In round 1 every client starts from another network, in round 2 all from the average; the unseen never."
+    r = run(rounds=1, first="each")
+    m, server = r.fed.method, r.fed.server
+    m.setup(server)
+    a, b, unseen = (m.download(server, k)["model.features.conv1.conv.weight"] for k in ("a", "b", "t"))
+    assert not torch.equal(a, b) and not torch.equal(a, unseen)
+
+
+def test_pseudo_data_before_the_first_step():
+    "As released the first round is not FedAvg's, and the images pass before it: up, then down, and no more."
+    plain, early = run(component1=False, component2=False, rounds=1), run(begins="before", rounds=1)
+    assert not torch.equal(conv(plain), conv(early)) and torch.equal(conv(plain), conv(run(rounds=1)))
+    one = 3*16*16*4
+    once = run(begins="before", refresh="once")
+    assert images(once) == {(1, "up"): 8*one, (1, "down"): 16*one}
+    assert images(run(variant="released")) == {(1, "up"): 8*one, (1, "down"): 16*one}
+
+
+def test_nobody_is_asked_for_an_offer_in_vain():
+    "With per_round=1 a printed run sends the model to the one drawn, and to no one before the first round."
+    down = run(per_round=1, rounds=1).ledger.query("direction == 'down' and kind == 'model'")
+    assert len(down) == 1
+
+
+def test_means_are_of_a_client_at_random():
+    r = run(means="replacement", rounds=1)
+    asked = [ask(r.fed.method.h, r.fed.server, k) for k in ("a", "b", "t")]
+    assert sum(asked) == 8 and asked[2] == 0
+
+
+def test_batches_with_replacement_are_full():
+    class Seen(METHODS.get("fedbr")):
+        def step(self, model, x, y, client):
+            seen.append((client.id, client.round, len(x)))
+            return super().step(model, x, y, client)
+    seen = []
+    run(Seen, batches="replacement", rounds=1)
+    assert {n for _, _, n in seen} == {8} and [k for k, _, _ in seen] == ["a", "a", "b"]
+    seen = []
+    run(Seen, variant="released", rounds=2)
+    assert [r for k, r, _ in seen if k == "a"] == [0, 1, 1], "the first round is one step"
+
+
+def test_partners_of_a_mixture_are_of_the_batch():
+    x, y = torch.arange(20.)[:, None]*torch.ones(1, 3), torch.arange(20) % 4
+    client, net = Client("a", dict(train=(x, y))), torch.nn.Module()
+    net.n_classes = 4
+    client.scratch = {"fedbr.xp": torch.zeros(50, 3), "fedbr.rng": generator(0)}
+    def partners(**h):
+        xp, _ = pseudo_batch(FedBR(pseudo="mixture", **h).h, net, x[3:5], y[3:5], client)
+        return {v for v in (2*xp[:, 0]).tolist()}
+    assert partners(partners="batch") == {3., 4.} and len(partners()) > 10
+
+
+def test_mixup():
+    "One share for the whole batch; labels are distributions; without components it is FedAvg + Mixup."
+    x, y = torch.rand(6, 3, generator=generator(0)), torch.arange(6) % 3
+    share, order = mixup_draw(6, generator(1))
+    a, q = mixed(x, y, 3, share, order)
+    want = share*F.one_hot(y, 3) + (1 - share)*F.one_hot(y[order], 3)
+    assert torch.allclose(q, want.float()) and torch.allclose(a, share*x + (1 - share)*x[order])
+    off = dict(component1=False, component2=False)
+    assert bits(run(**off, mixup=True)) != bits(run(**off))
 
 
 def test_min_player_cannot_move_the_projection():

@@ -1,12 +1,16 @@
 """FedKA and its parts: sums, workers, resume, what travels which way, switches, odd clients, bad input."""
-import math
+import copy, math
 import conftest, pytest, torch
+import fdgnb.models as models
 from conftest import bits, one_line, sized
-from fdgnb.core import FdgnbError, generator
+from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.federation.compose import METHODS, method_class
-from fdgnb.methods.fedka import DIFFERENCES, FedKA, group_effect, group_effects, mk_mmd, ramp, tta, vote
+from fdgnb.federation.loop import Client
+from fdgnb.methods.fedka import DIFFERENCES, FedKA, borrow, group_effect, group_effects, mk_mmd, pixels, ramp
+from fdgnb.methods.fedka import tta, vote
+from fdgnb.models import Dropout
 from fdgnb.runs.setup import Federation
-from fdgnb.settings import switches
+from fdgnb.settings import Settings, switches
 
 PARTS = ("voting", "disentangler", "mkmmd", "fdann", "fdan")
 MATCHING = ("mkmmd", "fdan", "fedka")
@@ -227,6 +231,54 @@ def test_vote():
     assert not torch.equal(first, second) and first.max() == 3
     assert (torch.bincount(first, minlength=6)/4000).tolist() == pytest.approx([.25]*4 + [0]*2, abs=.03)
     assert torch.equal(vote(ballots[:1], 4, generator(4)), ballots[0]), "one voter decides"
+
+
+CONV = "features.conv1.conv.weight"
+
+
+@pytest.mark.parametrize("name", ["fedka", "fdann", "voting"])
+def test_clients_draw_their_own_first_weights(tiny, name):
+    "Released: round 1 starts from a network per client; its average is narrower than a draw; then one."
+    r = run(name, tiny, rounds=1, lr=0., first="each", gamma=0.)
+    server, m = r.fed.server, r.fed.method
+    sent = [m.download(server, k)[f"model.{CONV}"] for k in ("optical", "inked", "blended")]
+    assert all(torch.equal(v, server.model[CONV]) for v in sent)
+    one = run(name, tiny, rounds=1, lr=0., gamma=0.).fed.server.model[CONV]
+    assert server.model[CONV].std() < .85*one.std()
+    m.setup(server)
+    first = [m.download(server, k)[f"model.{CONV}"] for k in ("optical", "inked", "blended")]
+    assert not torch.equal(first[0], first[1]) and torch.equal(first[2], server.model[CONV])
+
+
+@pytest.mark.parametrize("name", ["fdan", "mkmmd"])
+def test_the_target_passes_by_a_step_s_batch(tiny, name):
+    "As released each row of the target's features is normalized by its 16 alone, not by 24."
+    h = dict(match_encoder="global") if name == "fdan" else {}
+    server = run(name, tiny, rounds=1, **h).fed.server
+    net = borrow(server, server.model)
+    for d in net.modules():
+        if isinstance(d, Dropout): d.p = 0.
+    x = pixels(server.public[server.state["target.index"]], server.settings)
+    by_step, at_once = (torch.cat([net.features.train()(v) for v in x.split(n)]) for n in (16, 24))
+    def of(**kw):
+        m = method_class(name)(**h | kw)
+        server.state.pop("target.features", None)
+        return m.download(server, "inked")["features.fedka.target"]
+    assert torch.allclose(of(variant="released"), by_step, atol=1e-5)
+    assert torch.allclose(of(), at_once, atol=1e-5) and not torch.allclose(by_step, at_once, atol=1e-2)
+
+
+def test_noeval_normalizes_by_training_batches():
+    "64 samples, predicted in one call, are normalized by 16 at a time."
+    with seeded(0): net = models.get("cnn2", 4)
+    for d in net.modules():
+        if isinstance(d, Dropout): d.p = 0.
+    x = torch.rand(64, 3, 28, 28, generator=generator(0))
+    client = Client("t", dict(target=(x, torch.zeros(64, dtype=torch.long))), Settings(batch_size=16))
+    m, judged = method_class("noeval")(), copy.deepcopy(net).eval()
+    m.adapt(judged, x, client)
+    want = torch.cat([net.train()(v) for v in x.split(16)]).detach()
+    assert torch.allclose(m.predict(judged, x, client).detach(), want, atol=1e-5)
 
 
 def test_ramp():

@@ -123,11 +123,14 @@ def sample_clients(fed, round):
 
 # %% ../../nbs/federation/04_rounds.ipynb #offercode1
 def make_offers(fed, engine, down, round, ledger, clients):
-    "Offers of `clients` before a round, gathered: the new downloads. What passes is counted."
-    for c in clients: ledger.count(round + 1, c.id, "down", down[c.id])
+    "Offers of `clients`, gathered, what passes counted: (new downloads, the old ones of who made an offer)."
+    had = {}
     offers = engine.map(lambda net, c: (c.id, client_offer(fed.method, net, c, down[c.id], round)), clients)
-    counted = ((k, ledger.count(round + 1, k, "up", o)) for k, o in offers)
-    return server_gather(fed.method, fed.server, counted, round)
+    def counted():
+        for k, offer in offers:
+            if offer: had[k] = ledger.count(round + 1, k, "down", down[k])
+            yield k, ledger.count(round + 1, k, "up", offer)
+    return server_gather(fed.method, fed.server, counted(), round), had
 
 
 def news(payload, before):
@@ -142,8 +145,7 @@ def run_round(fed, engine, down, round, ledger):
     scoring = scored(fed.settings, round, fed.rounds)
     if offering(fed.method, round):
         asked = there if round else fed.clients
-        had = {c.id: down[c.id] for c in asked}
-        down = make_offers(fed, engine, down, round, ledger, asked)
+        down, had = make_offers(fed, engine, down, round, ledger, asked)
     for c in drawn: ledger.count(round + 1, c.id, "down", news(down[c.id], had.get(c.id, {})))
 
     def local(net, client):

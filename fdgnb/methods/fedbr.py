@@ -4,41 +4,48 @@
 
 # %% auto #0
 __all__ = ['ABLATIONS', 'DIFFERENCES', 'mean_indices', 'random_sample_mean', 'mixture', 'proxy_means', 'fit_to',
-           'contrastive_loss', 'projection', 'ascend', 'aside', 'FedBRHyper', 'strengths', 'renew', 'ask', 'gathered',
-           'pooled', 'arrive', 'pseudo_batch', 'PseudoData', 'global_features', 'contrast', 'redrawn', 'FedBR']
+           'contrastive_loss', 'projection', 'ascend', 'aside', 'PseudoHyper', 'FedBRHyper', 'strengths', 'renew',
+           'early', 'ask', 'collected', 'noted', 'pooled', 'arrive', 'pseudo_batch', 'PseudoData', 'pseudo_features',
+           'global_features', 'contrast', 'mixup_draw', 'mixed', 'as_updates', 'full_batches', 'FedBR']
 
 # %% ../../nbs/methods/04_fedbr.ipynb #321105e5
-import copy, torch
+import copy, itertools, torch
+import numpy as np
 import torch.nn.functional as F
 from contextlib import contextmanager
 from dataclasses import dataclass
 from torch import nn
-from ..core import FdgnbError, seeded
-from ..vectors import scalar, weighted_mean
+from ..core import FdgnbError
+from ..vectors import scalar, tagged
 from ..settings import differences, hp, switch, variant
 from ..models import Dropout, chain, outputs_of
 from ..data.domain import scaled, to_float
 from ..data.catalogue import get_dataset
 from ..federation.loop import Method
 from ..federation.compose import method
+from .fedka import redrawn
 
 # %% ../../nbs/methods/04_fedbr.ipynb #b75c6210
-def mean_indices(size, m, n, generator):
-    "n random rows of m different indices below `size` (all, where fewer than m): int64 (n, min(m, size))."
+def mean_indices(size, m, n, generator, replace=False):
+    """n random rows of m different indices below `size` (all, where fewer than m): int64 (n, min(m, size)).
+
+    replace: m independent ones instead, (n, m)."""
     if min(size, m, n) < 1:
         raise FdgnbError(f"cannot average {m} of {size} samples {n} times: all three must be at least 1")
+    if replace: return torch.randint(size, (n, m), generator=generator, device=generator.device)
     return torch.rand(n, size, generator=generator, device=generator.device).topk(min(m, size), 1).indices
 
 
-def random_sample_mean(x, m, n, generator):
+def random_sample_mean(x, m, n, generator, replace=False):
     "n means of m random samples of x (N, ...), bytes read as [0, 1]: float (n, ...). FedBR, Algorithm 2."
-    idx = mean_indices(len(x), m, n, generator)
+    idx = mean_indices(len(x), m, n, generator, replace)
     return to_float(x[idx.flatten()]).unflatten(0, idx.shape).mean(1)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #9ef63f38
 def mixture(x_p, x, y, n_classes):
     """Eq. 4: pseudo-samples x_p (n, ...), each mixed with K local samples x (n K, ...) of labels y (n K,).
 
+    y may be distributions (n K, C).
     Returns images (n, ...) and labels (n, C). Rows K j to K j + K - 1 of x go to row j of x_p, where
     K = len(x)/len(x_p); 0 leaves x_p as it is."""
     n, K = len(x_p), len(x)//len(x_p)
@@ -47,11 +54,11 @@ def mixture(x_p, x, y, n_classes):
                          f"not {len(x)} with {len(y)} labels")
     q = torch.full((n, n_classes), 1/n_classes, dtype=x_p.dtype, device=x_p.device)
     if not K: return x_p, q
-    own = F.one_hot(y, n_classes).unflatten(0, (n, K)).sum(1)
+    own = (y if y.ndim == 2 else F.one_hot(y, n_classes)).unflatten(0, (n, K)).sum(1)
     return (x_p + x.unflatten(0, (n, K)).sum(1))/(K + 1), (q + own)/(K + 1)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #9d8e0a38
-def proxy_means(proxy, m, n, generator, channels=3, size=32):
+def proxy_means(proxy, m, n, generator, channels=3, size=32, replace=False):
     """n RSM samples of a proxy: float (n, C, H, W) in [0, 1].
 
     proxy: a data set's name (each sample from one random domain), or 'noise' (smooth random colors)."""
@@ -61,7 +68,7 @@ def proxy_means(proxy, m, n, generator, channels=3, size=32):
         return x.unflatten(0, (n, m)).mean(1)
     domains = list(get_dataset(proxy).domains.values())
     pick = torch.randint(len(domains), (n,), generator=generator).tolist()
-    return torch.cat([random_sample_mean(domains[i].x, m, 1, generator) for i in pick])
+    return torch.cat([random_sample_mean(domains[i].x, m, 1, generator, replace) for i in pick])
 
 
 def fit_to(x, shape):
@@ -124,35 +131,57 @@ def aside(model, statistics="own"):
 
 # %% ../../nbs/methods/04_fedbr.ipynb #5d83f6a5
 @dataclass(frozen=True)
-class FedBRHyper:
+class PseudoHyper:
+    "Hyper-parameters of FedBR's pseudo-data."
+    m: int = hp(10, "samples in a random sample mean", low=1, source="Algorithm 2: no value; released 10")
+    pseudo: str = hp("rsm", "what pseudo-data are", choices=("rsm", "mixture"), source="Section 4.2")
+    K: int = hp(1, "local samples in a mixture", low=0, source="Eq. 4")
+    proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR")
+    refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
+                          label="pseudo-data once", source="Section 5.1")
+    begins: str = switch("the first pseudo-data: sent with the first round's models, or before it",
+                         paper="after", released="before", label="pseudo-data from the first step",
+                         source="Algorithm 1; released: made before step 0")
+    means: str = switch("a mean's samples: different ones, of each client in turn, or drawn with "
+                        "replacement, of a random client", paper="different", released="replacement",
+                        label="means drawn with replacement", source="Algorithm 2")
+    partners: str = switch("a mixture's local samples: any of the client's, or of the step's batch",
+                           paper="any", released="batch", label="mixture, partners of the batch",
+                           source="Section 4.2")
+    reference: str = switch("a mixture's global features: of the same input, or the first",
+                            paper="exact", released="first", label="mixture, first reference", source="Eq. 5")
+    statistics: str = switch("batch statistics of pseudo-data", paper="own", released="kept",
+                             choices=("own", "running", "kept"), label="pseudo-data in the statistics",
+                             source="the paper's networks have none; released: a plain call")
+    order: str = switch("what passes the features first: local data, or pseudo-data", paper="local",
+                        released="pseudo", label="pseudo-data first", source="not said")
+
+# %% ../../nbs/methods/04_fedbr.ipynb #hyperfedbr
+@dataclass(frozen=True)
+class FedBRHyper(PseudoHyper):
     "Hyper-parameters of FedBR."
     lam: float = hp(1., "weight of component 1", low=0., source="App. A: 1, on CIFAR10, PACS 0.1; released 1")
     mu: float = hp(.5, "weight of component 2", low=0., source="App. A")
     tau1: float = hp(2., "temperature of the positive pair", low=1e-6, source="App. A")
     tau2: float = hp(2., "temperature of the negative pair", low=1e-6, source="App. A")
-    m: int = hp(10, "samples in a random sample mean", low=1, source="Algorithm 2: no value; released 10")
-    pseudo: str = hp("rsm", "what pseudo-data are", choices=("rsm", "mixture"), source="Section 4.2")
-    K: int = hp(1, "local samples in a mixture", low=0, source="Eq. 4")
-    proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR")
     component1: bool = hp(True, "undecided classifier", source="Section 4.3; Table 4")
     component2: bool = hp(True, "contrast of features", source="Section 4.4; Table 4")
     max_step: bool = hp(True, "False: the projection stays as drawn", source="Algorithm 1, line 8; Table 4")
     projection: bool = hp(True, "False: contrast the features", source="Figure 6a")
+    mixup: bool = hp(False, "mix each batch with itself (the rows '+ Mixup')", source="Table 1; --use_Mixup")
     similarity: str = switch("a cosine and its temperature", paper="divide", released="multiply",
                              label="cosines multiplied", source="Eqs. 5, 6")
-    refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
-                          label="pseudo-data once", source="Section 5.1")
-    reference: str = switch("a mixture's global features: of the same input, or the first",
-                            paper="exact", released="first", label="mixture, first reference", source="Eq. 5")
     width: str = switch("projection: 256 and 128, or twice and once the features", paper="printed",
                         released="features", label="wide projection", source="Appendix A")
-    statistics: str = switch("batch statistics of pseudo-data", paper="own", released="kept",
-                             choices=("own", "running", "kept"), label="pseudo-data in the statistics",
-                             source="the paper's networks have none; released: a plain call")
     average: str = switch("weights of the average: n_k, or equal", paper="size", released="uniform",
                           label="equal weights", source="Section 3 (Algorithm 1: 1/M)")
-    first: str = switch("first weights: one draw, or the mean of a draw for every client", paper="same",
-                        released="averaged", label="averaged start", source="Algorithm 1")
+    first: str = switch("first weights: one draw for all, or one for each client", paper="same",
+                        released="each", label="a first draw per client", source="Algorithm 1")
+    first_round: str = switch("the first round: a whole one, or a single step", paper="whole",
+                              released="step", label="first average after one step", source="Algorithm 1")
+    batches: str = switch("local batches: shuffled passes, or full ones drawn with replacement",
+                          paper="passes", released="replacement", label="batches drawn with replacement",
+                          source="Algorithm 1; released: DomainBed's loader")
     variant: str = variant()
 
 # %% ../../nbs/methods/04_fedbr.ipynb #0e5c539d
@@ -163,20 +192,33 @@ def strengths(h):
 # %% ../../nbs/methods/04_fedbr.ipynb #5bd185ab
 def renew(h, server, when=""):
     "A new pool of the proxy's means."
-    means = proxy_means(h.proxy, h.m, server.settings.batch_size, server.rng(f"fedbr.proxy {when}"))
+    rng, replace = server.rng(f"fedbr.proxy {when}"), h.means == "replacement"
+    means = proxy_means(h.proxy, h.m, server.settings.batch_size, rng, replace=replace)
     server.state["fedbr.pool"] = means.to(next(iter(server.model.values())).device)
 
-def ask(h, server):
-    "How many means a client is asked for; 0 when none are needed."
-    if h.pseudo != "rsm" or (h.refresh == "once" and "fedbr.pool" in server.state): return 0
-    drawn = min(server.settings.per_round or len(server.clients), len(server.clients))
-    return max(2, -(-server.settings.batch_size//drawn))
+def early(h, server):
+    "Whether the pool is still to be made, before the first round."
+    return h.begins == "before" and "fedbr.pool" not in server.state
 
-def gathered(server, uploads, images, sent):
-    "The uploads, passed on, their images collected in `images`; with `sent`, those who answer have the pool."
+def ask(h, server, k):
+    "How many means client k is asked for; 0 when none are needed."
+    if h.pseudo != "rsm" or (h.refresh == "once" and "fedbr.pool" in server.state): return 0
+    B, n = server.settings.batch_size, len(server.clients)
+    drawn = n if early(h, server) else min(server.settings.per_round or n, n)
+    if h.means == "different": return max(2, -(-B//drawn))
+    whose = torch.randint(n, (-(-B*n//drawn),), generator=server.rng("fedbr.ask"))
+    return whose.tolist().count(server.clients.index(k)) if k in server.clients else 0
+
+def collected(uploads, images):
+    "The uploads, passed on, their images collected in `images`."
     for k, upload in uploads:
         if "images.fedbr.pool" in upload: images.append(upload["images.fedbr.pool"])
-        if sent: server.state[f"fedbr.has.{k}"] = 1
+        yield k, upload
+
+def noted(server, uploads):
+    "The uploads, passed on; that their clients have the pool stays in `server.state`."
+    for k, upload in uploads:
+        server.state[f"fedbr.has.{k}"] = 1
         yield k, upload
 
 def pooled(server, images):
@@ -188,7 +230,6 @@ def pooled(server, images):
 def arrive(h, model, client, download):
     "At the start of a round: put the round's pseudo-data into `client.scratch`, if there are any."
     now, pool = client.scratch, download.get("images.fedbr.pool")
-    now["fedbr.want"] = int(download.get("scalars.fedbr.want", 0))
     if h.refresh == "once":
         if pool is not None: client.state["fedbr.pool"] = pool
         pool = client.state.get("fedbr.pool")
@@ -202,12 +243,13 @@ def arrive(h, model, client, download):
             now["fedbr.phi_g"] = copy.deepcopy(model.features).train().requires_grad_(False)
 
 
-def pseudo_batch(h, model, client):
-    "A step's pseudo-data (n, ...) and their labels (n, C)."
+def pseudo_batch(h, model, x, y, client):
+    "A step's pseudo-data (n, ...) and their labels (n, C); x, y: the step's batch."
     xp, rng = client.scratch["fedbr.xp"], client.scratch.get("fedbr.rng")
     if rng is None: return mixture(xp, xp[:0], torch.arange(0, device=xp.device), model.n_classes)
-    local = torch.randint(client.n(), (len(xp)*h.K,), generator=rng)
-    return mixture(xp, *client.take(local), model.n_classes)
+    of_batch = h.partners == "batch"
+    local = torch.randint(len(x) if of_batch else client.n(), (len(xp)*h.K,), generator=rng)
+    return mixture(xp, *((x[local], y[local]) if of_batch else client.take(local)), model.n_classes)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #3c9ca945
 class PseudoData(Method):
@@ -219,24 +261,36 @@ class PseudoData(Method):
         if self.h.pseudo == "mixture" and any(strengths(self.h)): renew(self.h, server, "first")
 
     def download(self, server, k):
-        out, s, n = super().download(server, k), server.state, ask(self.h, server)
+        out, s, n = super().download(server, k), server.state, ask(self.h, server, k)
         if not any(strengths(self.h)): return out
         if "fedbr.pool" in s and f"fedbr.has.{k}" not in s: out["images.fedbr.pool"] = s["fedbr.pool"]
         return {**out, "scalars.fedbr.want": scalar(n)} if n else out
+
+    def receive(self, model, client, download):
+        super().receive(model, client, download)
+        client.scratch["fedbr.want"] = int(download.get("scalars.fedbr.want", 0))
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
         arrive(self.h, model, client, download)
 
-    def upload(self, model, client):
-        out, n = super().upload(model, client), client.scratch["fedbr.want"]
-        if not n: return out
-        idx = mean_indices(client.n(), self.h.m, n, client.rng("fedbr.rsm"))
-        return {**out, "images.fedbr.pool": client.take(idx.flatten())[0].unflatten(0, idx.shape).mean(1)}
+    def _means(self, client, purpose):
+        n, replace = client.scratch["fedbr.want"], self.h.means == "replacement"
+        if not n: return {}
+        idx = mean_indices(client.n(), self.h.m, n, client.rng(purpose), replace)
+        return {"images.fedbr.pool": client.take(idx.flatten())[0].unflatten(0, idx.shape).mean(1)}
+    def offer(self, model, client):
+        mine = self._means(client, "fedbr.offer") if self.h.begins == "before" else {}
+        return super().offer(model, client) | mine
+    def upload(self, model, client): return super().upload(model, client) | self._means(client, "fedbr.rsm")
 
+    def gather(self, server, offers):
+        images = []
+        super().gather(server, list(collected(offers, images)))
+        if images: server.state["fedbr.pool"] = pooled(server, images)
     def aggregate(self, server, uploads):
         images, sent = [], "fedbr.pool" in server.state and self.h.refresh == "once"
-        super().aggregate(server, gathered(server, uploads, images, sent))
+        super().aggregate(server, collected(noted(server, uploads) if sent else uploads, images))
         if images: server.state["fedbr.pool"] = pooled(server, images)
 
     def finish(self, server):
@@ -245,6 +299,11 @@ class PseudoData(Method):
         if new and any(strengths(self.h)): renew(self.h, server)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #5ac9bb4f
+def pseudo_features(h, model, xp):
+    "Local features of pseudo-data, statistics and dropout as `statistics` says."
+    with aside(model, h.statistics): return model.features(xp)
+
+
 def global_features(zp, xp, client):
     "phi_g of a step's pseudo-data, no gradient: the frozen copy's, else the round's first local features."
     frozen = client.scratch.get("fedbr.phi_g")
@@ -260,14 +319,33 @@ def contrast(h, model, z, zp, zg, client):
     if client.scratch.pop("fedbr.max", False): ascend(P, lambda: con(z.detach(), zp.detach()), client.lr)
     return con(z, zp)
 
+# %% ../../nbs/methods/04_fedbr.ipynb #mixupcode0
+def mixup_draw(n, rng, a=.2):
+    "A share from Beta(a, a) and an order of n samples."
+    order = torch.randperm(n, generator=rng)
+    numbers = np.random.default_rng(torch.randint(2**62, (1,), generator=rng).item())
+    return numbers.beta(a, a), order
+
+
+def mixed(x, y, n_classes, share, order):
+    "share (x_i, y_i) + (1 - share) (x_j, y_j), where j is i's place in `order`: x (B, ...), y (B, C)."
+    y = y if y.ndim == 2 else F.one_hot(y, n_classes).to(x.dtype)
+    return share*x + (1 - share)*x[order], share*y + (1 - share)*y[order]
+
 # %% ../../nbs/methods/04_fedbr.ipynb #7fa77d94
-def redrawn(server, i):
-    "The i-th of several independent first states of the server's network."
-    net = copy.deepcopy(server.net).cpu()
-    with seeded(server.seed, f"fedbr.start {i}"):
-        for m in net.modules():
-            if hasattr(m, "reset_parameters"): m.reset_parameters()
-    return {k: v.detach().to(server.model[k].device) for k, v in net.state_dict().items()}
+def as_updates(server, uploads):
+    "Pass on uploads with first weights of their own: each as the server's and the client's update."
+    ours = tagged("model", server.model)
+    for k, upload in uploads:
+        own = tagged("model", redrawn(server, k))
+        yield k, upload | {q: ours[q] + (upload[q] - v) for q, v in own.items() if q in upload}
+
+
+def full_batches(client, rng):
+    "A round's batches, as indices, each of the full size and drawn with replacement: as many as whole ones."
+    s, n = client.settings, client.n()
+    steps = s.local_steps or s.local_epochs*max(1, n//s.batch_size)
+    for _ in range(steps): yield torch.randint(n, (s.batch_size,), generator=rng)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #be0d9613
 @method("fedbr")
@@ -281,28 +359,43 @@ class FedBR(PseudoData):
             width, n_out = (256, 128) if self.h.width == "printed" else (2*d, d)
             model.projection = projection(d, width, n_out).requires_grad_(False)
         return model
-
     def setup(self, server):
         super().setup(server)
-        if self.h.first == "averaged":
-            server.model = weighted_mean([redrawn(server, i) for i in range(len(server.clients))])
+        if self.h.first == "each": server.state["fedbr.apart"] = 1             # until the first average
+    def download(self, server, k):
+        out, apart = super().download(server, k), server.state.get("fedbr.apart") and k in server.clients
+        return out | tagged("model", redrawn(server, k)) if apart else out
+
+    def sample(self, client, rng):
+        own = self.h.batches == "replacement"
+        batches = full_batches(client, rng) if own else super().sample(client, rng)
+        return itertools.islice(batches, 1) if self._short(client) else batches
+    def _short(self, client): return self.h.first_round == "step" and client.round == 0
 
     def step(self, model, x, y, client):
-        client.scratch["fedbr.max"] = self.h.max_step and self.h.projection    # one per step, taken in `loss`
+        now = client.scratch
+        now["fedbr.max"] = self.h.max_step and self.h.projection               # one per step, taken in `loss`
+        if self.h.mixup:
+            rng = now.setdefault("fedbr.mixup", client.rng("fedbr.mixup"))
+            x, y = mixed(x, y, model.n_classes, *mixup_draw(len(x), rng))
         return super().step(model, x, y, client)
 
     def loss(self, model, x, y, client):
         if "fedbr.xp" not in client.scratch: return super().loss(model, x, y, client)
-        (lam, mu), (xp, q) = strengths(self.h), pseudo_batch(self.h, model, client)
+        h, (lam, mu), (xp, q) = self.h, strengths(self.h), pseudo_batch(self.h, model, x, y, client)
+        if h.order == "pseudo": zp = pseudo_features(h, model, xp)
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
-        with aside(model, self.h.statistics):
-            zp = model.features(xp)
+        if h.order == "local": zp = pseudo_features(h, model, xp)
+        with aside(model, h.statistics):
             if lam: loss = loss + lam*F.cross_entropy(model.head(zp), q)
         if not mu: return loss
-        return loss + mu*contrast(self.h, model, z[0], zp, global_features(zp, xp, client), client)
+        return loss + mu*contrast(h, model, z[0], zp, global_features(zp, xp, client), client)
 
     def weight(self, server, k, upload):
         return super().weight(server, k, upload) if self.h.average == "size" else 1.
+    def aggregate(self, server, uploads):
+        super().aggregate(server, as_updates(server, uploads) if server.state.get("fedbr.apart") else uploads)
+        server.state.pop("fedbr.apart", None)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #710e242a
 ABLATIONS = {                                        # row of the paper -> (method, hyper-parameters)
@@ -313,6 +406,8 @@ ABLATIONS = {                                        # row of the paper -> (meth
     "Table 4: component 2 without max step": ("fedbr", dict(component1=False, max_step=False)),
     "Table 4: FedBR": ("fedbr", {}),
     "Figure 6a: no projection": ("fedbr", dict(projection=False)),
+    "Table 1: FedAvg + Mixup": ("fedbr", dict(component1=False, component2=False, mixup=True)),
+    "Table 1: FedBR + Mixup": ("fedbr", dict(mixup=True)),
     "Figure 6b: pseudo-data once": ("fedbr", dict(refresh="once")),
     "Figure 6c: mixture, K = 0, once": ("fedbr", dict(refresh="once", pseudo="mixture", K=0)),
     "Figure 6c: mixture, K = 1, once": ("fedbr", dict(refresh="once", pseudo="mixture", K=1)),
@@ -324,4 +419,6 @@ DIFFERENCES = {label: ("fedbr", h) for label, h in differences(FedBR.Hyper).item
     "lambda of CIFAR-10 and PACS": ("fedbr", dict(lam=.1)),
     "mixture": ("fedbr", dict(pseudo="mixture")),
     "mixture, first reference": ("fedbr", dict(pseudo="mixture", reference="first")),
+    "mixture, partners of the batch": ("fedbr", dict(pseudo="mixture", partners="batch")),
+    "with Mixup": ("fedbr", dict(mixup=True)),
 }

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['FedKA', 'ADAM', 'DIFFERENCES', 'squared_distances', 'bandwidths', 'mk_mmd', 'Reverse', 'Discriminator', 'domain_loss',
            'critic_step', 'ramp', 'vote', 'group_effect', 'tta', 'group_effects', 'subsampled_passes', 'Subsample',
-           'Ramped', 'run_in', 'pixels', 'borrow', 'lent', 'draw_target', 'target_images', 'target_features', 'cycled',
-           'target_batch', 'with_gradients', 'keep_gradients', 'Pulled', 'train_critic', 'without_critic', 'critic_of',
-           'Disentangler', 'gathered', 'distance_gradients', 'MKMMD', 'FDANN', 'FDAN', 'opinion', 'tune', 'Voting',
-           'by_batch', 'NoEval']
+           'redrawn', 'Ramped', 'run_in', 'pixels', 'borrow', 'lent', 'draw_target', 'target_images', 'target_features',
+           'cycled', 'target_batch', 'with_gradients', 'keep_gradients', 'Pulled', 'train_critic', 'without_critic',
+           'critic_of', 'Disentangler', 'gathered', 'distance_gradients', 'MKMMD', 'FDANN', 'FDAN', 'opinion', 'tune',
+           'Voting', 'by_batch', 'NoEval']
 
 # %% ../../nbs/methods/03_fedka.ipynb #501e8d50
 import copy, math, torch
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from torch import nn
-from ..core import FdgnbError
+from ..core import FdgnbError, seeded
 from ..vectors import part, scalar, tagged
 from ..settings import differences, hp, switch, variant
 from ..models import Dropout, chain, outputs_of, set_generator
@@ -145,6 +145,16 @@ class Subsample(Method):
         out, most = super().upload(model, client), self.h.samples
         return out if most is None else out | {"scalars.n": scalar(min(client.n(), most))}
 
+# %% ../../nbs/methods/03_fedka.ipynb #firstdraw1
+def redrawn(server, k):
+    "First weights of client k's own, by each layer's `reset_parameters`: a state like the server's model."
+    net = copy.deepcopy(server.net).cpu()
+    with seeded(server.seed, f"first weights of {k}"):
+        for m in net.modules():
+            if hasattr(m, "reset_parameters"): m.reset_parameters()
+    drawn = net.state_dict()
+    return {q: drawn[q].detach().to(v.device) for q, v in server.model.items()}
+
 # %% ../../nbs/methods/03_fedka.ipynb #409bedaf
 class Ramped(Subsample):
     "What all parts of FedKA share: the progress p of the run at each batch, the ramp, the clients' weights."
@@ -156,6 +166,18 @@ class Ramped(Subsample):
         variant: str = variant()
         weights: str = switch("aggregation by samples used, or uniform", paper="samples", released="uniform",
                               label="uniform weights", source="Eq. 1")
+        first: str = switch("first weights: one draw for all, or one for each client", paper="same",
+                            released="each", label="a first draw per client", source="Eq. 1")
+
+    def setup(self, server):
+        super().setup(server)
+        if self.h.first == "each": server.state["fedka.apart"] = 1              # until the first average
+    def download(self, server, k):
+        out, apart = super().download(server, k), server.state.get("fedka.apart") and k in server.clients
+        return out | tagged("model", redrawn(server, k)) if apart else out
+    def aggregate(self, server, uploads):
+        super().aggregate(server, uploads)
+        server.state.pop("fedka.apart", None)
 
     def sample(self, client, rng):
         batches = list(super().sample(client, rng))
@@ -213,11 +235,14 @@ def target_images(server):
     return server.public[server.state["target.index"]]
 
 
-def target_features(server, mode):
-    "$H_T=f_e^G(X_T)$ of the round's target samples, (N, U), in mode 'train' or 'eval'; computed once."
+def target_features(server, mode, passes="many"):
+    """$H_T=f_e^G(X_T)$ of the round's target samples, (N, U), in mode 'train' or 'eval'; computed once.
+
+    passes: 'many', 128 at a time, or 'batch', as many as in a step."""
     if "target.features" not in server.state:
         x, encoder = target_images(server), borrow(server, server.model).features
-        batches = (pixels(x[i], server.settings) for i in index_batches(torch.arange(len(x)), 128))
+        size = server.settings.batch_size if passes == "batch" else 128
+        batches = (pixels(x[i], server.settings) for i in index_batches(torch.arange(len(x)), size))
         server.state["target.features"] = run_in(encoder, batches, mode, server.rng("target dropout"))
     return server.state["target.features"]
 
@@ -257,6 +282,9 @@ class Pulled(Ramped):
         target_samples: int = hp(512, "target samples per round; None: all", low=2, source="4.2.1")
         mode: str = switch("mode of the encoder for features that travel", paper="train", released="train",
                            choices=("train", "eval"), source="not said")
+        target_pass: str = switch("how many of the target's samples pass the global encoder at once: 128, or "
+                                  "a step's batch", paper="many", released="batch",
+                                  label="target's features by the step's batch", source="not said")
         exchange: str = hp("down", "the target's features go down, or the sources' features up",
                            choices=("down", "up"), source="3.2.1")
 
@@ -295,7 +323,7 @@ class Pulled(Ramped):
             raise FdgnbError(f"{self.name}: exchange='up', but a client's encoder needs the target's images")
         if k not in server.clients or not self._local(): return {}
         if encoder == "client": return {"images.fedka.target": target_images(server)}
-        return {"features.fedka.target": target_features(server, self.h.mode)}
+        return {"features.fedka.target": target_features(server, self.h.mode, self.h.target_pass)}
     def _answered(self, server, uploads):
         ask = self.h.exchange == "up" and self.h.gamma
         return with_gradients(server, uploads, self._pull) if ask else uploads
@@ -368,7 +396,8 @@ class Disentangler(Pulled):
 
     def aggregate(self, server, uploads): super().aggregate(server, self._answered(server, uploads))
     def _pull(self, server, k, h):
-        ht, critic = target_features(server, self.h.mode), server.net.discriminator.train()
+        critic = server.net.discriminator.train()
+        ht = target_features(server, self.h.mode, self.h.target_pass)
         order = torch.randperm(len(h), generator=server.rng(f"critic {k}"))
         return train_critic(server, critic, h, ht, order, self.h.critic_batch == "joint")
     def _away(self): return self.h.critic == "kept" or self.h.exchange == "up"
@@ -438,7 +467,7 @@ class MKMMD(Pulled):
     def aggregate(self, server, uploads): super().aggregate(server, self._answered(server, uploads))
     def _pull(self, server, k, h):
         order = torch.randperm(len(h), generator=server.rng(f"match {k}"))
-        ht = target_features(server, self.h.mode)
+        ht = target_features(server, self.h.mode, self.h.target_pass)
         return distance_gradients(h, ht, order, self.h.mmd_batch, self._distance)
     def _distance(self, h, ht): return mk_mmd(h, ht)*(5 if self.h.kernels == "sum" else 1)
     def _to_target(self, model, h, start, client):
@@ -542,7 +571,7 @@ def by_batch(norm, x):
 
 @method("noeval")
 class NoEval(Method):
-    "Predict with dropout on and the batch's own statistics, as FedKA's released code does."
+    "Predict with dropout on and by the statistics of each training-sized batch, as FedKA's released code."
     paper = "the released code of Sun et al., ACML 2022"
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
@@ -552,7 +581,8 @@ class NoEval(Method):
         for m in model.modules():
             if isinstance(m, Dropout): m.train()
             if isinstance(m, nn.modules.batchnorm._BatchNorm): m.forward = partial(by_batch, m)
-        return super().predict(model, x, client)
+        rows, below = index_batches(torch.arange(len(x)), client.settings.batch_size), super().predict
+        return torch.cat([below(model, x[i], client) for i in rows])
 
 # %% ../../nbs/methods/03_fedka.ipynb #739880c5
 ADAM = dict(optimizer="adam", keep_optimizer=True, lr=1e-3)     # the paper's; larger steps for short runs
