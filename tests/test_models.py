@@ -1,11 +1,12 @@
 """What holds for every backbone: shapes, the split, a generator, no global state, one-line errors."""
-import hashlib
+import hashlib, threading
+from contextlib import contextmanager
 from copy import deepcopy
 import pytest, torch
 from torch import nn
 from conftest import one_line, python
 from fdgnb import models
-from fdgnb.core import FdgnbError, generator, seeded
+from fdgnb.core import FdgnbError, generator, seed_of, seeded
 
 # these compute; all are built on the meta device
 SMALL = {"cnn2": (3, 28, 28), "cnn4": (3, 28, 28), "mlp2": (384,), "alexnet_bn": (3, 64, 64),
@@ -65,6 +66,41 @@ def test_other_channels_and_wrong_input(name):
 def test_seeded_initialization(name):
     a, b = build(name).state_dict(), build(name).state_dict()
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@contextmanager
+def drawing_beside(seed=1):
+    "Inside, a second thread draws from torch's global generator all the time; yields what it has drawn."
+    drawn, ended = [], threading.Event()
+    def draw():
+        while not ended.is_set() or not drawn: drawn.append(torch.rand(40))
+    thread = threading.Thread(target=draw)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        thread.start()
+        try: yield drawn
+        finally:
+            ended.set()
+            thread.join()
+        torch.manual_seed(seed)                         # its stream was neither interrupted nor rewound
+        assert all(torch.equal(torch.rand(40), d) for d in drawn)
+
+
+@each_model
+def test_first_weights_are_those_of_torchs_own_seed(name):
+    "Bit for bit what the global generator gives from the same seed, though a thread disturbs it meanwhile."
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_of(0, purpose="init"))
+        wanted = models.get(name, 5).state_dict()
+    with drawing_beside(): got = build(name).state_dict()
+    assert all(torch.equal(got[k], wanted[k]) for k in wanted)
+
+
+def test_twenty_networks_beside_a_drawing_thread():
+    first = build("cnn2").state_dict()
+    with drawing_beside() as drawn: rest = [build("cnn2").state_dict() for _ in range(20)]
+    same = [all(torch.equal(r[k], first[k]) for k in first) for r in rest]
+    assert sum(same) == 20 and len(drawn) > 20
 
 
 def test_unknown_name_option_and_numbers():
