@@ -38,10 +38,11 @@ class Told(Callback):
 def as_callbacks(given):
     "A list of `Callback`s from one of callbacks and functions; FdgnbError otherwise."
     if not isinstance(given, (list, tuple)): raise FdgnbError(f"callbacks={str(given)[:80]}: wanted a list")
+    whole = lambda c: all(callable(getattr(c, k, None)) for k in ("start", "round", "end"))
     for c in given:
-        if not isinstance(c, Callback) and (isinstance(c, type) or not callable(c)):
+        if isinstance(c, type) or not whole(c) and not callable(c):
             raise FdgnbError(f"callbacks: {str(c)[:80]} is neither a function f(run, rows) nor a Callback()")
-    return [c if isinstance(c, Callback) else Told(c) for c in given]
+    return [c if whole(c) else Told(c) for c in given]
 
 
 @contextmanager
