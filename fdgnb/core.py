@@ -89,7 +89,7 @@ class drawing_from(TorchFunctionMode):
                 "normal bernoulli multinomial poisson")
     in_place = "uniform_ normal_ bernoulli_ random_ exponential_ cauchy_ log_normal_ geometric_"
     of_tensors = f"{in_place} bernoulli multinomial"
-    first = "uniform_ normal_ kaiming_uniform_"               # those of nn.init that ask a mode before they draw
+    first = "uniform_ normal_ kaiming_uniform_"          # of nn.init, that ask a mode first
     owners = (torch, of_torch), (torch.Tensor, of_tensors), (torch.nn.init, first)
     draws = {getattr(owner, name) for owner, names in owners for name in names.split()}
 

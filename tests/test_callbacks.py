@@ -27,7 +27,8 @@ def test_after_each_round_its_rows_are_told_and_no_bit_changes(short):
     heard = []
     run = fdgnb.fit(**short, callbacks=[lambda run, rows: heard.append((run.round, rows))])
     assert [n for n, _ in heard] == [1, 2, 3, 4]
-    assert [r for _, rows in heard for r in rows] == run.rows and all(r[0] == n for n, rows in heard for r in rows)
+    assert [r for _, rows in heard for r in rows] == run.rows
+    assert all(r[0] == n for n, rows in heard for r in rows)
     assert bits(run) == bits(fdgnb.fit(**short))
 
 
@@ -104,7 +105,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
 
 def test_patience_stops_when_validation_has_not_risen(short):
     run = fdgnb.fit(**short | dict(rounds=12, lr=0.), callbacks=[callbacks.Patience(2)])
-    assert run.stopped and run.round == 3                               # nothing is learned: round 1 stays best
+    assert run.stopped and run.round == 3                     # nothing is learned: round 1 stays best
 
 
 def test_metrics_join_the_history_and_the_table(short, tmp_path):

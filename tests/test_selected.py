@@ -75,7 +75,7 @@ def test_stopped_and_resumed_keeps_the_same_weights(vary, tmp_path, every):
 
 @pytest.mark.parametrize("where", ["save_checkpoint", "name_weights", "write_weights"])
 def test_killed_between_two_files_the_folder_stays_whole(vary, tmp_path, monkeypatch, where):
-    "Broken off at every writing of every round, before and after it; what is left selects files that are there."
+    "Broken off before and after every writing; what is left selects files that are there."
     whole, real, count = fdgnb.fit(**vary), getattr(fitting, where), [0]
     def dies(*a, **kw):
         count[0] += 1
@@ -93,7 +93,8 @@ def test_killed_between_two_files_the_folder_stays_whole(vary, tmp_path, monkeyp
     for rule in RULES: assert equal(states(done)[rule], states(whole)[rule])
 
 
-OWN = [k for k, cls in sorted(METHODS.load().items()) if {"build", "receive", "download"} & hooks_of(cls).keys()]
+NETWORK = {"build", "receive", "download"}
+OWN = [k for k, cls in sorted(METHODS.load().items()) if NETWORK & hooks_of(cls).keys()]
 
 
 @pytest.mark.parametrize("name", ["fedavg", *OWN])
@@ -175,7 +176,8 @@ def test_predict_scales_as_the_run_does(tiny, normalize):
     wanted = predictions(run)["predicted"]
     for given in (x, x/255, x.numpy(), (x/255).double().numpy()):
         assert (run.predict(given).argmax(1).numpy() == wanted).all()
-    assert torch.equal(run.predict(x), run.predict(x/255)) and torch.equal(run.predict(x[0]), run.predict(x[:1]))
+    assert torch.equal(run.predict(x), run.predict(x/255))
+    assert torch.equal(run.predict(x[0]), run.predict(x[:1]))
     with refused(r"bytes \(uint8\), or floats in \[0, 1\]; these reach from 0 to 255"): run.predict(x.float())
 
 

@@ -44,7 +44,7 @@ def as_callbacks(given):
             raise FdgnbError(f"callbacks: {str(c)[:80]} is neither a function f(run, rows) nor a Callback()")
     return [c if whole(c) else Told(c) for c in given]
 
-
+# %% ../../nbs/runs/10_callbacks.ipynb #cbcode0005
 @contextmanager
 def started(callbacks, run):
     "Inside, the callbacks are told; each that was started is ended, also after an error."
@@ -76,7 +76,7 @@ def probabilities(net, client, split):
 
 
 class Metrics(Callback):
-    "Further metrics by name (METRICS), of the aggregated model on test samples and target, every so many rounds."
+    "Further metrics by name (METRICS), of the aggregated model on test samples and target."
     def __init__(self, *names, every=1):
         for n in names: METRICS.get(n)
         self.names, self.every = names, check_value("every", every, hp(1, "rounds", low=1))
@@ -141,7 +141,7 @@ class TensorBoard(Callback):
 
 
 class WandB(Callback):
-    "Scalars of every round for Weights & Biases; the run's arguments are its configuration. kw: of wandb.init."
+    "Scalars of every round for Weights & Biases, and the run's arguments. kw: of wandb.init."
     def __init__(self, **kw):
         try: self.wandb, self.kw = import_module("wandb"), kw
         except ImportError: raise FdgnbError("wandb is not installed: pip install wandb") from None

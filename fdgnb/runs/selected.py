@@ -23,7 +23,7 @@ from .metrics import chosen_rounds, names_a_round
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode001
 class Deployed(nn.Module):
-    "A network that takes bytes, or floats in [0, 1], and scales them as its run does; vectors pass as they are."
+    "A network of bytes or floats in [0, 1], which it scales as its run does; vectors pass as they are."
     def __init__(self, net, normalize="none"):
         super().__init__()
         self.net, self.scales = net, normalize != "none"
@@ -36,10 +36,11 @@ class Deployed(nn.Module):
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode002
 def as_batch(images, about):
-    "Images or vectors as a run stores them, from a tensor, an array or a list; FdgnbError where they cannot be."
+    "Images or vectors as a run stores them, from a tensor, an array or a list; FdgnbError otherwise."
     try: x = images if torch.is_tensor(images) else torch.as_tensor(images)
     except (TypeError, ValueError, RuntimeError):
-        raise FdgnbError(f"predict takes a tensor, an array or a list of numbers, not {type(images).__name__}")
+        kind = type(images).__name__
+        raise FdgnbError(f"predict takes a tensor, an array or a list of numbers, not {kind}")
     channels, vectors = about["in_channels"], about["size"] is None
     wanted = f"(N, {channels})" if vectors else f"(N, {channels}, H, W)"
     x = x if x.dtype == torch.uint8 else x.float()
@@ -51,8 +52,8 @@ def as_batch(images, about):
     low, high = (0., 1.) if not vectors else (-math.inf, math.inf)
     least, most = float(x.min()), float(x.max())
     if x.dtype == torch.uint8 or (math.isfinite(least + most) and low <= least and most <= high): return x
-    raise FdgnbError(f"predict takes {'finite numbers' if vectors else 'bytes (uint8), or floats in [0, 1]'}; "
-                     f"these reach from {least:g} to {most:g}")
+    takes = "finite numbers" if vectors else "bytes (uint8), or floats in [0, 1]"
+    raise FdgnbError(f"predict takes {takes}; these reach from {least:g} to {most:g}")
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode003
 def about_of(fed):
@@ -111,7 +112,7 @@ def rules_in(folder):
     except (ValueError, KeyError, TypeError, AttributeError): told, rules = {}, {}
     if not isinstance(told, dict) or told.get("format") != "fdgnb-selected-1":
         raise FdgnbError(f"{file} is torn or was not written by fdgnb: run again")
-    if not rules: raise FdgnbError(f"no weights in {folder} yet: the run was not scored and has not ended")
+    if not rules: raise FdgnbError(f"no weights in {folder} yet: the run was not scored or ended")
     return rules
 
 
@@ -125,7 +126,10 @@ def read_weights(folder, round):
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
 class Deployable:
-    "What needs a network and nothing else: `about`, `device` and `model_of` come from the class that inherits."
+    "What needs a network and nothing else; `model_of` comes from the class that inherits."
+    about = property(lambda self: about_of(self.fed), doc="What its networks are built from.")
+    device = property(lambda self: self.fed.device, doc="Where its networks compute.")
+
     def predict(self, images, rule=None):
         "Logits (N, n_classes) of images, bytes or floats in [0, 1] (of vectors where the run had vectors)."
         x = as_batch(images, self.about)
@@ -135,7 +139,7 @@ class Deployable:
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
 
     def export(self, path, rule=None, floats=False):
-        """Write the model as a program to `path` (.pt2 or .onnx), checked against the network; returns the path.
+        """Write the model as a program to `path` (.pt2, .onnx), checked against the network; returns the path.
 
         floats: it takes floats in [0, 1] (always so for vectors) instead of bytes."""
         write = WRITERS.get(Path(path).suffix)
@@ -151,6 +155,7 @@ class Deployable:
 class Kept(Deployable):
     "The models in a run's folder, without the run's data."
     device = "cpu"
+
     def __init__(self, folder):
         self.out = Path(folder)
         self.about                                                        # refused here if it cannot be read
@@ -163,7 +168,7 @@ class Kept(Deployable):
         return read_weights(self.out, min(self.rules.values()))[0]
 
     def model_of(self, domain=None, rule=None):
-        "The network an unseen client would get, in evaluation mode, in the round that a rule names (None: last)."
+        "The network an unseen client would get, in evaluation, in the round that a rule names (None: last)."
         return loaded(self.out, rule or "last", domain)
 
     def __repr__(self): return f"Kept({', '.join(f'{k}: round {v}' for k, v in self.rules.items())})"
@@ -216,7 +221,8 @@ def write_onnx(net, x, path):
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None: raise FdgnbError(f"{name} is not installed: pip install fdgnb[export]")
     models.torchvision_models()                                        # the exporter imports torchvision
-    batch, names = torch.export.Dim("batch", min=1, max=2**20), dict(input_names=["images"], output_names=["logits"])
+    batch = torch.export.Dim("batch", min=1, max=2**20)
+    names = dict(input_names=["images"], output_names=["logits"])
     torch.onnx.export(net, (x,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False,
                       verbose=False, **names)
 
