@@ -603,9 +603,10 @@ def timm_network(name, in_channels, size, pretrained):
     try: return make(pretrained=pretrained)
     except (OSError, RuntimeError, ValueError, TypeError) as e:
         why = " ".join(str(e).split())[:120]
-        raise FdgnbError(f"timm cannot make {name}{' with its weights' if pretrained else ''}: {why}") from None
+        what = f"{name} with its weights" if pretrained else name
+        raise FdgnbError(f"timm cannot make {what}: {why}") from None
 
-
+# %% ../nbs/03_models.ipynb #timmcode03
 @functools.cache
 def timm_backbone(name):
     "A builder of timm's network `name`, as those that are registered."
