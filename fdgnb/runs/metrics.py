@@ -88,9 +88,10 @@ def names_a_round(rule):
 
 def chosen_rounds(history, sizes, last):
     "{rule: round} of the rules that name a round and have one; `last`: the rounds done so far."
-    chosen = {r: select(history, sizes, r) for r in RULES if r != "top5"}
-    named = {r: rounds[0] for r, rounds in chosen.items() if rounds}
-    return dict(last=last) | named
+    h = history[(history.point == "aggregated") & (history.metric == "accuracy") & (history.split != "train")]
+    if h.empty: return dict(last=last)
+    chosen = {r: select(h, sizes, r) for r in ("source_val", "target")}
+    return dict(last=int(h["round"].max())) | {r: rounds[0] for r, rounds in chosen.items() if rounds}
 
 # %% ../../nbs/runs/02_metrics.ipynb #9518ea55
 POINTS = ("aggregated", "local")

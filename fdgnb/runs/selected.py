@@ -8,7 +8,7 @@ __all__ = ['WRITERS', 'Deployed', 'as_batch', 'about_of', 'build_network', 'file
            'write_program', 'run_program', 'write_onnx', 'run_onnx']
 
 # %% ../../nbs/runs/09_selected.ipynb #selimport1
-import copy, json, math, os, secrets, torch
+import copy, json, math, os, secrets, torch, warnings
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -214,7 +214,10 @@ def write_program(net, x, path):
     torch.export.save(torch.export.export(net, (x,), dynamic_shapes=({0: batch},)), path)
 
 
-def run_program(path, x): return torch.export.load(path).module()(x)
+def run_program(path, x):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No complete tensor found")                  # torch's, of a program
+        return torch.export.load(path).module()(x)
 
 
 def write_onnx(net, x, path):
