@@ -139,7 +139,7 @@ class Deployable:
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
 
     def export(self, path, rule=None, floats=False):
-        """Write the model as a program to `path` (.pt2, .onnx), checked against the network; returns the path.
+        """Write the model as a program to `path` (.pt2, .onnx), checked against the network; returns it.
 
         floats: it takes floats in [0, 1] (always so for vectors) instead of bytes."""
         write = WRITERS.get(Path(path).suffix)
