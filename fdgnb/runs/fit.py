@@ -68,11 +68,6 @@ class Run(Deployable):
         "The network now of a domain's client (None: an unseen one); or of an unseen one in a rule's round."
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
-    @property
-    def model(self):
-        "The network an unseen client would get."
-        return self.model_of()
-
     def table(self, **kw):
         "Accuracy of every domain under every selection rule (fdgnb.runs.metrics.table)."
         return table(self, **kw)

@@ -129,6 +129,7 @@ class Deployable:
     "What needs a network and nothing else; `model_of` comes from the class that inherits."
     about = property(lambda self: about_of(self.fed), doc="What its networks are built from.")
     device = property(lambda self: self.fed.device, doc="Where its networks compute.")
+    model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
 
     def predict(self, images, rule=None):
         "Logits (N, n_classes) of images, bytes or floats in [0, 1] (of vectors where the run had vectors)."
@@ -208,7 +209,7 @@ def checked(write, run):
         return path
     return put
 
-
+# %% ../../nbs/runs/09_selected.ipynb #selcode009
 def write_program(net, x, path):
     batch = torch.export.Dim("batch", min=1, max=2**20)
     torch.export.save(torch.export.export(net, (x,), dynamic_shapes=({0: batch},)), path)
