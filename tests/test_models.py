@@ -1,11 +1,13 @@
 """What holds for every backbone: shapes, the split, a generator, no global state, one-line errors."""
-import hashlib
+import hashlib, threading
+from contextlib import contextmanager
 from copy import deepcopy
+from importlib.util import find_spec
 import pytest, torch
 from torch import nn
 from conftest import one_line, python
 from fdgnb import models
-from fdgnb.core import FdgnbError, generator, seeded
+from fdgnb.core import FdgnbError, generator, seed_of, seeded
 
 # these compute; all are built on the meta device
 SMALL = {"cnn2": (3, 28, 28), "cnn4": (3, 28, 28), "mlp2": (384,), "alexnet_bn": (3, 64, 64),
@@ -65,6 +67,41 @@ def test_other_channels_and_wrong_input(name):
 def test_seeded_initialization(name):
     a, b = build(name).state_dict(), build(name).state_dict()
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@contextmanager
+def drawing_beside(seed=1):
+    "Inside, a second thread draws from torch's global generator all the time; yields what it has drawn."
+    drawn, ended = [], threading.Event()
+    def draw():
+        while not ended.is_set() or not drawn: drawn.append(torch.rand(40))
+    thread = threading.Thread(target=draw)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        thread.start()
+        try: yield drawn
+        finally:
+            ended.set()
+            thread.join()
+        torch.manual_seed(seed)                         # its stream was neither interrupted nor rewound
+        assert all(torch.equal(torch.rand(40), d) for d in drawn)
+
+
+@each_model
+def test_first_weights_are_those_of_torchs_own_seed(name):
+    "Bit for bit what the global generator gives from the same seed, though a thread disturbs it meanwhile."
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_of(0, purpose="init"))
+        wanted = models.get(name, 5).state_dict()
+    with drawing_beside(): got = build(name).state_dict()
+    assert all(torch.equal(got[k], wanted[k]) for k in wanted)
+
+
+def test_twenty_networks_beside_a_drawing_thread():
+    first = build("cnn2").state_dict()
+    with drawing_beside() as drawn: rest = [build("cnn2").state_dict() for _ in range(20)]
+    same = [all(torch.equal(r[k], first[k]) for k in first) for r in rest]
+    assert sum(same) == 20 and len(drawn) > 20
 
 
 def test_unknown_name_option_and_numbers():
@@ -191,3 +228,68 @@ assert m.torchvision_models() is m.torchvision_models()
 import torchvision.transforms
 print('ok')"""
     assert python(code).stdout == "ok\n"
+
+
+# ---- the library timm, and packaged weights
+
+def timm():
+    if not find_spec("timm"): pytest.skip("timm is not installed")
+    return models.timm_library()
+
+
+def test_timm_backbones_split_draw_and_refuse():
+    with seeded(0): theirs = timm().create_model("resnet10t", num_classes=5)
+    with drawing_beside(): net, again = (build("timm:resnet10t", size=64) for _ in range(2))
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in net.state_dict().items())
+    assert net.name == "timm:resnet10t" and net.feature_dim == 512 and isinstance(net.head, nn.Linear)
+    assert models.n_parameters(net) == models.n_parameters(theirs)
+    with refused(r"timm:resnet10t takes a batch \(N, 3, H, W\)"): net(torch.zeros(2, 1, 64, 64))
+    assert build("timm:resnet10t", in_channels=1)(torch.zeros(2, 1, 64, 64)).shape == (2, 5)
+    with refused("timm has no model 'resnet10'; did you mean 'resnet10t'") as e: build("timm:resnet10")
+    assert one_line(e)
+    with refused("has no weights 'V2'"): build("timm:resnet10t", pretrained="V2")
+    with refused("no packaged weights for 'timm:resnet10t'"): build("timm:resnet10t", pretrained="packaged")
+
+
+def test_a_timm_transformer_is_built_for_a_size_and_draws_from_the_generator():
+    timm()
+    net, x = build("timm:vit_tiny_patch16_224", size=32), torch.rand(2, 3, 32, 32, generator=generator(0))
+    before = torch.get_rng_state()
+    net(x)
+    assert torch.equal(before, torch.get_rng_state())
+    with refused("was built for 32 x 32 px"): net(torch.zeros(2, 3, 64, 64))
+    with seeded(0): deep = timm().create_model("resnet10t", num_classes=0, drop_path_rate=.2)
+    models.own_dropout(deep)
+    assert sum(isinstance(m, models.DropPath) for m in deep.modules()) == 3
+
+
+def test_timm_weights_that_are_not_at_hand_are_one_line(monkeypatch, tmp_path):
+    timm()
+    monkeypatch.setattr(models.timm_library(), "create_model", lambda *a, **kw: (_ for _ in ()).throw(
+        OSError("cannot reach the hub\nand more")))
+    with refused("timm cannot make resnet10t with its weights: cannot reach the hub and more") as e:
+        models.timm_network("resnet10t", 3, 64, True)
+    assert one_line(e)
+
+
+def test_packaged_weights_give_their_own_librarys_logits():
+    timm()
+    state = models.packaged_state("tf_efficientnet_lite0")
+    net = build("timm:tf_efficientnet_lite0", pretrained="packaged").eval()
+    assert all(torch.equal(v, state[k.removeprefix("features.body.")])
+               for k, v in net.state_dict().items() if k.startswith("features."))
+    library = pytest.importorskip("efficientnet_lite_pytorch")
+    with seeded(0): own = library.EfficientNet.from_name("efficientnet-lite0").eval()
+    models.fill(own, dict(zip(own.state_dict(), state.values())), "own")
+    with seeded(0): net.head = nn.Linear(1280, 1000)
+    models.fill(net.head, {k: state[f"classifier.{k}"] for k in ("weight", "bias")}, "head")
+    x = torch.randn(2, 3, 96, 96, generator=generator(0))
+    torch.testing.assert_close(net(x), own(x), rtol=0, atol=1e-5)
+    with refused("takes 3 channels, not 1"):
+        build("timm:tf_efficientnet_lite0", in_channels=1, pretrained="packaged")
+
+
+def test_without_timm_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    models.timm_backbone.cache_clear()
+    with refused("timm is not installed: pip install fdgnb"): models.get("timm:resnet10t", 5)

@@ -20,6 +20,7 @@ from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
 from .metrics import domains_of, readable, seconds, table, traffic
+from .selected import Kept
 
 # %% ../../nbs/runs/03_records.ipynb #acd9dd36
 def client_flops(fed, client, net):
@@ -195,7 +196,7 @@ def read_table(data):
     return t.assign(**{c: t[c].map(f).astype(float if c == "value" else int) for c, f in kinds.items()})
 
 
-class Saved:
+class Saved(Kept):
     "A run read back from its folder: history, sizes, ledger, args, domains, classes, round, record, arrays."
     def __init__(self, folder):
         folder = Path(folder)
@@ -222,5 +223,6 @@ class Saved:
 
 
 def load(folder):
-    "The run that `save` wrote into `folder`, as a `Saved`."
-    return Saved(folder)
+    "A run's folder as a `Saved`: result and models; as a `Kept`, its models, where `save` was never called."
+    has = lambda name: (Path(folder)/name).exists()
+    return Kept(folder) if has("selected.json") and not has("record.json") else Saved(folder)

@@ -1,0 +1,218 @@
+"""The model of each selection rule: which it is, kept bit for bit, loaded without data, applied, exported."""
+import json
+from types import SimpleNamespace
+import pytest, torch
+import fdgnb
+from conftest import one_line, python
+from fdgnb import load
+from fdgnb.core import FdgnbError, generator
+from fdgnb.data.domain import Dataset, Domain
+from fdgnb.federation.compose import METHODS, hooks_of
+from fdgnb.runs import fit as fitting, metrics, selected
+from fdgnb.runs.records import predictions
+
+refused = lambda says: pytest.raises(FdgnbError, match=says)
+SHORT = dict(target="blended", lr=.05, batch_size=16, progress=False, seed=1)
+RULES = ("last", "source_val", "target")
+
+
+@pytest.fixture(scope="module")
+def vary(tiny):
+    "Settings whose best rounds differ: a rate so large that accuracy goes up and down."
+    return dict(method="fedavg", dataset=tiny, rounds=5, local_steps=2, eval_local=0, **SHORT | dict(lr=.3))
+
+
+def states(run):
+    "{rule: state of the network that it names}."
+    return {r: run.model_of(rule=r).state_dict() for r in RULES}
+
+
+def equal(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def accuracy_on_target(run, rule):
+    part = run.fed.target_client.splits["target"]
+    return (run.predict(part.samples(), rule=rule).argmax(1) == part.y[part.index]).float().mean().item()
+
+
+def test_each_rules_network_scores_what_the_table_says(vary, tmp_path):
+    run = fdgnb.fit(**vary, out=tmp_path)
+    chosen, table = metrics.chosen_rounds(run.history, run.sizes, run.round), run.table()
+    assert len(set(chosen.values())) > 1                                # else the test shows nothing
+    for rule in RULES:
+        assert accuracy_on_target(run, rule) == pytest.approx(table.loc[rule, "target"], abs=1e-6)
+        assert accuracy_on_target(SimpleNamespace(fed=run.fed, predict=load(tmp_path).predict), rule) \
+            == pytest.approx(table.loc[rule, "target"], abs=1e-6)
+    files = sorted(f.name for f in tmp_path.glob("round-*"))
+    assert files == sorted(f"round-{r:04}.safetensors" for r in set(chosen.values()))
+    again = fdgnb.fit(**vary)                                              # without a folder: kept in memory
+    for rule in RULES: assert equal(states(run)[rule], states(again)[rule])
+
+
+def test_the_network_of_a_round_is_that_of_a_run_of_so_many_rounds(vary):
+    run = fdgnb.fit(**vary)
+    for rule, r in metrics.chosen_rounds(run.history, run.sizes, run.round).items():
+        until = fdgnb.fit(**vary | dict(rounds=r))
+        assert equal(run.model_of(rule=rule).state_dict(), until.model.state_dict())
+
+
+class Stop(Exception): pass
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_stopped_and_resumed_keeps_the_same_weights(vary, tmp_path, every):
+    whole = fdgnb.fit(**vary)
+    for r in range(1, 5):
+        def breaks(run, rows):
+            if run.round == r: raise Stop
+        with pytest.raises(Stop):
+            fdgnb.fit(**vary, out=tmp_path/"a", callbacks=[breaks], checkpoint_every=every)
+    done = fdgnb.fit(**vary, out=tmp_path/"a", checkpoint_every=every)
+    read = fdgnb.fit(**vary, out=tmp_path/"a")                                            # nothing is played
+    for other in (done, read, load(tmp_path/"a")):
+        for rule in RULES: assert equal(states(other)[rule], states(whole)[rule])
+
+
+@pytest.mark.parametrize("where", ["save_checkpoint", "name_weights", "write_weights"])
+def test_killed_between_two_files_the_folder_stays_whole(vary, tmp_path, monkeypatch, where):
+    "Broken off before and after every writing; what is left selects files that are there."
+    whole, real, count = fdgnb.fit(**vary), getattr(fitting, where), [0]
+    def dies(*a, **kw):
+        count[0] += 1
+        if count[0] % 3 == 1: raise Stop
+        out = real(*a, **kw)
+        if count[0] % 3 == 2: raise Stop
+        return out
+    monkeypatch.setattr(fitting, where, dies)
+    for _ in range(30):
+        try: done = fdgnb.fit(**vary, out=tmp_path)
+        except Stop: continue
+        if done.round == 5: break
+    monkeypatch.setattr(fitting, where, real)
+    done = fdgnb.fit(**vary, out=tmp_path)
+    for rule in RULES: assert equal(states(done)[rule], states(whole)[rule])
+
+
+NETWORK = {"build", "receive", "download"}
+OWN = [k for k, cls in sorted(METHODS.load().items()) if NETWORK & hooks_of(cls).keys()]
+
+
+@pytest.mark.parametrize("name", ["fedavg", *OWN])
+def test_every_methods_network_is_built_again_from_its_folder(name, tiny, tmp_path):
+    run = fdgnb.fit(name, tiny, rounds=1, out=tmp_path, local_steps=1, eval_local=0, **SHORT)
+    kept, x = load(tmp_path), tiny["blended"].x[:8]
+    for rule in RULES: assert equal(states(kept)[rule], run.model.state_dict())
+    assert torch.equal(kept.predict(x), run.predict(x))
+
+
+def test_a_sum_and_half_precision_are_built_again(tiny, tmp_path):
+    run = fdgnb.fit("fedsb+ga", tiny, rounds=2, out=tmp_path, S=8, precision="bfloat16", **SHORT)
+    x = tiny["blended"].x[:8]
+    assert torch.equal(load(tmp_path).predict(x), run.predict(x))
+    assert run.export(tmp_path/"m.pt2").exists()
+
+
+def test_what_has_no_model_says_so(vary, tiny, tmp_path):
+    run = fdgnb.fit(**vary | dict(rounds=2), out=tmp_path/"a")
+    for one in (run, load(tmp_path/"a")):
+        with refused("'top5' is a mean over five rounds and has no model") as e: one.model_of(rule="top5")
+        assert one_line(e)
+        with refused("unknown selection rule 'sourceval'; did you mean 'source_val'"):
+            one.model_of(rule="sourceval")
+    with refused("client 'inked' is not kept for a rule"): run.model_of("inked", rule="last")
+    blind = fdgnb.fit(**vary | dict(rounds=2, eval_every=0), out=tmp_path/"b")
+    with refused("'source_val' names no round"): blind.model_of(rule="source_val")
+    with refused("under the rule 'target' in"): load(tmp_path/"b").model_of(rule="target")
+    assert equal(load(tmp_path/"b").model_of().state_dict(), blind.model.state_dict())
+    with refused("no record at"): load(tmp_path/"c")
+
+
+def test_damage_is_one_line(vary, tmp_path):
+    run = fdgnb.fit(**vary | dict(rounds=1), out=tmp_path)
+    file, names = tmp_path/"round-0001.safetensors", tmp_path/"selected.json"
+    whole, text = file.read_bytes(), names.read_text()
+    for bad in (whole[:-5], b"", whole[:9] + bytes(50) + whole[59:]):
+        file.write_bytes(bad)
+        with refused("is torn or was not written by fdgnb") as e: load(tmp_path)
+        assert one_line(e)
+    file.write_bytes((tmp_path/"checkpoint.safetensors").read_bytes())
+    with refused("holds no model"): load(tmp_path)
+    file.write_bytes(whole)
+    for bad in ("", "[]", "null", '{"rules": 3}', '{"format": "x", "rules": {}}', text[:20]):
+        names.write_text(bad)
+        with refused("selected.json is torn") as e: load(tmp_path)
+        assert one_line(e)
+    names.write_text(text)
+    file.unlink()
+    with refused("the weights of round 1 are not in"): load(tmp_path)
+    assert run.round == 1
+
+
+def test_a_saved_run_has_its_models_wherever_it_was_saved(vary, tmp_path):
+    run = fdgnb.fit(**vary | dict(rounds=3))
+    run.save(tmp_path)
+    back = load(tmp_path)
+    assert back.history.equals(run.history) and back.round == 3
+    for rule in RULES: assert equal(states(back)[rule], states(run)[rule])
+
+
+def test_loading_needs_no_data_and_no_other_process(vary, tmp_path):
+    run = fdgnb.fit(**vary | dict(rounds=1), out=tmp_path)
+    x = torch.arange(2*3*28*28).reshape(2, 3, 28, 28).remainder(256).to(torch.uint8)
+    code = f"""import fdgnb, torch, sys
+x = torch.arange(2*3*28*28).reshape(2, 3, 28, 28).remainder(256).to(torch.uint8)
+print(fdgnb.load({str(tmp_path)!r}).predict(x, rule='source_val').tolist())"""
+    told = python(code)
+    assert json.loads(told.stdout) == run.predict(x).tolist(), told.stderr
+
+
+# ---- predict and export
+
+@pytest.mark.parametrize("normalize", ["none", "imagenet", "half"])
+def test_predict_scales_as_the_run_does(tiny, normalize):
+    run = fdgnb.fit("fedavg", tiny, rounds=2, normalize=normalize, **SHORT)
+    part = run.fed.target_client.splits["target"]
+    x = part.samples()
+    wanted = predictions(run)["predicted"]
+    for given in (x, x/255, x.numpy(), (x/255).double().numpy()):
+        assert (run.predict(given).argmax(1).numpy() == wanted).all()
+    assert torch.equal(run.predict(x), run.predict(x/255))
+    assert torch.equal(run.predict(x[0]), run.predict(x[:1]))
+    with refused(r"bytes \(uint8\), or floats in \[0, 1\]; these reach from 0 to 255"): run.predict(x.float())
+
+
+def test_predict_of_vectors():
+    g = generator(0)
+    make = lambda n: Domain(n, torch.randn(40, 6, generator=g), torch.arange(40) % 2)
+    data = Dataset("v", {n: make(n) for n in "abt"}, ["0", "1"], defaults=dict(backbone="mlp2"))
+    run = fdgnb.fit("fedavg", data, rounds=1, **SHORT | dict(target="t"))
+    x = data["t"].x
+    assert (run.predict(x).argmax(1).numpy() == predictions(run)["predicted"]).all()
+    with refused(r"a batch \(N, 6\), not \(40, 5\)"): run.predict(x[:, :5])
+    with refused("finite numbers; these reach from nan"): run.predict(x*float("nan"))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize("method", ["fedavg", "fdse"])
+def test_an_exported_program_gives_predicts_logits(tiny, tmp_path, suffix, method):
+    if suffix == ".onnx": pytest.importorskip("onnxscript") and pytest.importorskip("onnxruntime")
+    run = fdgnb.fit(method, tiny, rounds=1, normalize="imagenet", **SHORT)
+    x = tiny["blended"].x[:5]
+    read = dict([(".pt2", selected.run_program), (".onnx", selected.run_onnx)])[suffix]
+    for floats in (False, True):
+        path = run.export(tmp_path/f"m{suffix}", rule="source_val", floats=floats)
+        for n in (1, 5):
+            torch.testing.assert_close(read(path, x[:n]/255 if floats else x[:n]), run.predict(x[:n]),
+                                       rtol=1e-4, atol=1e-4)
+    assert [f.name for f in tmp_path.iterdir()] == [f"m{suffix}"]
+
+
+def test_an_export_that_does_not_agree_is_not_left(tiny, tmp_path, monkeypatch):
+    run = fdgnb.fit("fedavg", tiny, rounds=1, **SHORT)
+    wrong = selected.checked(selected.write_program, lambda path, x: selected.run_program(path, x) + 1)
+    monkeypatch.setitem(selected.WRITERS, ".pt2", wrong)
+    with refused("off the network") as e: run.export(tmp_path/"m.pt2")
+    assert one_line(e) and not list(tmp_path.iterdir())
+    with refused("the suffix says the kind"): run.export(tmp_path/"m.pkl")
+    monkeypatch.setattr(selected, "find_spec", lambda name: None)
+    with refused("onnx is not installed: pip install fdgnb"): run.export(tmp_path/"m.onnx")
