@@ -14,7 +14,7 @@ _where = dict(fit="runs.fit", Run="runs.fit", list_methods="federation.compose",
               Method="federation.loop", hp="settings", Settings="settings", Dataset="data.domain",
               Domain="data.domain", from_folder="data.folders", from_arrays="data.own", from_torch="data.own",
               get_dataset="data.catalogue", list_datasets="data.catalogue", helper="federation.compose",
-              FdgnbError="core")
+              from_texts="data.own", FdgnbError="core")
 _modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods")
 
 

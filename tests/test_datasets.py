@@ -440,7 +440,7 @@ def test_bert_with_weights_missing(home):
              + lost.removeprefix("bert."))
     save_file(whole, top/"model.safetensors")
     (top/"vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\ngood\n")
-    says(lambda: text.encode(["good"], "bert", tokens=6), "cannot read the encoder")
+    says(lambda: text.encode(["good"], "bert", tokens=6), "vocab.txt", "damaged: get it again", "[UNK]")
 
 
 @BERT

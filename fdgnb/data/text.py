@@ -15,7 +15,7 @@ from pickle import UnpicklingError
 from safetensors import SafetensorError
 from ..core import FdgnbError, nearest, seeded
 from .cache import in_threads, reserve
-from .files import read_json
+from .files import damaged, read_json, read_text
 from ..models import torchvision_models, weights_dir
 
 # %% ../../nbs/data/06_text.ipynb #1f34a994
@@ -46,6 +46,14 @@ def encoder_folder(encoder):
     return folder
 
 # %% ../../nbs/data/06_text.ipynb #f393cd11
+def _check_encoder(folder):
+    "FdgnbError on the broken texts for which the library tokenizers raises a bare Exception."
+    for p in sorted(folder.glob("*.json")): read_json(p)
+    vocabulary = folder/"vocab.txt"
+    if vocabulary.is_file() and "[UNK]" not in read_text(vocabulary).split():
+        raise damaged(vocabulary, "[UNK] is not among its words")
+
+
 def _encoder(folder):
     "(network, tokenizer) from an encoder's folder, by transformers; FdgnbError where a file is broken."
     # transformers imports torchvision: its missing operators declared first
@@ -55,7 +63,7 @@ def _encoder(folder):
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     local = dict(local_files_only=True)
-    for p in sorted(folder.glob("*.json")): read_json(p)     # a broken one is a bare Exception of tokenizers
+    _check_encoder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **local)
         with seeded(0):
