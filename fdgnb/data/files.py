@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from ..core import FdgnbError
 
-# %% ../../nbs/data/17_files.ipynb #19591463
+# %% ../../nbs/data/17_files.ipynb #f57b7e43
 _HEADER = (ValueError, EOFError, struct.error, MemoryError, OverflowError)
 BROKEN = dict(
     gzip=(*_HEADER, zlib.error), bz2=_HEADER, json=(ValueError, RecursionError, KeyError, TypeError),
@@ -22,7 +22,7 @@ BROKEN = dict(
          TypeError, tokenize.TokenError),
     hdf5=(*_HEADER, KeyError, RuntimeError, TypeError),
     mat=(*_HEADER, zlib.error, NotImplementedError, KeyError, TypeError, IndexError, AttributeError),
-    pickle=(*_HEADER, pickle.UnpicklingError, KeyError, TypeError, IndexError, AttributeError, ImportError))
+    pickle=(*_HEADER, pickle.UnpicklingError, LookupError, TypeError, AttributeError, ImportError))
 NO_ACCESS = PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError
 
 

@@ -74,7 +74,7 @@ def as_images(x, where="x"):
         raise FdgnbError(f"{where}: whole-number pixels beyond 0 to 255; wanted bytes: {remedy}")
     return torch.as_tensor(x).to(torch.uint8).contiguous()
 
-# %% ../../nbs/data/16_own.ipynb #f3bd2550
+# %% ../../nbs/data/16_own.ipynb #4bc771eb
 def as_labels(y, where):
     "Labels in any container as an array (N,) of int64 or str; FdgnbError with the remedy otherwise."
     y = y.detach().cpu().numpy() if torch.is_tensor(y) else np.asarray(y)
@@ -104,8 +104,8 @@ def class_order(labels, classes, name):
     else:
         raise FdgnbError(f"{name}: classes={str(classes)[:60]!r}; wanted a list of names or {{label: name}}")
     if lost := [c for c in found if c not in order]:
-        raise FdgnbError(f"{name}: {str(found)[:60]} are the labels, but `classes` does not name {lost[0]!r}; "
-                         f"give classes={{label: name}} of all")
+        raise FdgnbError(f"{name}: {str(found)[:60]} are the labels, but `classes` does not name "
+                         f"{lost[0]!r}; give classes={{label: name}} of all")
     return order, names
 
 # %% ../../nbs/data/16_own.ipynb #own00011
@@ -208,7 +208,7 @@ def read_table(file):
             return pd.read_csv(file, keep_default_na=False, na_values=[""], encoding="utf-8-sig")
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise damaged(file, e) from None
 
-# %% ../../nbs/data/16_own.ipynb #277d7a1f
+# %% ../../nbs/data/16_own.ipynb #e9bc0244
 def _rows_of(source):
     "(rows, name) of what `from_texts` takes."
     if hasattr(source, "columns") and hasattr(source, "isna"):
@@ -230,6 +230,7 @@ def from_texts(source, encoder="minilm", tokens=None, classes=None, name=None):
     Each text is encoded once and kept. classes: as in `from_arrays`."""
     rows, own = _rows_of(source)
     empty = [i for i, (t, *_) in enumerate(rows) if not isinstance(t, str) or not t.strip()]
+    if not rows: raise FdgnbError(f"{own}: no rows; wanted a text, a label and a domain in each")
     if empty:
         raise FdgnbError(f"{own}: {len(empty)} texts are empty or no text, the first in place {empty[0]}")
     by = {d: [r for r in rows if r[2] == d] for d in dict.fromkeys(r[2] for r in rows)}
