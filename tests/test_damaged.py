@@ -347,7 +347,7 @@ def test_dangling_links_and_special_files_are_counted(home, tmp_path):
     counted = [m for m in said if "dangling link" in m]
     assert len(counted) == 3 and "3 dangling links" in counted[2] and "back/cat/2.png" in counted[2]
     assert "front/elk" in counted[1] and "side" in counted[0]
-    (top/"back/cat/4.png").symlink_to(top/"back/dog/1.png")                       # a link that leads somewhere
+    (top/"back/cat/4.png").symlink_to(top/"back/dog/1.png")                      # a link that leads somewhere
     assert len(warned(lambda: from_folder(top, size=8))[0]["back"]) == 3
 
 

@@ -237,7 +237,7 @@ def test_two_processes_repair_one_entry(tmp_path):
 
 
 def test_cache_is_the_users_own(tmp_path, monkeypatch):
-    "Nothing is written to the data folder, which may be shared; a sealed cache folder is left alone by root too."
+    "Nothing is written to the data folder, which may be shared; a sealed cache folder is left alone."
     user, data = tmp_path / "user", tmp_path / "shared"
     data.mkdir()
     monkeypatch.delenv("FDGNB_CACHE")

@@ -166,7 +166,8 @@ def test_texts_from_a_table_a_csv_and_a_folder(tmp_path, monkeypatch):
     kept = entries()
     def never(*args, **kw): raise AssertionError("encoded again")
     monkeypatch.setattr("fdgnb.data.found.encode", never)
-    again = fdgnb.from_texts(str(tmp_path/"reviews.csv"), tokens=8, classes={2: "bad", 5: "good"}, name="mine")
+    names = {2: "bad", 5: "good"}
+    again = fdgnb.from_texts(str(tmp_path/"reviews.csv"), tokens=8, classes=names, name="mine")
     assert torch.equal(again["books"].x, table["books"].x) and entries() == kept
     assert again.classes == ["bad", "good"] and again.name == "mine"
     run = fdgnb.fit("fedavg", again, target="books", rounds=1, progress=False)
@@ -183,7 +184,7 @@ def test_texts_that_are_wrong(tmp_path, monkeypatch):
         (TABLE.assign(label=[1.5]*8), "fractions"), (TABLE.assign(text=" "), "8 texts are empty"),
         (TABLE.assign(text=3), "8 texts are empty or no text"), (TABLE[:0], "no rows"),
         (3, "a folder, a CSV file, or a DataFrame"), (tmp_path/"none", "no folder and no CSV file"),
-        (tmp_path, "no texts in"), (TABLE.assign(label=[1, "a"]*4), "wanted whole numbers or words")]
+        (tmp_path, "no texts in"), (TABLE.assign(label=[(1,)]*8), "labels of shape (4, 1)")]
     for source, part in cases: says(lambda: fdgnb.from_texts(source), part)
     says(lambda: fdgnb.from_texts(TABLE, classes=["bad", "good"]), "classes={label: name}")
     if not text.lacking(): says(lambda: fdgnb.from_texts(TABLE, encoder="minilmm"), "did you mean 'minilm'?")

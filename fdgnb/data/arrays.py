@@ -85,7 +85,7 @@ def _of(a, file, *names):
     if name is None: raise damaged(file, f"holds no array {' or '.join(map(repr, names))}")
     return a[name]
 
-
+# %% ../../nbs/data/09_arrays.ipynb #0673ecae
 def _mat(files):
     "The .mat files of Digit-Five, SVHN and Synthetic Digits."
     first, last = files[0], files[-1]
