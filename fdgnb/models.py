@@ -84,7 +84,9 @@ class Expect(nn.Module):
         n, name, side, shape = self.channels, self.name, self.size, tuple(x.shape)
         want = f"(N, {n}, H, W)" if side else f"(N, {n})"
         if x.ndim != (4 if side else 2) or shape[1] != n:
-            raise FdgnbError(f"{name} takes a batch {want}, not {shape}")
+            other = {2: ": choose backbone='mlp2' for vectors", 4: ": choose another backbone for images"}
+            remedy = other.get(x.ndim, "") if (x.ndim == 2) == bool(side) else ""
+            raise FdgnbError(f"{name} takes a batch {want}, not {shape}{remedy}")
         if not side: return x
         here = f"{shape[2]} x {shape[3]}"
         if self.exact and shape[2:] != (side, side):

@@ -15,10 +15,12 @@ from PIL import Image
 
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import Dataset, Domain, split_indices, to_float
-from fdgnb.data.cache import cache_dir, cached, data_dir
+from platformdirs import user_cache_path
+from fdgnb.data.cache import cache_dir, cache_places, cached, data_dir
 from fdgnb.data.folders import decode, from_folder
 from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
 from fdgnb.data.digits import thirds
+from fdgnb.data.prepare import main
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGEST = """
@@ -234,16 +236,44 @@ def test_two_processes_repair_one_entry(tmp_path):
     assert [finish(p) for p in [start(code, tmp_path / "shared") for _ in range(2)]] == ["36", "36"]
 
 
-def test_cache_leaves_a_sealed_folder_alone(tmp_path, monkeypatch):
-    "A data folder without write permission is not written, even by root."
-    sealed = tmp_path / "sealed"
-    sealed.mkdir()
-    sealed.chmod(0o555)
+def test_cache_is_the_users_own(tmp_path, monkeypatch):
+    "Nothing is written to the data folder, which may be shared; a sealed cache folder is left alone."
+    user, data = tmp_path / "user", tmp_path / "shared"
+    data.mkdir()
     monkeypatch.delenv("FDGNB_CACHE")
-    monkeypatch.setenv("FDGNB_DATA", str(sealed))
-    assert sealed not in cache_dir().parents and list(sealed.iterdir()) == []
-    sealed.chmod(0o755)
-    assert cache_dir() == sealed / ".fdgnb_cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(user))
+    monkeypatch.setenv("FDGNB_DATA", str(data))
+    assert cache_places()[0] == user_cache_path("fdgnb", appauthor=False)
+    if sys.platform == "linux":
+        assert cache_dir() == user / "fdgnb"
+        get_dataset("digits", size=8, domains=["inked"])
+        assert len(list((user / "fdgnb").iterdir())) == 1
+        (user / "fdgnb").chmod(0o555)
+        assert user not in cache_dir().parents
+        (user / "fdgnb").chmod(0o755)
+    assert list(data.iterdir()) == []
+    monkeypatch.setenv("FDGNB_CACHE", str(tmp_path / "mine"))
+    assert cache_dir() == tmp_path / "mine"
+
+
+def test_clean_frees_what_the_cache_holds_and_nothing_else(tmp_path, monkeypatch, capsys):
+    "Entries of one data set, then all; a stranger's files, and a former version's place, are only named."
+    monkeypatch.setenv("FDGNB_DATA", str(tmp_path / "data"))
+    (tmp_path / "data" / ".fdgnb_cache" / "pacs-photo-64-x").mkdir(parents=True)
+    (tmp_path / "data" / ".fdgnb_cache" / "pacs-photo-64-x" / "x.npy").write_bytes(b"\0" * 5000)
+    for key in ("toy-a-8", "toy-b-8", "toys-a-8"):
+        cached(key, lambda: dict(x=np.zeros(1000)))
+    (cache_dir() / "notes").mkdir()
+    (cache_dir() / "notes" / "letter.txt").write_text("mine")
+    assert main(["prepare", "toy", "--clean"]) == 0
+    said = capsys.readouterr().out
+    assert "freed 16." in said and "2 entries of toy" in said and str(cache_dir()) in said
+    assert "a former version left 5.0 kB" in said and "remove it by hand" in said
+    assert {p.name for p in cache_dir().iterdir()} == {"toys-a-8", "notes"}
+    assert main(["prepare", "--clean"]) == 0 and "1 entries" in capsys.readouterr().out
+    assert [p.name for p in cache_dir().rglob("*")] == ["notes", "letter.txt"]
+    assert main(["prepare", "--clean"]) == 0 and "freed 0 bytes, 0 entries" in capsys.readouterr().out
+    assert main(["prepare"]) == 2 and "name a data set" in capsys.readouterr().err
 
 
 # folders

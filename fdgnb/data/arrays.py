@@ -7,12 +7,13 @@ __all__ = ['DIGIT_FIVE', 'DIGIT_ARCHIVE', 'ANGLES', 'CIFAR10_CLASSES', 'CIFAR100
            'cifar10', 'cifar100']
 
 # %% ../../nbs/data/09_arrays.ipynb #3d33ade6
-import gzip, pickle, struct, torch
+import gzip, math, pickle, struct, torch
 import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError
 from .domain import turned
-from .found import Found, data_home, found_parts, source, subfolder
+from .files import Packed, damaged, reading, whole_labels
+from .found import Found, data_home, found_parts, pixels_nhw, source, subfolder
 
 # %% ../../nbs/data/09_arrays.ipynb #d77b5b16
 DIGIT_FIVE = dict(mnist=[6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958], mnistm=68_002,
@@ -31,40 +32,32 @@ _DIGIT_FILES = dict(
     syn=[("syn.npz",), ("synth_train_32x32.mat", "synth_test_32x32.mat"), ("syn_number.mat",)])
 
 # %% ../../nbs/data/09_arrays.ipynb #25c69c34
-def _bytes_nhw(a):
-    "Images -> uint8 (n, h, w[, 3]), from SVHN's (h, w, c, n), (n, c, h, w), flat rows, or fractions of 1."
-    a = np.asarray(a)
-    if a.ndim == 2: a = a.reshape(len(a), *[round(a.shape[1]**.5)]*2)
-    if a.ndim == 4 and a.shape[2] in (1, 3) and a.shape[0] == a.shape[1]: a = a.transpose(3, 0, 1, 2)
-    elif a.ndim == 4 and a.shape[1] in (1, 3) and a.shape[2] == a.shape[3]: a = a.transpose(0, 2, 3, 1)
-    if a.dtype != np.uint8: a = np.rint(np.clip(a*255. if a.max() <= 1 else a, 0, 255)).astype(np.uint8)
-    return a[..., 0] if a.ndim == 4 and a.shape[-1] == 1 else a
-
-
-def _plain_labels(y):
-    "One-hot or a column -> int64 (n,)."
+def _plain_labels(y, file="labels"):
+    "One-hot or a column -> int64 (n,); FdgnbError where one is NaN or no whole number."
     y = np.asarray(y)
-    return (y.argmax(1) if y.ndim == 2 and min(y.shape) > 1 else y.ravel()).astype(np.int64)
+    if y.ndim != 2 or min(y.shape) < 2: return whole_labels(y.ravel(), file)
+    if not ((y == 0) | (y == 1)).all() or (y.sum(1) != 1).any():
+        raise damaged(file, "a matrix of labels that is not one-hot")
+    return y.argmax(1)
 
 # %% ../../nbs/data/09_arrays.ipynb #ad14fadb
 def _idx(path):
     "MNIST's idx format: two zero bytes, type, number of axes, their lengths (big-endian), the bytes."
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f: b = f.read()
-    if len(b) < 4 or b[:3] != b"\0\0\x08": raise FdgnbError(f"{str(path)!r} is not an idx file of bytes")
-    shape = struct.unpack(f">{b[3]}I", b[4:4 + 4*b[3]])
-    want = 4 + 4*b[3] + int(np.prod(shape))
-    if len(b) != want:
-        raise FdgnbError(f"{str(path)!r} has {len(b)} bytes, its header says {want}: download it again")
-    return np.frombuffer(b, np.uint8, offset=4 + 4*b[3]).reshape(shape)
+    with reading(path, "gzip"):
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f: b = f.read()
+    if b[:3] != b"\0\0\x08" or len(b) < 4 + 4*b[3]: raise damaged(path, "not an idx file of bytes")
+    start = 4 + 4*b[3]
+    shape = struct.unpack(f">{b[3]}I", b[4:start])
+    want = start + math.prod(shape)
+    if len(b) != want: raise damaged(path, f"{len(b)} bytes, its header says {want}")
+    return np.frombuffer(b, np.uint8, offset=start).reshape(shape)
 
 
 def _libsvm(path):
     "USPS as libsvm text: label (from 1), then index:value pairs, values in [-1, 1]."
     from sklearn.datasets import load_svmlight_file
-    try: x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
-    except (ValueError, OSError, EOFError) as e:
-        raise FdgnbError(f"{str(path)!r} is no libsvm text of 256 pixels ({e}): download it again")
-    return (x.toarray() + 1)/2, y.astype(np.int64) - 1
+    with reading(path, "bz2"): x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
+    return (x.toarray() + 1)/2, whole_labels(y, path) - 1
 
 
 def _hdf5(path):
@@ -73,32 +66,51 @@ def _hdf5(path):
         raise FdgnbError(f"{str(path)!r} needs the package h5py (pip install h5py), or put usps.bz2 and "
                          f"usps.t.bz2 there")
     import h5py
-    with h5py.File(path) as h:
+    with reading(path, "hdf5"), h5py.File(path) as h:
         return {f"{v}_{part}": h[part][k][:] for part in ("train", "test")
                 for v, k in (("x", "data"), ("y", "target"))}
 
 # %% ../../nbs/data/09_arrays.ipynb #541c53ba
+def _loadmat(file):
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+    try:
+        with reading(file, "mat"): return loadmat(file)
+    except MatReadError as e: raise damaged(file, e) from None
+
+
+def _of(a, file, *names):
+    "The array of a .mat file under the first of these names that is there."
+    name = next((n for n in names if n in a), None)
+    if name is None: raise damaged(file, f"holds no array {' or '.join(map(repr, names))}")
+    return a[name]
+
+# %% ../../nbs/data/09_arrays.ipynb #0673ecae
 def _mat(files):
     "The .mat files of Digit-Five, SVHN and Synthetic Digits."
-    from scipy.io import loadmat
-    a, b = loadmat(files[0]), loadmat(files[-1]) if len(files) > 1 else None
+    first, last = files[0], files[-1]
+    a = _loadmat(first)
     if "dataset" in a:
+        if a["dataset"].shape != (2, 2): raise damaged(first, "'dataset' is no pair of pairs")
         (x_train, y_train), (x_test, y_test) = a["dataset"]
         return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
-    if b: return dict(x_train=a["X"], y_train=a["y"], x_test=b["X"], y_test=b["y"])
+    if len(files) > 1:
+        b = _loadmat(last)
+        return dict(x_train=_of(a, first, "X"), y_train=_of(a, first, "y"),
+                    x_test=_of(b, last, "X"), y_test=_of(b, last, "y"))
     kinds = ("train_data", "test_data"), ("train_28", "test_28"), ("train", "test")
     keys = next((k for k in kinds if k[0] in a), None)
     if not keys:
-        raise FdgnbError(f"{str(files[0])!r} holds {', '.join(k for k in a if k[0] != '_')}: not a file of "
+        raise FdgnbError(f"{str(first)!r} holds {', '.join(k for k in a if k[0] != '_')}: not a file of "
                          f"Digit-Five")
-    labels = [next(a[k] for k in (f"{part}_label", f"label_{part}") if k in a) for part in ("train", "test")]
-    return dict(x_train=a[keys[0]], x_test=a[keys[1]], y_train=labels[0], y_test=labels[1])
+    y_train, y_test = (_of(a, first, f"{part}_label", f"label_{part}") for part in ("train", "test"))
+    return dict(x_train=a[keys[0]], x_test=_of(a, first, keys[1]), y_train=y_train, y_test=y_test)
 
 
 def _digit_arrays(files):
     "x_train, y_train, x_test, y_test as they lie in a family's file or pair of files."
     first, parts = files[0], dict(train=files[0], test=files[-1])
-    if first.suffix == ".npz": return np.load(first, allow_pickle=False)
+    if first.suffix == ".npz": return Packed(first)
     if first.suffix == ".h5": return _hdf5(first)
     if first.suffix == ".bz2":
         return {f"{v}_{part}": a for part, p in parts.items() for v, a in zip("xy", _libsvm(p))}
@@ -108,17 +120,20 @@ def _digit_arrays(files):
                                                                   for part, p in labels.items()}
 
 # %% ../../nbs/data/09_arrays.ipynb #6a341184
-def _svhn_labels(y, shift):
+def _svhn_labels(y, shift, file="labels"):
     "10 -> 0 (other labels stay); with `shift`, y - 1 as in FedKA's code, where 0 is then 9."
-    y = _plain_labels(y) % 10
+    y = _plain_labels(y, file)
+    if len(y) and not 0 <= y.min() <= y.max() <= 10:
+        raise damaged(file, f"labels {y.min()} to {y.max()}, wanted 0 to 10")
+    y = y % 10
     return (y - 1) % 10 if shift else y
 
 # %% ../../nbs/data/09_arrays.ipynb #93fc2001
 def _at(home, names):
     "These files, in `home` or up to three folders below; None unless all are there."
     if home is None: return None
-    found = [next((p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + n))), None)
-             for n in names]
+    found = [next((p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + n))
+                   if p.is_file()), None) for n in names]
     return None if None in found else found
 
 
@@ -129,11 +144,20 @@ def _first_at(homes, kinds):
 
 def _digit_found(files, svhn=None, channels=3):
     "A digit domain; `svhn`: None, or whether its labels are shifted."
-    a = _digit_arrays(files)
-    y = [_plain_labels(a[k]) if svhn is None else _svhn_labels(a[k], svhn) for k in ("y_train", "y_test")]
-    n, x = len(y[0]), lambda: np.concatenate([_bytes_nhw(a[k]) for k in ("x_train", "x_test")])
-    parts = dict(train=np.arange(n), test=np.arange(n, n + len(y[1])))
-    return Found(np.concatenate(y), "pixels", x, files, parts, channels,
+    a, ends = _digit_arrays(files), dict(train=files[0], test=files[-1])
+    labels = lambda y, p: _plain_labels(y, p) if svhn is None else _svhn_labels(y, svhn, p)
+    y = {part: labels(a[f"y_{part}"], p) for part, p in ends.items()}
+    def pixels(part, p):
+        x = pixels_nhw(a[f"x_{part}"], p)
+        if len(x) == len(y[part]): return x
+        raise damaged(p, f"{len(x)} images, but {len(y[part])} labels")
+    def samples():
+        x = [pixels(part, p) for part, p in ends.items() if len(y[part])]
+        if len({v.shape[1:] for v in x}) > 1: raise damaged(files[-1], "images of another shape")
+        return np.concatenate(x)
+    n, total = len(y["train"]), sum(map(len, y.values()))
+    parts = dict(train=np.arange(n), test=np.arange(n, total))
+    return Found(np.concatenate(list(y.values())), "pixels", samples, files, parts, channels,
                  published=DIGIT_ARCHIVE.get(files[0].name))
 
 # %% ../../nbs/data/09_arrays.ipynb #e20b0ff1
@@ -225,8 +249,9 @@ class _Arrays(pickle.Unpickler):
 
 
 def _unpickle(path):
-    with open(path, "rb") as f: d = _Arrays(f, encoding="bytes").load()
-    return {k.decode() if isinstance(k, bytes) else k: v for k, v in d.items()}
+    with reading(path, "pickle"), open(path, "rb") as f: d = _Arrays(f, encoding="bytes").load()
+    if not isinstance(d, dict): raise damaged(path, "no dictionary of arrays")
+    return {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in d.items()}
 
 # %% ../../nbs/data/09_arrays.ipynb #4a8f4bc3
 CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -244,11 +269,15 @@ def _cifar_batch(path, extra):
     "Pixels (n, 32, 32, 3) and labels of one batch; extra: label bytes before the fine label."
     if path.suffix == ".bin":
         b, row = np.fromfile(path, np.uint8), 3073 + extra
-        if b.size % row:
-            raise FdgnbError(f"{str(path)!r} has {b.size} bytes, not a multiple of {row}: download it again")
+        if b.size % row: raise damaged(path, f"{b.size} bytes, not a multiple of {row}")
         b = b.reshape(-1, row); x, y = b[:, 1 + extra:], b[:, extra]
-    else: t = _unpickle(path); x, y = t["data"], t["fine_labels" if "fine_labels" in t else "labels"]
-    return np.asarray(x).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.asarray(y, np.int64)
+    else:
+        t = _unpickle(path)
+        x, y = (_of(t, path, *names) for names in (("data",), ("fine_labels", "labels")))
+    y = whole_labels(y if isinstance(y, (list, np.ndarray)) and len(y) else [], path)
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape != (len(y), 3072):
+        raise damaged(path, f"{len(y)} labels, and not as many images of 3072 bytes")
+    return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
 
 
 def _batches(train, test, extra):
@@ -261,22 +290,33 @@ def _batches(train, test, extra):
 # %% ../../nbs/data/09_arrays.ipynb #c78a7330
 class _Slices:
     "Compressed images one after another: the i-th is bytes offset[i] to offset[i+1] of its archive."
-    def __init__(self, archives): self.at = [(z["jpeg"], z["offset"]) for z in archives]
+    def __init__(self, archives): self.at = [self.whole(z) for z in archives]
+    def __len__(self): return sum(len(o) - 1 for _, o in self.at)
     def __getitem__(self, i):
         for b, o in self.at:
-            if i < len(o) - 1: return b[o[i]:o[i + 1]]
+            if i < len(o) - 1: return b[o[i]:o[i + 1]].tobytes()
             i -= len(o) - 1
         raise IndexError(i)
+
+    @staticmethod
+    def whole(z):
+        "(bytes, offsets) of an archive; FdgnbError where they do not fit."
+        b, o = z["jpeg"], whole_labels(z["offset"], z.file)
+        fits = len(o) and o[0] == 0 and o[-1] == b.size and (np.diff(o) >= 0).all()
+        if b.ndim == 1 and b.dtype == np.uint8 and fits: return b, o
+        raise damaged(z.file, "its offsets do not fit its bytes")
 
 
 def _packed_jpeg(files, classes):
     "A domain from packed files of JPEG, training and test."
-    z = [np.load(p, allow_pickle=False) for p in files]
+    z = [Packed(p) for p in files]
     for p, a in zip(files, z):
         if a["classes"].tolist() != list(classes):
             raise FdgnbError(f"{str(p)!r} has other classes than {', '.join(classes)}, or another order")
-    n, y = len(z[0]["y"]), np.concatenate([a["y"] for a in z])
-    return Found(y, "jpeg", lambda: _Slices(z), files, dict(train=np.arange(n), test=np.arange(n, len(y))))
+    y = [whole_labels(a["y"], a.file) for a in z]
+    n, both = len(y[0]), np.concatenate(y)
+    return Found(both, "jpeg", lambda: _Slices(z), files,
+                 dict(train=np.arange(n), test=np.arange(n, len(both))))
 
 # %% ../../nbs/data/09_arrays.ipynb #1eab09d7
 def _cifar(home, train, test, classes, extra=0):

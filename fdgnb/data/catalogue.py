@@ -57,7 +57,9 @@ def get_dataset(name, size=None, **kw):
     "A Dataset by name, by the path of a domain/class/image folder (anything with a slash), or as it is."
     if isinstance(name, Dataset): return _as_it_is(name, size, kw)
     if not isinstance(name, (str, Path)):
-        raise FdgnbError(f"dataset {name!r} is neither a name, nor a folder, nor a Dataset")
+        own = "; from_arrays makes one of {domain: (x, y)}" if isinstance(name, (dict, list, tuple)) else ""
+        said = f"a {type(name).__name__}" if own else " ".join(repr(name).split())[:80]
+        raise FdgnbError(f"dataset: {said} is neither a name, nor a folder, nor a Dataset{own}")
     if isinstance(name, Path) or "/" in name or os.sep in name:
         return _with_options(from_folder, name, {"path": name} | ({} if size is None else {"size": size}),
                              **kw)

@@ -11,7 +11,7 @@ import numpy as np
 from functools import lru_cache
 from pathlib import Path
 from ..core import generator
-from .domain import Dataset, Domain, check_size, chosen_domains
+from .domain import Dataset, Domain, backbone_for, check_size, chosen_domains
 from .cache import cached
 from .catalogue import dataset
 
@@ -191,5 +191,5 @@ def digits(size=None, domains=None):
     for d in chosen_domains("digits", domains, DIGITS):
         arrays = cached(f"digits-{d}-{size}-v1-{_versions()}", lambda: draw_digits(d, size))
         made[d] = Domain.from_arrays(d, arrays)
-    defaults = dict(backbone="cnn2" if size == 28 else "alexnet_bn", batch_size=16)
+    defaults = dict(backbone=backbone_for(size), batch_size=16)
     return Dataset("digits", made, list("0123456789"), info["citation"], info["terms"], defaults)

@@ -8,12 +8,13 @@ __all__ = ['PACS_CLASSES', 'PACS', 'OFFICE_CLASSES', 'OFFICE', 'VLCS_CLASSES', '
            'vlcs', 'officehome', 'terra_incognita', 'domainnet', 'domainnet10']
 
 # %% ../../nbs/data/08_photos.ipynb #91322b00
-import json, re
+import re
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError
+from .files import Packed, damaged, inside, read_json, whole_labels
 from .found import Found, found_classes, found_parts, listed_files
-from .found import data_home, plain, source, subfolder
+from .found import data_home, pixels_nhw, plain, source, subfolder
 
 # %% ../../nbs/data/08_photos.ipynb #c1baf34d
 PACS_CLASSES = "dog elephant giraffe guitar horse house person".split()
@@ -34,13 +35,15 @@ def _kfold(folders, domain, names):
 
 def _packed(pack):
     "(a domain from a packed file, <class>/<file> of each sample)."
-    z = np.load(pack, allow_pickle=False)
-    if z["classes"].tolist() != PACS_CLASSES:
-        raise FdgnbError(f"{str(pack)!r} has the classes {', '.join(z['classes'])}, wanted "
+    z = Packed(pack)
+    classes, y, names = map(str, z["classes"].ravel()), whole_labels(z["y"], pack), z["name"].tolist()
+    if (classes := list(classes)) != PACS_CLASSES:
+        raise FdgnbError(f"{str(pack)!r} has the classes {', '.join(classes)}, wanted "
                          f"{', '.join(PACS_CLASSES)}")
+    if len(names) != len(y): raise damaged(pack, f"{len(names)} names, but {len(y)} labels")
     side = re.search(r"_(\d+)$", pack.stem)
-    return Found(z["y"], "pixels", lambda: z["x"], [pack], side=int(side[1]) if side
-                 else None), z["name"].tolist()
+    x = lambda: pixels_nhw(z["x"], pack)
+    return Found(y, "pixels", x, [pack], side=int(side[1]) if side else None), names
 
 
 def _pacs(d, folder, pack, lists, official):
@@ -147,17 +150,26 @@ TERRA_CLASSES = "bird bobcat cat coyote dog empty opossum rabbit raccoon squirre
 TERRA = dict(location_38=9736, location_43=3970, location_46=5883, location_100=4741)
 
 
+def _rows(notes, key, fields, file):
+    "The fields of each entry of a list in annotations; FdgnbError where one lacks a number or a text."
+    rows = notes.get(key) if isinstance(notes, dict) else None
+    whole = lambda r: isinstance(r, dict) and all(isinstance(r.get(f), (str, int)) for f in fields)
+    if isinstance(rows, list) and all(map(whole, rows)): return [tuple(r[f] for f in fields) for r in rows]
+    raise damaged(file, f"{key!r} is no list of entries with {', '.join(fields)}")
+
+
 def _traps(home):
     "{place: (files, labels)} from the annotations of the Caltech Camera Traps; {} without them."
     images = subfolder(home, "eccv_18_all_images_sm")
     notes = next(iter(sorted(home.glob("caltech*.json"))), None) if home else None
     if not (images and notes): return {}
-    t, pairs = json.loads(notes.read_text()), {d: set() for d in TERRA}
-    name = {c["id"]: c["name"] for c in t["categories"]}
-    where = {i["id"]: (f"location_{i['location']}", i["file_name"]) for i in t["images"]}
-    for a in t["annotations"]:
-        (d, file), c = where.get(a["image_id"], (None, None)), name.get(a["category_id"])
-        if d in pairs and c in TERRA_CLASSES and (images/file).is_file():
+    t, pairs = read_json(notes), {d: set() for d in TERRA}
+    name = dict(_rows(t, "categories", ("id", "name"), notes))
+    places = _rows(t, "images", ("id", "location", "file_name"), notes)
+    where = {i: (f"location_{place}", file) for i, place, file in places}
+    for image, category in _rows(t, "annotations", ("image_id", "category_id"), notes):
+        (d, file), c = where.get(image, (None, None)), name.get(category)
+        if d in pairs and c in TERRA_CLASSES and inside(images, file, notes).is_file():
             pairs[d].add((TERRA_CLASSES.index(c), file))
     return {d: ([images/f for _, f in sorted(p)], [i for i, _ in sorted(p)]) for d, p in pairs.items() if p}
 
@@ -216,7 +228,8 @@ def _listed(lists, top, classes):
     want = {number[plain(c)]: i for i, c in enumerate(classes)}
     for part, path in lists.items():
         listed = listed_files(path, DOMAINNET_CLASSES, 0)
-        mine = [(top/file, want[c]) for file, c in listed if c in want and (top/file).is_file()]
+        mine = [(inside(top, file, path), want[c]) for file, c in listed if c in want]
+        mine = [(file, c) for file, c in mine if file.is_file()]
         parts[part] = np.arange(len(files), len(files) + len(mine))
         files += [f for f, _ in mine]
         y += [c for _, c in mine]

@@ -7,6 +7,7 @@ __all__ = ['AMAZON', 'amazon_review']
 
 # %% ../../nbs/data/10_reviews.ipynb #3162104f
 import gzip, json, re
+from .files import damaged, reading
 from .found import Found, data_home, source, subfolder
 
 # %% ../../nbs/data/10_reviews.ipynb #d310c2dc
@@ -18,8 +19,11 @@ def _review_texts(path):
     inside = lambda tag, s: re.search(rf"<{tag}>(.*?)</{tag}>", s, re.S)
     parts = lambda s: [m.group(1).strip() if m else "" for m in (inside("title", s),
                                                                  inside("review_text", s))]
-    return ["\n".join(parts(s)) for s in re.findall(r"<review>(.*?)</review>", path.read_text("latin-1"),
-                                                    re.S)]
+    text = path.read_text("latin-1")
+    found = re.findall(r"<review>(.*?)</review>", text, re.S)
+    if not found or len(found) != text.count("<review>"):
+        raise damaged(path, f"{len(found)} whole reviews of {text.count('<review>')}")
+    return ["\n".join(parts(s)) for s in found]
 
 
 def _review_files(folder):
@@ -29,10 +33,22 @@ def _review_files(folder):
     return packed or (raw if all(p.is_file() for p in raw) else [])
 
 
+def _packed_rows(path):
+    "Reviews as JSON, a line each: title, text, and the label 0 or 1."
+    with reading(path, "gzip"), gzip.open(path) as f: lines = f.read().splitlines()
+    with reading(path, "json"): rows = [json.loads(l) for l in lines]
+    def whole(r):
+        texts = isinstance(r, dict) and all(isinstance(r.get(k), str) for k in ("title", "text"))
+        return texts and type(r.get("label")) is int and r["label"] in (0, 1)
+    bad = next((i for i, r in enumerate(rows, 1) if not whole(r)), None)
+    if bad or not rows: raise damaged(path, f"line {bad or 0} has no title, text and label 0 or 1")
+    return rows
+
+
 def _reviews(files):
     "(texts, labels) of a domain's files."
     if len(files) == 1:
-        with gzip.open(files[0], "rt", encoding="utf8") as f: rows = [json.loads(l) for l in f]
+        rows = _packed_rows(files[0])
         return [f"{r['title']}\n{r['text']}" for r in rows], [r["label"] for r in rows]
     bad, good = map(_review_texts, files)
     return bad + good, [0]*len(bad) + [1]*len(good)

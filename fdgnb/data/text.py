@@ -11,8 +11,11 @@ import numpy as np
 import torch.nn.functional as F
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
+from safetensors import SafetensorError
 from ..core import FdgnbError, nearest, seeded
 from .cache import in_threads, reserve
+from .files import damaged, read_json, read_text
 from ..models import torchvision_models, weights_dir
 
 # %% ../../nbs/data/06_text.ipynb #1f34a994
@@ -43,6 +46,14 @@ def encoder_folder(encoder):
     return folder
 
 # %% ../../nbs/data/06_text.ipynb #f393cd11
+def _check_encoder(folder):
+    "FdgnbError on the broken texts for which the library tokenizers raises a bare Exception."
+    for p in sorted(folder.glob("*.json")): read_json(p)
+    vocabulary = folder/"vocab.txt"
+    if vocabulary.is_file() and "[UNK]" not in read_text(vocabulary).split():
+        raise damaged(vocabulary, "[UNK] is not among its words")
+
+
 def _encoder(folder):
     "(network, tokenizer) from an encoder's folder, by transformers; FdgnbError where a file is broken."
     # transformers imports torchvision: its missing operators declared first
@@ -52,6 +63,7 @@ def _encoder(folder):
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     local = dict(local_files_only=True)
+    _check_encoder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **local)
         with seeded(0):
@@ -61,9 +73,10 @@ def _encoder(folder):
         if lost: raise ValueError(f"{len(lost)} weights are missing, the first: {lost[0]}")
         with torch.no_grad(): net.eval()(**tokenizer(["a b"], return_tensors="pt")).last_hidden_state
         return net, tokenizer
-    except Exception as e:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, EOFError,
+            UnpicklingError, SafetensorError) as e:
         why = " ".join(f"{type(e).__name__}: {e}".split())[:200]
-        raise FdgnbError(f"cannot read the encoder in {str(folder)!r}: {why}")
+        raise FdgnbError(f"cannot read the encoder in {str(folder)!r}: {why}") from None
     finally:
         logging.set_verbosity(loud)
         if bars: logging.enable_progress_bar()

@@ -1,0 +1,207 @@
+"""Own data: every usual form is taken, and each mistake is one line that says the remedy."""
+import warnings
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from conftest import one_line
+import fdgnb
+from fdgnb import FdgnbError
+from fdgnb.data import text
+from fdgnb.data.cache import cache_dir
+
+MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")
+rng = np.random.default_rng(0)
+x, y = rng.integers(0, 256, (6, 3, 28, 28), dtype=np.uint8), [0, 1, 0, 1, 0, 1]
+vectors = {k: (rng.normal(size=(12, 5)), np.arange(12) % 2) for k in ("a", "b")}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FDGNB_CACHE", str(tmp_path/"cache"))
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+
+
+def says(f, *parts):
+    with pytest.raises(FdgnbError) as e: f()
+    assert one_line(e) and all(p in str(e.value) for p in parts), str(e.value)
+    assert len(str(e.value)) < 300 and e.value.__cause__ is None
+
+
+def spoiled(value):
+    a = x/255
+    a[2, 1, 3, 3] = value
+    return a
+
+
+SAMPLES = {
+    "fractions of 255": (x.astype(np.float32), "divide by 255"),
+    "normalized": (x/128 - 1, "undo the normalization"),
+    "NaN": (spoiled(np.nan), "1 pixels are NaN or infinite"),
+    "infinite": (spoiled(np.inf), "numpy.nan_to_num"),
+    "16 bits": (x.astype(np.uint16)*200, "divide 16-bit pixels by 257"),
+    "negative": (x.astype(int) - 9, "beyond 0 to 255"),
+    "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[:, :3]"),
+    "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes; resize them"),
+    "ragged lists": ([[1, 2], [3]], "several shapes"),
+    "deeper ragged lists": ([[[1], [2, 3]]], "several lengths"),
+    "paths": (["a.png", "b.png"], "from_folder reads image files"),
+    "objects": (np.array([None, 1]), "wanted numbers"),
+    "a number": (3, "no samples"), "none": ([], "no samples"), "None": (None, "wanted numbers"),
+    "cubes": (np.zeros((6, 3, 4, 4, 4)), "are no images")}
+
+
+@pytest.mark.parametrize("what", SAMPLES)
+def test_samples(what):
+    samples, remedy = SAMPLES[what]
+    says(lambda: fdgnb.from_arrays(dict(a=(samples, y))), "domain 'a'", remedy)
+
+
+LABELS = {
+    "NaN": ([0, 1, np.nan, 1, 0, 1], "leave those samples out"),
+    "fractions": (np.array(y)/2, "y.astype(int)"),
+    "one-hot": (np.eye(2)[y], "y.argmax(1)"),
+    "too few": (y[:3], "6 inputs and 3 labels"),
+    "None": ([None]*6, "wanted whole numbers or words"),
+    "a number": (1, "wanted (N,)")}
+
+
+@pytest.mark.parametrize("what", LABELS)
+def test_labels(what):
+    labels, remedy = LABELS[what]
+    says(lambda: fdgnb.from_arrays(dict(a=(x, labels))), "domain 'a'", remedy)
+
+
+def test_forms_that_are_taken():
+    tensor = torch.from_numpy(x)
+    forms = [x.tolist(), list(x), tuple(tensor), x[::-1][::-1], x.astype(">i2"), (x/255).astype(np.float32),
+             torch.from_numpy(x/255).requires_grad_(), x.transpose(0, 2, 3, 1),
+             [Image.fromarray(i) for i in x.transpose(0, 2, 3, 1)]]
+    for form in forms: assert torch.equal(fdgnb.from_arrays(dict(a=(form, y)))["a"].x, tensor)
+    assert fdgnb.from_arrays(dict(a=(pd.DataFrame(vectors["a"][0]), vectors["a"][1])))["a"].x.shape == (12, 5)
+    assert fdgnb.from_arrays(dict(a=(x[:, 0], y)))["a"].x.shape == (6, 1, 28, 28)
+    assert fdgnb.from_arrays({2019: fdgnb.from_arrays(dict(a=(x, y)))["a"]}).names == ["2019"]
+
+
+def test_labels_need_not_be_contiguous():
+    gaps = fdgnb.from_arrays(dict(a=(x, [7, 3, 7, 3, 3, 3]), b=(x, [-1]*6)))
+    assert gaps.classes == ["-1", "3", "7"] and gaps["a"].y.tolist() == [2, 1, 2, 1, 1, 1]
+    assert gaps["b"].y.tolist() == [0]*6
+    words = fdgnb.from_arrays(dict(a=(x, ["dog", "cat"]*3)))
+    assert words.classes == ["cat", "dog"] and words["a"].y.tolist() == [1, 0]*3
+    named = fdgnb.from_arrays(dict(a=(x, [7, 3]*3)), classes={3: "cat", 7: "dog", 9: "elk"})
+    assert named.classes == ["cat", "dog", "elk"] and named["a"].y.tolist() == [1, 0]*3
+    says(lambda: fdgnb.from_arrays(dict(a=(x, [7, 3]*3)), classes=["cat", "dog"]), "classes={label: name}")
+    mixed = dict(a=(x, y), b=(x, ["cat"]*6))
+    says(lambda: fdgnb.from_arrays(mixed), "numbers in one domain and words in another")
+    run = fdgnb.fit("fedavg", gaps, target="b", rounds=1, batch_size=3, progress=False, local_steps=1)
+    assert run.fed.data.n_classes == 3
+
+
+def test_a_dict_of_domains_and_other_containers():
+    says(lambda: fdgnb.fit("fedavg", dict(a=(x, y))), "a dict is neither", "from_arrays makes one of")
+    says(lambda: fdgnb.fit("fedavg", [x, y]), "a list is neither", "from_arrays")
+    says(lambda: fdgnb.fit("fedavg", x), "neither a name, nor a folder, nor a Dataset")
+    says(lambda: fdgnb.from_arrays(dict(a=dict(x=x, y=y))), "wanted a pair (x, y)")
+    says(lambda: fdgnb.from_arrays({1: (x, y), "1": (x, y)}), "two domains of one name")
+    says(lambda: fdgnb.from_arrays(dict(a=(x, y), b=(x[:, :1], y))), "wanted one shape for all")
+    says(lambda: fdgnb.from_torch([1]), "from_torch takes a dict")
+    says(lambda: fdgnb.from_torch({}), "from_torch takes a dict")
+    for ds, part in (([], "no samples"), ([3], "no pair"), ([(x[0], None)], "wanted whole numbers"),
+                     ([(x[0], 1), (x[0, :, 1:], 0)], "give size=, like size=64"), (iter([]), "no map-style")):
+        says(lambda: fdgnb.from_torch(dict(a=ds)), "domain 'a'", part)
+
+
+@pytest.mark.parametrize("backbone", ["cnn2", "cnn4", "alexnet_bn", "resnet18", "vgg11", "cct_7_3x1"])
+def test_vectors_with_an_image_backbone(backbone):
+    data = fdgnb.from_arrays(vectors)
+    says(lambda: fdgnb.fit("fedavg", data, target="a", rounds=1, backbone=backbone), backbone,
+         "choose backbone='mlp2' for vectors")
+
+
+def test_images_with_a_backbone_for_vectors():
+    says(lambda: fdgnb.fit("fedavg", fdgnb.from_arrays(dict(a=(x, y), b=(x, y))), backbone="mlp2"),
+         "choose another backbone for images")
+
+
+@pytest.mark.parametrize("size, backbone", [(28, "cnn2"), (32, "resnet18"), (64, "alexnet_bn")])
+def test_a_folder_at_any_size_runs(size, backbone, tmp_path):
+    "The default of a folder takes its size: AlexNet, the default of other sizes than 28 once, needs 63 px."
+    for d in ("north", "south"):
+        for c in ("cat", "dog"):
+            (tmp_path/"shops"/d/c).mkdir(parents=True)
+            for i, image in enumerate(x[:4].transpose(0, 2, 3, 1)):
+                Image.fromarray(image).save(tmp_path/"shops"/d/c/f"{i}.png")
+    data = fdgnb.from_folder(tmp_path/"shops", size=size)
+    assert data.defaults["backbone"] == backbone
+    run = fdgnb.fit("fedavg", data, target="north", rounds=1, batch_size=4, local_steps=1, progress=False)
+    assert len(run.history)
+
+
+# ---- texts
+
+ROWS = [(f"{w} {what}", label, d) for label, w in ((5, "lovely"), (2, "dull"))
+        for what, d in (("novel", "books"), ("story", "books"), ("mixer", "kitchen"), ("pan", "kitchen"))]
+TABLE = pd.DataFrame(ROWS, columns=["text", "label", "domain"])
+
+
+def entries(): return sorted(p.name for p in cache_dir().iterdir())
+
+
+@MINILM
+def test_texts_from_a_table_a_csv_and_a_folder(tmp_path, monkeypatch):
+    "The same vectors from each, encoded once; labels with gaps; the vectors are the encoder's."
+    table = fdgnb.from_texts(TABLE, tokens=8)
+    kept = entries()
+    assert len(kept) == 2 and table.classes == ["2", "5"] and table["books"].y.tolist() == [1, 1, 0, 0]
+    direct = text.encode([t for t, _, d in ROWS if d == "books"], tokens=8)
+    assert np.allclose(table["books"].x.numpy(), direct, atol=1e-5)
+    TABLE.to_csv(tmp_path/"reviews.csv", index=False)
+    for i, (t, label, d) in enumerate(sorted(ROWS, key=lambda r: -r[1])):
+        (tmp_path/"texts"/d/str(label)).mkdir(parents=True, exist_ok=True)
+        (tmp_path/"texts"/d/str(label)/f"{i}.txt").write_text(t)
+    by_file = fdgnb.from_texts(tmp_path/"texts", tokens=8)
+    assert by_file.classes == ["2", "5"] and by_file["books"].y.tolist() == [0, 0, 1, 1]
+    kept = entries()
+    def never(*args, **kw): raise AssertionError("encoded again")
+    monkeypatch.setattr("fdgnb.data.found.encode", never)
+    names = {2: "bad", 5: "good"}
+    again = fdgnb.from_texts(str(tmp_path/"reviews.csv"), tokens=8, classes=names, name="mine")
+    assert torch.equal(again["books"].x, table["books"].x) and entries() == kept
+    assert again.classes == ["bad", "good"] and again.name == "mine"
+    run = fdgnb.fit("fedavg", again, target="books", rounds=1, progress=False)
+    assert run.fed.settings.backbone == "mlp2"
+
+
+def test_texts_that_are_wrong(tmp_path, monkeypatch):
+    "Each is refused before anything is encoded."
+    def never(*args, **kw): raise AssertionError("encoded")
+    monkeypatch.setattr("fdgnb.data.found.encode", never)
+    cases = [
+        (TABLE.rename(columns=dict(label="labels")), "no column 'label'; did you mean 'labels'?"),
+        (TABLE.assign(text=[None, *TABLE.text[1:]]), "1 rows have no text, the first is row 0"),
+        (TABLE.assign(label=[1.5]*8), "fractions"), (TABLE.assign(text=" "), "8 texts are empty"),
+        (TABLE.assign(text=3), "8 texts are empty or no text"), (TABLE[:0], "no rows"),
+        (3, "a folder, a CSV file, or a DataFrame"), (tmp_path/"none", "no folder and no CSV file"),
+        (tmp_path, "no texts in"), (TABLE.assign(label=[(1,)]*8), "labels of shape (4, 1)")]
+    for source, part in cases: says(lambda: fdgnb.from_texts(source), part)
+    says(lambda: fdgnb.from_texts(TABLE, classes=["bad", "good"]), "classes={label: name}")
+    if not text.lacking(): says(lambda: fdgnb.from_texts(TABLE, encoder="minilmm"), "did you mean 'minilm'?")
+    files = dict(cut=b'text,label,domain\n"a,0,b\n', none=b"", latin=b"text,label,domain\ncaf\xe9,0,b\n",
+                 wide=b"text,label,domain\na,0,b\na,0,b,c,d\n", zeros=b"\0"*99)
+    for name, b in files.items():
+        (tmp_path/f"{name}.csv").write_bytes(b)
+        says(lambda: fdgnb.from_texts(tmp_path/f"{name}.csv"), f"{name}.csv")
+    (tmp_path/"texts/books/good").mkdir(parents=True)
+    (tmp_path/"texts/books/good/1.txt").write_bytes(b"caf\xe9")
+    says(lambda: fdgnb.from_texts(tmp_path/"texts"), "1.txt", "damaged: get it again")
+    (tmp_path/"texts/books/good/1.txt").write_text("fine")
+    (tmp_path/"texts/books/good/2.txt").symlink_to(tmp_path/"gone")
+    zeros = lambda texts, *args, **kw: np.zeros((len(texts), 4), np.float32)
+    monkeypatch.setattr("fdgnb.data.found.encode", zeros)
+    if text.lacking(): return
+    with warnings.catch_warnings(record=True) as w:
+        warnings.simplefilter("always")
+        assert len(fdgnb.from_texts(tmp_path/"texts")["books"]) == 1
+    assert any("1 dangling link" in str(i.message) for i in w)
