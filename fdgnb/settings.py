@@ -110,6 +110,8 @@ class LocalSettings:
     momentum: float = hp(0., "momentum of SGD", low=0., high=1.)
     weight_decay: float = hp(0., "L2 penalty of the optimizer", low=0.)
     clip: float = hp(None, "largest norm of a gradient; None: no limit", low=1e-12)
+    max_change: float = hp(None, "largest distance of an uploaded model from the global one; None: no limit",
+                           low=1e-12)
     lr_decay: float = hp(1., "factor on the learning rate after each round", low=0.)
     lr_drops: tuple = hp((), "fractions of the rounds after which the learning rate falls to a tenth")
     keep_optimizer: bool = hp(False, "a client's optimizer state survives from round to round")
