@@ -77,7 +77,7 @@ class Server:
 # %% ../../nbs/federation/01_loop.ipynb #2fd082aa
 class Method:
     "The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`."
-    name, paper, averages, kinds = "", "", ("model",), {}
+    name, paper, averages, kinds, uses_rounds = "", "", ("model",), {}, ""      # why rounds cannot be added
     uses_target = offers_each = replays = False
     @dataclass(frozen=True)
     class Hyper: "Hyper-parameters, named as in the paper; declare each with `hp`."

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SKIPPED', 'MADE', 'idle', 'essence', 'hashed', 'codes_in', 'parsed', 'source', 'trees_of', 'constant', 'said',
-           'bytecode', 'names_in', 'wraps', 'Reached', 'read_class', 'read_function', 'enclosed', 'members', 'assigned',
-           'code_of', 'reads']
+           'bytecode', 'read', 'names_in', 'wraps', 'Reached', 'read_class', 'read_function', 'enclosed', 'members',
+           'assigned', 'code_of', 'reads']
 
 # %% ../../nbs/runs/08_code.ipynb #codeimport
 import ast, functools, hashlib, inspect, json, linecache, sys
@@ -93,13 +93,19 @@ def bytecode(c):
     return [*map(str, sys.version_info[:2]), c.co_code.hex(), consts, list(c.co_names), list(c.co_varnames)]
 
 
+@functools.lru_cache(4096)
+def read(tree):
+    "(digest, the names and the (name, attribute) pairs that it uses) of a function's syntax tree."
+    nodes = list(ast.walk(tree))
+    dotted = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+    pairs = {(n.value.id, n.attr) for n in dotted}
+    return hashed(essence(tree)), {n.id for n in nodes if isinstance(n, ast.Name)} | pairs
+
+
 def names_in(f, trees):
     "The names, and (name, attribute) pairs, that a function uses."
     if not trees: return {n for c in codes_in(f.__code__) for n in c.co_names}
-    nodes = [n for t in trees for n in ast.walk(t)]
-    dotted = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
-    pairs = {(n.value.id, n.attr) for n in dotted}
-    return {n.id for n in nodes if isinstance(n, ast.Name)} | pairs
+    return set().union(*(read(t)[1] for t in trees))
 
 # %% ../../nbs/runs/08_code.ipynb #reachcd001
 def wraps(o):
@@ -158,7 +164,7 @@ def read_class(self, cls, unit, name):
 def read_function(self, f, unit, name):
     "Note a function's own code; enter what it names, encloses and has as defaults."
     trees = trees_of(f)
-    unit[name] = [essence(t) for t in trees] or bytecode(f.__code__)
+    unit[name] = [read(t)[0] for t in trees] or bytecode(f.__code__)
     used = {}
     for n in sorted(names_in(f, trees), key=str):
         module, name_ = n if isinstance(n, tuple) else ("", n)
