@@ -16,6 +16,9 @@ from torch.overrides import TorchFunctionMode
 # %% ../nbs/00_core.ipynb #51a2e4ea
 class FdgnbError(ValueError):
     "Bad input, or a run that cannot go on: one line that names the thing and says what would be right."
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.__suppress_context__ = True                   # it replaces the error that it was raised for
 
 
 def nearest(name, options):
