@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from torch.nn.utils import get_total_norm
 from ..core import FdgnbError, generator
 from ..vectors import is_vector, norm, sub
-from .steps import listen_to
+from .steps import Stop, Stopped, listen_to
 from .loop import client_offer, client_update, offering, server_gather, server_update
 from .compose import hooks_of
 
@@ -40,7 +40,7 @@ class Threads:
     "An engine: `map(f, items)` yields f(net, item) in order, each call with a network of its worker's own."
     def __init__(self, net, workers=None, device="cpu"):
         self.workers, self.local = workers or (cores() if device == "cpu" else 1), threading.local()
-        self.stop = threading.Event()
+        self.stop = Stop()
         def start():
             listen_to(self.stop)
             torch.set_num_threads(1)
@@ -68,10 +68,12 @@ def closing(engine):
     main = threading.current_thread() is threading.main_thread() and old is signal.default_int_handler
 
     def heard(*args):
+        again = engine.stop.is_set()
         engine.stop.set()
-        old(*args)
+        if not again: old(*args)                            # raises KeyboardInterrupt, once
     if main: signal.signal(signal.SIGINT, heard)
     try: yield engine
+    except Stopped: raise KeyboardInterrupt from None
     finally:
         try: engine.close()
         finally:
