@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SKIPPED', 'MADE', 'idle', 'essence', 'hashed', 'codes_in', 'parsed', 'source', 'trees_of', 'constant', 'said',
-           'bytecode', 'read', 'names_in', 'wraps', 'Reached', 'read_class', 'read_function', 'enclosed', 'members',
-           'assigned', 'code_of', 'reads']
+           'bytecode', 'read', 'names_in', 'wraps', 'home_of', 'Reached', 'read_class', 'read_function', 'enclosed',
+           'members', 'assigned', 'code_of', 'reads']
 
 # %% ../../nbs/runs/08_code.ipynb #codeimport
 import ast, functools, hashlib, inspect, json, linecache, sys
@@ -114,6 +114,12 @@ def wraps(o):
     return isinstance(o, kinds) or inspect.getattr_static(o, "__wrapped__", None) is not None
 
 
+def home_of(o):
+    "A function's or class's module; '' for one of no module, as from a bare `exec`, which says 'builtins'."
+    bare = isinstance(o, FunctionType) or o.__flags__ & 512                     # made by Python code: a heap type
+    return "" if o.__module__ == "builtins" and bare else o.__module__
+
+
 class Reached:
     "The code that some roots go through: `units` {unit: {name: what it says}}, `libraries` {name: version}."
     def __init__(self, roots, own="fdgnb"):
@@ -124,9 +130,9 @@ class Reached:
         "Enter a function or a class, or what stands for one."
         if wraps(o):
             inner = "fget", "fset", "func", "__func__", "__wrapped__"
-            self.todo += [v for v in (inspect.getattr_static(o, k, None) for k in inner) if v is not None]
+            self.todo += [v for v in (getattr(o, k, None) for k in inner) if v is not None]
         if isinstance(o, MethodType): return self.todo.append(o.__func__)
-        if not isinstance(o, (type, FunctionType)) or id(o) in self.seen or self.foreign(o.__module__): return
+        if not isinstance(o, (type, FunctionType)) or id(o) in self.seen or self.foreign(home_of(o)): return
         self.seen[id(o)] = o
         name = o.__qualname__.rpartition("<locals>.")[2]
         mine = (o.__module__ or "").split(".")[0] == self.own
