@@ -116,7 +116,7 @@ def wraps(o):
 
 def home_of(o):
     "A function's or class's module; '' for one of no module, as from a bare `exec`, which says 'builtins'."
-    bare = isinstance(o, FunctionType) or o.__flags__ & 512                     # made by Python code: a heap type
+    bare = isinstance(o, FunctionType) or o.__flags__ & 512               # a heap type
     return "" if o.__module__ == "builtins" and bare else o.__module__
 
 

@@ -17,7 +17,7 @@ from ..data.catalogue import DATASETS
 from ..data.partitions import PARTITIONS, client_splits, steps_of
 from ..models import MODELS
 from ..federation.loop import Client, downloads
-from ..federation.compose import Sum, own_classes
+from ..federation.compose import Sum, own_classes, shim
 from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, run_round, scored
 from .code import code_of, reads
 from .setup import Federation, first_network, first_server, participants
@@ -100,7 +100,7 @@ def parts_of(fed):
 
 def folder_args(fed):
     "A run's arguments with the digest of its code and the versions of the libraries, as JSON."
-    s, sum_ = fed.settings, [Sum]*isinstance(fed.method, Sum)
+    s, sum_ = fed.settings, [Sum, shim]*isinstance(fed.method, Sum)
     named = [PARTITIONS.get(n) for n, *_ in steps_of(s.partition)]
     if s.augment != "none": named.append(AUGMENTATIONS.get(s.augment))
     if fed.data.name in DATASETS: named.append(DATASETS[fed.data.name])
