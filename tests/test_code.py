@@ -1,4 +1,4 @@
-"""The digest of a run's code: what changes it, what does not, and that it holds all that a run goes through."""
+"""The digest of a run's code: what changes it, what does not, and that it holds all a run goes through."""
 import inspect, json, shutil, subprocess, sys
 from pathlib import Path
 import pytest
@@ -28,7 +28,8 @@ def test_an_edited_method_is_refused(small, tmp_path):
     with pytest.raises(FdgnbError) as e: run(edited(5.), small, out=tmp_path)
     assert "the code of Mine changed: choose another folder, or resume=False" in str(e.value)
     again = run(edited(5.), small, out=tmp_path, resume=False)
-    assert bits(again) == bits(run(edited(5.), small)) and json.loads((tmp_path/"args.json").read_text())["code"]
+    assert bits(again) == bits(run(edited(5.), small))
+    assert json.loads((tmp_path/"args.json").read_text())["code"]
     with pytest.raises(FdgnbError, match="resume"): run("fedavg", small, out=tmp_path, resume="no")
 
 
@@ -52,7 +53,7 @@ def test_a_patched_step_is_refused(small, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["fedavg", "fdse", "fedka", "fedbr", "fedsb+ga"])
 def test_all_that_a_run_goes_through(name, small):
-    "Traced: every function of the package that runs in a worker or at the server is among what was digested."
+    "Traced: every function of the package that a round runs is among what was digested."
     fed, called = Federation(name, small, "blended", 1, limit=20), set()
     found = code.Reached([])
     original, kept = code.Reached, []

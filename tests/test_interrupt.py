@@ -88,8 +88,8 @@ except fdgnb.FdgnbError as e: print(e)
 
 def test_file_size_limit(tmp_path):
     "The operating system's own refusal, in the middle of a file; nothing half-written is left."
-    p = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], cwd=HERE, capture_output=True, text=True,
-                       timeout=120)
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    p = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120)
     assert "cannot be written" in p.stdout and "File too large" in p.stdout, (p.stdout, p.stderr)
     assert p.stdout.count("\n") == 1 and [f.name for f in tmp_path.iterdir()] == ["args.json"]
 
