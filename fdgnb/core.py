@@ -18,6 +18,7 @@ class FdgnbError(ValueError):
     def __init__(self, message=""):
         text = " ".join(str(message).encode("utf8", "backslashreplace").decode().splitlines())
         super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-380:]}")
+        self.__suppress_context__ = True                   # it replaces the error that it was raised for
 
 
 def echo(value, most=200):

@@ -153,6 +153,8 @@ class LocalSettings:
     momentum: float = hp(0., "momentum of SGD", low=0., high=1.)
     weight_decay: float = hp(0., "L2 penalty of the optimizer", low=0.)
     clip: float = hp(None, "largest norm of a gradient; None: no limit", low=1e-12)
+    max_change: float = hp(None, "largest distance of an uploaded model from the global one; None: no limit",
+                           low=1e-12)
     lr_decay: float = hp(1., "factor on the learning rate after each round", low=0.)
     lr_drops: tuple[float, ...] = hp((), "fractions of the rounds after which the learning rate falls to a "
                                      "tenth")
@@ -214,6 +216,7 @@ class Call:
     workers: int = hp(None, "clients at once; None: one per core", low=1, high=1024)
     checkpoint_every: int = hp(1, "rounds from one checkpoint to the next", low=1)
     progress: bool = hp(None, "show a bar; None: unless CI is set")
+    resume: bool = hp(True, "go on with the run in `out`")
     protocol: str = hp(None, "a name of fdgnb.runs.protocols; None: none")
     scale: str = hp(None, "smoke, cpu or paper; None: paper")
 

@@ -1,14 +1,18 @@
 """One contract over every registered method: finite numbers, the same bits on any workers, odd clients."""
-import math
+import math, sys
 import pytest
 import torch
 import fdgnb
+import fdgnb.runs.fit                                             # fdgnb.fit is the function
 from conftest import bits, run
 from fdgnb import Dataset, Domain, FdgnbError
 from fdgnb.core import generator
-from fdgnb.federation.compose import METHODS
+from fdgnb.federation.compose import METHODS, own_classes
+from fdgnb.runs.code import reads
+from fdgnb.runs.fit import depends_on_rounds
 from fdgnb.runs.setup import Federation
 
+fit_page = sys.modules["fdgnb.runs.fit"]
 ALL = METHODS.names()
 POINTS = {("training", "loss"), ("local", "accuracy"), ("aggregated", "accuracy")}
 ODD = dict(one_client=["a", "t"], absent_class=["a", "b", "t"], few=["a", "b", "t"])
@@ -69,23 +73,52 @@ def test_odd_clients(name, case):
     assert short(name, toy(ODD[case], **odd)).history.value.notna().all()
 
 
+def broken_off(monkeypatch, after, call):
+    "The call, ended by Ctrl-C once so many rounds are saved."
+    saved, write = [], fit_page.checkpoint
+    def checkpoint(run):
+        write(run)
+        saved.append(run.round)
+        if run.round == after: raise KeyboardInterrupt
+    monkeypatch.setattr(fit_page, "checkpoint", checkpoint)
+    with pytest.raises(KeyboardInterrupt): call()
+    monkeypatch.undo()
+    assert saved == list(range(1, after + 1))
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_resume(name, tmp_path):
-    "A run that breaks after round 1 and is taken up again ends in the same bits."
+def test_resume(name, tmp_path, monkeypatch):
+    "A run that breaks off after round 1 and is taken up again ends in the same bits."
     data = toy(["a", "b", "t"])
     whole = short(name, data, rounds=3)
-    cls = METHODS.get(name)
-    class Breaks(cls):
-        def finish(self, server):
-            super().finish(server)
-            if server.round == 1: raise KeyboardInterrupt
-    METHODS[name] = Breaks
-    try:
-        with pytest.raises(KeyboardInterrupt): short(name, data, rounds=3, out=tmp_path)
-    finally: METHODS[name] = cls
+    broken_off(monkeypatch, 1, lambda: short(name, data, rounds=3, out=tmp_path))
     resumed = short(name, data, rounds=3, out=tmp_path)
     assert bits(resumed) == bits(whole)
     assert resumed.rows == whole.rows and resumed.book.rows == whole.book.rows
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_more_rounds(name, tmp_path):
+    "A finished run goes on to more rounds in the same bits, or is refused with the reason."
+    data, given = toy(["a", "b", "t"]), dict(eval_every=2, eval_local=2, eval_train=2)
+    two = short(name, data, **given | dict(rounds=2, out=tmp_path))
+    try: grown = short(name, data, **given | dict(rounds=3, out=tmp_path))
+    except FdgnbError as e:
+        why = depends_on_rounds(two.fed)
+        assert why and why in str(e) and "resume=False" in str(e)
+        return
+    whole = short(name, data, **given | dict(rounds=3))
+    assert bits(grown) == bits(whole) and grown.book.rows == whole.book.rows
+    assert grown.rows == whole.rows
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_methods_say_why_rounds_cannot_be_added(name):
+    "Whoever reads the number of rounds declares the reason."
+    cls = METHODS.get(name)
+    parts = getattr(cls, "parts", {name: cls}).values()
+    reading = any(reads(c, "rounds") for p in parts for c in own_classes(p))
+    assert not reading or any(p.uses_rounds for p in parts)
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if not METHODS.get(n).uses_target])

@@ -14,8 +14,8 @@ from ..core import generator
 from ..vectors import RunningMean, part, scalar, tagged
 from ..settings import Settings, make
 from ..data.domain import Split
-from .steps import clip_gradients, descend, keep_optimizer, make_optimizer, mean_loss
-from .steps import shuffled_passes
+from .steps import check_stop, clip_gradients, descend, keep_optimizer, make_optimizer
+from .steps import mean_loss, shuffled_passes
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
 class Client:
@@ -36,12 +36,15 @@ class Client:
 
     def take(self, idx, split="train", rng=None):
         "Samples `idx` of a split as the network takes them: x float32, y int64. With `rng`, augmented."
+        check_stop()
         augment = None if rng is None else self.augment
         return self.splits[split].take(idx, self.settings.normalize, augment, rng)
 
     def batches(self, split, size=256):
         "All samples of a split in order, in batches."
-        return self.splits[split].batches(size, self.settings.normalize)
+        for batch in self.splits[split].batches(size, self.settings.normalize):
+            check_stop()
+            yield batch
 
     @property
     def lr(self):
@@ -74,7 +77,7 @@ class Server:
 # %% ../../nbs/federation/01_loop.ipynb #2fd082aa
 class Method:
     "The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`."
-    name, paper, averages, kinds = "", "", ("model",), {}
+    name, paper, averages, kinds, uses_rounds = "", "", ("model",), {}, ""      # why rounds cannot be added
     uses_target = offers_each = replays = False
     @dataclass(frozen=True)
     class Hyper: "Hyper-parameters, named as in the paper; declare each with `hp`."

@@ -159,6 +159,7 @@ def redrawn(server, k):
 class Ramped(Subsample):
     "What all parts of FedKA share: the progress p of the run at each batch, the ramp, the clients' weights."
     paper = "Sun et al., ACML 2022"
+    uses_rounds = "the ramp lambda_p of FedKA runs over all rounds (Section 3.2.4)"
     @dataclass(frozen=True)
     class Hyper(Subsample.Hyper):
         samples: int = hp(None, "samples per local epoch; None: all (paper: 512)", low=1, source="4.2.1")

@@ -112,6 +112,7 @@ class GAHyper:
 class GA(Method):
     "Adjust the aggregation weights by the clients' generalization gaps, on top of any method."
     paper, replays, Hyper = "Zhang et al., CVPR 2023", True, GAHyper
+    uses_rounds = "GA's step size falls linearly over all rounds (Algorithm 1)"
 
     def setup(self, server):
         super().setup(server)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['APART', 'together', 'check_rounds', 'merged', 'arguments', 'participants', 'check_device', 'check_choices',
-           'known_domains', 'targets_of', 'check_data', 'check_net', 'data_digest', 'first_network', 'first_server',
-           'run_args', 'Federation']
+           'known_domains', 'targets_of', 'check_data', 'one_sample', 'check_net', 'data_digest', 'first_network',
+           'first_server', 'run_args', 'Federation']
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
 import json, math, torch, warnings
@@ -161,6 +161,11 @@ def check_data(fed):
         if k not in ids: refuse(f"drops: unknown client {echo(k)}{nearest(k, ids)}")
 
 # %% ../../nbs/runs/01_setup.ipynb #419daa1b
+def one_sample(fed):
+    "The hyper-parameters of a method that are 1: what may have left a pass a single sample."
+    return ", ".join(f"{k}=1" for k, v in hyper_of(fed.method).items() if type(v) is int and v == 1) or "sampling"
+
+
 def check_net(fed):
     "FdgnbError on batches of one under BatchNorm; a warning where bfloat16 only costs time."
     s, norms = fed.settings, nn.modules.batchnorm._BatchNorm
@@ -173,6 +178,13 @@ def check_net(fed):
     if s.batch_size == 1: raise FdgnbError(f"batch_size=1 does not go with {where}: use at least 2")
     if small := next((c for c in fed.clients if c.n() == 1), None):
         raise FdgnbError(f"client {small.id!r} has a single training sample, too few for {where}")
+    for c in fed.clients:
+        batches = fed.method.sample(c, c.rng("sample"))
+        first = next(iter(batches), None) if s.local_epochs or s.local_steps else None
+        if first is not None and len(first) == 1:
+            raise FdgnbError(f"method {fed.method.name!r} trains client {c.id!r} on a single sample per pass "
+                             f"({one_sample(fed)}), too few for {where}: use at least 2")
+        c.scratch = {}
 
 # %% ../../nbs/runs/01_setup.ipynb #bb33370d
 def data_digest(data):
