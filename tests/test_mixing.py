@@ -1,4 +1,4 @@
-"""Mixing: beside the authors' functions, in sums, resumed; and each check fails where the formula is changed."""
+"""Mixing: beside the authors' functions, in sums, resumed; each check fails on a changed formula."""
 import inspect, json
 from pathlib import Path
 import pytest
@@ -16,7 +16,7 @@ V = inputs()
 
 
 def check_amplitudes(f):
-    for i, lam in enumerate((.25, .5, .9)):                            # the released weight is the image's own
+    for i, lam in enumerate((.25, .5, .9)):        # there lam is the image's own
         there = torch.tensor(GOLDEN["am"][i], dtype=torch.float64)
         torch.testing.assert_close(f(V["x"][i], V["other"][i], 1 - lam), there, rtol=0, atol=1e-12)
 
@@ -62,7 +62,8 @@ def mutant(f, old, new):
 
 CHECKS = {"amplitude_mix": check_amplitudes, "fedmix_loss": check_first_order, "means_of": check_means,
           "supervised_contrast": check_contrast, "mixed": check_mixed}
-MUTATIONS = [("amplitude_mix", "f.angle()", "g.angle()"), ("amplitude_mix", "f.abs(), g.abs()", "g.abs(), f.abs()"),
+MUTATIONS = [("amplitude_mix", "f.angle()", "g.angle()"),
+             ("amplitude_mix", "f.abs(), g.abs()", "g.abs(), f.abs()"),
              ("fedmix_loss", "lam*(1 - lam)*", "lam*"), ("fedmix_loss", "+ lam*", "- lam*"),
              ("fedmix_loss", "x = ((1 - lam)*x)", "x = (x*1)"), ("means_of", "if i + 1 < n", "if i < n"),
              ("supervised_contrast", "& ~self_", ""), ("supervised_contrast", "return -", "return "),

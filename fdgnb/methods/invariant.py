@@ -37,11 +37,12 @@ def learn(loss, optimizer):
     loss.backward()
     optimizer.step()
 
-# %% ../../nbs/methods/13_invariant.ipynb #343bd428
+# %% ../../nbs/methods/13_invariant.ipynb #5e3fd0b8
 @method("dann")
 class DANN(Method):
     "Features from which a discriminator, averaged over the clients, cannot tell the client."
-    paper, averages = "Ganin and Lempitsky, ICML 2015; as in Guo et al. (FedBR), ICML 2023", ("model", "stats.dann")
+    paper = "Ganin and Lempitsky, ICML 2015; as in Guo et al. (FedBR), ICML 2023"
+    averages = "model", "stats.dann"
     class Hyper:
         dann_lam: float = hp(.01, "weight of the discriminator's loss; 0: FedAvg", low=0.,
                              source="FedBR's code: 0.01 of .01, .1, 1")
@@ -75,9 +76,10 @@ class DANN(Method):
         return loss - self.h.dann_lam*F.cross_entropy(D(z[0]), k)
 
     def upload(self, model, client):
-        return {**super().upload(model, client), **tagged("stats.dann", client.scratch["dann"][1].state_dict())}
+        D = client.scratch["dann"][1]
+        return {**super().upload(model, client), **tagged("stats.dann", D.state_dict())}
 
-# %% ../../nbs/methods/13_invariant.ipynb #2c3087d3
+# %% ../../nbs/methods/13_invariant.ipynb #fbe7c6c7
 def kl_normal(mu, sigma, mu0, sigma0):
     "KL[N(mu, sigma^2) || N(mu0, sigma0^2)] of diagonal normals, all (N, D): (N,). FedSR, Eq. 10."
     return (sigma0.log() - sigma.log() + (sigma**2 + (mu - mu0)**2)/(2*sigma0**2) - .5).sum(1)
@@ -105,30 +107,32 @@ class Reference(nn.Module):
     "FedSR's r(z | y), and the scale C of the released code."
     def __init__(self, n_classes, dim):
         super().__init__()
-        self.mu, self.raw = nn.Parameter(torch.zeros(n_classes, dim)), nn.Parameter(torch.ones(n_classes, dim))
+        self.mu = nn.Parameter(torch.zeros(n_classes, dim))
+        self.raw = nn.Parameter(torch.ones(n_classes, dim))
         self.C = nn.Parameter(torch.ones([]))
 
-# %% ../../nbs/methods/13_invariant.ipynb #4ded324d
+# %% ../../nbs/methods/13_invariant.ipynb #2e51ecf6
 @method("fedsr")
 class FedSR(Method):
     "A small, drawn representation, near a reference of its class."
     paper = "Nguyen et al., FedSR, NeurIPS 2022"
     class Hyper:
         l2r: float = hp(.01, "weight of the norm", low=0., source="FedSR's code: 0.01")
-        cmi: float = hp(.0005, "weight of the KL divergence", low=0., source="FedSR's code: 5e-4; README 1e-3")
+        cmi: float = hp(.0005, "weight of the divergence", low=0., source="FedSR's code; README 1e-3")
         z_dim: int = hp(512, "size of the representation", low=1, source="FedSR's code, ResNet-18")
         norm: str = switch("the penalty's norm", paper="squared", released="plain", label="plain norm",
                            source="FedSR, Eq. 5")
-        scaled: bool = switch("a learned scale in the divergence", paper=False, released=True, label="learned scale",
-                              source="FedSR's code")
+        scaled: bool = switch("a learned scale in the divergence", paper=False, released=True,
+                              label="learned scale", source="FedSR's code")
         reference: str = switch("where the reference lives", paper="server", released="client",
                                 label="reference at the client", source="FedSR's code")
         variant: str = variant()
 
     def build(self, model):
         model, dim = super().build(model), self.h.z_dim
-        model.features, model.head = Gaussian(model.features, model.feature_dim, dim), nn.Linear(dim, model.n_classes)
-        model.feature_dim, model.reference = dim, Reference(model.n_classes, dim)
+        model.features = Gaussian(model.features, model.feature_dim, dim)
+        model.head, model.reference = nn.Linear(dim, model.n_classes), Reference(model.n_classes, dim)
+        model.feature_dim = dim
         return model
 
     def begin(self, model, client, download):
@@ -148,9 +152,10 @@ class FedSR(Method):
     def end(self, model, client):
         super().end(model, client)
         if self.h.reference == "client":
-            client.state |= tagged("fedsr", {k: v.clone() for k, v in model.reference.state_dict().items()})
+            r = {k: v.clone() for k, v in model.reference.state_dict().items()}
+            client.state |= tagged("fedsr", r)
 
-# %% ../../nbs/methods/13_invariant.ipynb #be775a69
+# %% ../../nbs/methods/13_invariant.ipynb #9147ced4
 def head_gradients(loss, model, graph=False):
     "Gradients of a loss in the classifier's parameters, by name."
     names, params = zip(*model.head.named_parameters())
@@ -162,22 +167,25 @@ def mean_head_gradient(model, batches, n):
     total = {k: torch.zeros_like(p) for k, p in model.head.named_parameters()}
     for x, y in batches:
         with torch.no_grad(): z = model.features(x)
-        for k, g in head_gradients(F.cross_entropy(model.head(z), y, reduction="sum"), model).items(): total[k] += g/n
+        loss = F.cross_entropy(model.head(z), y, reduction="sum")
+        for k, g in head_gradients(loss, model).items(): total[k] += g/n
     return total
 
-# %% ../../nbs/methods/13_invariant.ipynb #cf5e35f7
+# %% ../../nbs/methods/13_invariant.ipynb #97cad5d2
 @method("fediir")
 class FedIIR(Method):
     "Draw the classifier's gradient of every batch to the mean gradient of all clients."
     paper, offers_each = "Guo et al., FedIIR, ICML 2023", True
     class Hyper:
         iir_gamma: float = hp(.001, "weight of the distance; 0: FedAvg", low=0.,
-                              source="FedIIR's code: PACS 1e-3; RotatedMNIST 1e-2, VLCS 5e-3, OfficeHome 5e-4")
-        iir_ema: float = hp(.95, "share of the mean gradient that is kept", low=0., high=1., source="FedIIR's code")
+                              source="FedIIR's code: PACS; RotatedMNIST 1e-2, VLCS 5e-3, OfficeHome 5e-4")
+        iir_ema: float = hp(.95, "share of the mean gradient that is kept", low=0., high=1.,
+                            source="FedIIR's code")
 
     def offer(self, model, client):
         g = mean_head_gradient(model, client.batches("train"), client.n())
-        return {**super().offer(model, client), **tagged("stats.fediir", g), "scalars.fediir.n": scalar(client.n())}
+        n = {"scalars.fediir.n": scalar(client.n())}
+        return {**super().offer(model, client), **tagged("stats.fediir", g), **n}
 
     def gather(self, server, offers):
         super().gather(server, offers)
@@ -216,7 +224,7 @@ def seeds(y, n_classes, noise, rng):
     e = torch.randn(len(y), noise, generator=rng, device=y.device)
     return torch.cat([e, .7*F.one_hot(y, n_classes)], 1)
 
-# %% ../../nbs/methods/13_invariant.ipynb #cdf90451
+# %% ../../nbs/methods/13_invariant.ipynb #f2a8fb0a
 @method("fedadg")
 class FedADG(Method):
     "Features that a local discriminator cannot tell from those of a generator all clients share."
@@ -261,12 +269,14 @@ class FedADG(Method):
 
     def end(self, model, client):
         super().end(model, client)
-        client.state |= tagged("fedadg", {k: v.clone() for k, v in client.scratch["adg.D"][0].state_dict().items()})
+        D = client.scratch["adg.D"][0].state_dict()
+        client.state |= tagged("fedadg", {k: v.clone() for k, v in D.items()})
 
     def upload(self, model, client):
-        return {**super().upload(model, client), **tagged("stats.fedadg", client.scratch["adg.G"][0].state_dict())}
+        G = client.scratch["adg.G"][0].state_dict()
+        return {**super().upload(model, client), **tagged("stats.fedadg", G)}
 
-# %% ../../nbs/methods/13_invariant.ipynb #35c82099
+# %% ../../nbs/methods/13_invariant.ipynb #152a0e96
 def self_challenge(head, z, y, p, b):
     """0 and 1 (N, D): the features that RSC leaves. z (N, D) features, y (N, C) labels as distributions.
 
@@ -288,10 +298,12 @@ class RSC(Method):
     class Hyper:
         rsc_p: float = hp(1/3, "share of the features that is muted; 0: FedAvg", low=0., high=1.,
                           source="RSC, Section 4; DomainBed: 1/3")
-        rsc_b: float = hp(1/3, "share of the samples of a batch", low=0., high=1., source="RSC, Section 4; DomainBed: 1/3")
+        rsc_b: float = hp(1/3, "share of the samples of a batch", low=0., high=1.,
+                          source="RSC, Section 4; DomainBed: 1/3")
 
     def loss(self, model, x, y, client):
         if not self.h.rsc_p or not self.h.rsc_b: return super().loss(model, x, y, client)
         z = model.features(x)
         soft = F.one_hot(y, model.n_classes).to(z.dtype) if y.ndim == 1 else y
-        return self.criterion(model.head(z*self_challenge(model.head, z, soft, self.h.rsc_p, self.h.rsc_b)), y, client)
+        left = self_challenge(model.head, z, soft, self.h.rsc_p, self.h.rsc_b)
+        return self.criterion(model.head(z*left), y, client)

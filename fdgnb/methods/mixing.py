@@ -117,7 +117,7 @@ class FedMix(Method):
 
 # %% ../../nbs/methods/14_mixing.ipynb #1a1bba24
 def amplitude_mix(x, other, lam):
-    "Images x (N, C, H, W) with amplitudes (1 - lam) A(x) + lam A(other) and their own phases. FACT, Eqs. 4, 5."
+    "Images x (N, C, H, W), amplitudes (1 - lam) A(x) + lam A(other), their own phases. FACT, Eqs. 4, 5."
     f, g = torch.fft.fft2(x), torch.fft.fft2(other)
     return torch.fft.ifft2(torch.polar(mixed(f.abs(), g.abs(), lam), f.angle())).real
 
@@ -164,7 +164,7 @@ def virtual_data(n, shape, n_classes, rng, latent=64):
 
 
 def supervised_contrast(z, y, tau=.07):
-    "Khosla et al.'s Eq. 2 on features z (N, D), labels y (N,): rows that share no label count as zero; a scalar."
+    "Khosla et al.'s Eq. 2, features z (N, D), labels y (N,): rows that share no label count as zero."
     sim = F.normalize(z, dim=1) @ F.normalize(z, dim=1).T/tau
     self_ = torch.eye(len(z), dtype=torch.bool, device=z.device)
     log_p = sim - sim.masked_fill(self_, -torch.inf).logsumexp(1, keepdim=True)

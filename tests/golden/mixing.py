@@ -64,7 +64,8 @@ def main(feddg_ga, fedbr, vhl):
     losses = module(vhl, "loss_fn", "losses.py", dummies=VHL_NEEDS)
     contrast = losses.SupConLoss("all", base_temperature=.07, device="cpu")
     z = nn.functional.normalize(v["z"], dim=1).unsqueeze(1)
-    found = dict(am=[amplitude(v["x"][i], v["other"][i], lam).tolist() for i, lam in enumerate((.25, .5, .9))],
+    mixes_of = lambda i, lam: amplitude(v["x"][i], v["other"][i], lam).tolist()
+    found = dict(am=[mixes_of(i, lam) for i, lam in enumerate((.25, .5, .9))],
                  fedmix=[fedmix(mixes, v, n) for n in (1, 4)],
                  vhl=float(contrast(z, torch.tensor(LABELS["z"]), temperature=.07)))
     FILE.write_text(json.dumps(dict(sources=SOURCES, torch=torch.__version__, found=found), indent=1) + "\n")
