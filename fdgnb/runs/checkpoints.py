@@ -42,7 +42,8 @@ def load_checkpoint(path):
     return rest["plain"], rest["meta"]
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #sweepcode1
-WRITTEN = "args.json checkpoint.safetensors selected.json record.json history.csv ledger.csv arrays.npz".split()
+WRITTEN = ("args.json", "checkpoint.safetensors", "selected.json", "record.json", "history.csv", "ledger.csv",
+           "arrays.npz")
 
 
 def alive(pid):

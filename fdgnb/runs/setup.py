@@ -163,7 +163,8 @@ def check_data(fed):
 # %% ../../nbs/runs/01_setup.ipynb #419daa1b
 def one_sample(fed):
     "The hyper-parameters of a method that are 1: what may have left a pass a single sample."
-    return ", ".join(f"{k}=1" for k, v in hyper_of(fed.method).items() if type(v) is int and v == 1) or "sampling"
+    ones = (f"{k}=1" for k, v in hyper_of(fed.method).items() if type(v) is int and v == 1)
+    return ", ".join(ones) or "sampling"
 
 
 def check_net(fed):
