@@ -214,7 +214,7 @@ def same_args(old, new, where, why_not=""):
     if changed := [k for k in sorted(code.keys() | codes.keys()) if code.get(k) != codes.get(k)]:
         raise FdgnbError(f"{where}: the code of {', '.join(changed[:4])} changed: {INSTEAD}")
 
-
+# %% ../../nbs/runs/05_fit.ipynb #b0e3ce08
 def reserve_folder(run):
     "Make `run.out` this run's folder: the first run writes args.json there; other arguments are refused."
     file, args, there, why = run.out/"args.json", folder_args(run.fed), None, None
