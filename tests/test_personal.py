@@ -1,11 +1,12 @@
 """Personal parts: what stays with a client, what an unseen one gets, golden numbers, resume, sums."""
-import copy, json
+import json
 from pathlib import Path
 import pytest
 import torch
 from torch import nn
 import fdgnb.methods.personal as personal
 from conftest import bits, run, sized
+from fdgnb.core import seeded
 from fdgnb.federation.compose import METHODS, list_methods
 from fdgnb.federation.loop import Client, Method, Server, client_update, downloads, federated_round
 from fdgnb.federation.toys import same
@@ -140,8 +141,9 @@ class Toy(nn.Module):
     "BatchNorm layers whose names do not say so."
     def __init__(self):
         super().__init__()
-        self.features = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 3), nn.BatchNorm1d(3))
-        self.head = nn.Linear(3, 2)
+        with seeded(0):
+            self.features = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 3), nn.BatchNorm1d(3))
+            self.head = nn.Linear(3, 2)
         g = torch.Generator().manual_seed(4)
         for p in self.parameters(): p.data = torch.rand(p.shape, generator=g)
 
@@ -256,7 +258,7 @@ def test_adaptive_starts_with_everything_loaded(tiny):
 
 
 def test_nearest_branch_is_the_clients_own(tiny):
-    r = run("dsbn", tiny)
+    r = run("dsbn", tiny, local_epochs=12, lr=1e-3)           # the running statistics need some steps
     held = r.fed.method.download(r.fed.server, "new")
     branches = personal.split_by_branch({k[len("stats.dsbn."):]: v for k, v in held.items() if "dsbn" in k})
     assert len(branches) == 3
@@ -297,7 +299,7 @@ def test_golden_fedbn():
 def test_golden_ditto():
     "PFLlib's optimizer of the personal model, its anchor held at the received model."
     g = golden("ditto")
-    net = nn.Linear(3, 2).double()
+    with seeded(0): net = nn.Linear(3, 2).double()
     start, pulled_to = tensors(g["start"]), tensors(g["anchor"])
     x, y = torch.tensor(g["x"], dtype=torch.float64), torch.tensor(g["y"])
 
@@ -322,10 +324,23 @@ def test_golden_lgfedavg():
 
 
 def test_golden_dsbn():
-    "The official layer with two branches: two clients' networks with one BatchNorm each."
+    "The official layer with two branches: what the client of each domain and an unseen one compute."
     g = golden("dsbn")
-    for branch, x, out in zip(g["branches"], g["x"], g["out"]):
-        bn = nn.BatchNorm2d(2).double()
-        bn.load_state_dict(tensors(branch))
-        got = bn.eval()(torch.tensor(x, dtype=torch.float64))
-        assert torch.allclose(got, torch.tensor(out, dtype=torch.float64))
+    class Layer(nn.Module):
+        "One BatchNorm and nothing else."
+        def __init__(self):
+            super().__init__()
+            self.bn = nn.BatchNorm2d(2).double()
+        def forward(self, x): return self.bn(x).flatten(1)
+    net = Layer().eval()
+    server = Server(net.state_dict(), "ab", net=Layer())
+    for i, branch in enumerate(g["branches"]):
+        server.state |= {f"dsbn.{i}.bn.{k}": v for k, v in tensors(branch).items()}
+    x, outs = torch.tensor(g["x"], dtype=torch.float64), torch.tensor(g["out"], dtype=torch.float64).flatten(2)
+    method = DSBN()
+    for k, out in zip("ab", outs):
+        method.receive(net, Client(k, {}), method.download(server, k))
+        assert torch.allclose(net(x), out)
+    unseen = Client("new", {})
+    method.receive(net, unseen, method.download(server, "new"))
+    assert torch.allclose(method.predict(net, x, unseen).exp(), outs.softmax(2).mean(0))

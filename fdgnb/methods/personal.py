@@ -159,9 +159,9 @@ class DSBN(Method):
     "A branch of BatchNorm for every domain, kept by the server; an unseen domain is answered by all of them."
     paper = "Chang et al., CVPR 2019"
     class Hyper:
-        answer: str = hp("ensemble", "on an unseen domain: the mean of the branches' probabilities, the branch "
-                         "with the nearest statistics, or the mean branch", source="not in the paper",
-                         choices=("ensemble", "nearest", "mean"))
+        answer: str = hp("ensemble", "on an unseen domain: the mean of the branches' probabilities, "
+                         "the branch with the nearest statistics, or the mean branch",
+                         choices=("ensemble", "nearest", "mean"), source="not in the paper")
     def download(self, server, k):
         down, known = super().download(server, k), k in server.clients
         if not known: return down | tagged("stats.dsbn", part(server.state, "dsbn"))
@@ -232,9 +232,9 @@ class Ditto(Method):
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0043
 def by_layer(keys):
-    "{layer: its keys}, a layer being the module that holds the entries."
+    "{layer: its keys}, a layer being the module that holds the entries; in the order of their names."
     out = {}
-    for k in keys: out.setdefault(k.rpartition(".")[0], []).append(k)
+    for k in sorted(keys): out.setdefault(k.rpartition(".")[0], []).append(k)
     return out
 
 
