@@ -336,7 +336,8 @@ def test_golden_dsbn():
     server = Server(net.state_dict(), "ab", net=Layer())
     for i, branch in enumerate(g["branches"]):
         server.state |= {f"dsbn.{i}.bn.{k}": v for k, v in tensors(branch).items()}
-    x, outs = torch.tensor(g["x"], dtype=torch.float64), torch.tensor(g["out"], dtype=torch.float64).flatten(2)
+    x, outs = (torch.tensor(g[k], dtype=torch.float64) for k in ("x", "out"))
+    outs = outs.flatten(2)
     method = DSBN()
     for k, out in zip("ab", outs):
         method.receive(net, Client(k, {}), method.download(server, k))

@@ -26,12 +26,14 @@ def values(model, seed):
     "The model in float64, its entries drawn."
     g = torch.Generator().manual_seed(seed)
     for k, v in model.double().state_dict().items():
-        v.copy_(torch.rand(v.shape, generator=g, dtype=torch.float64) if v.is_floating_point() else torch.tensor(seed))
+        drawn = torch.rand(v.shape, generator=g, dtype=torch.float64)
+        v.copy_(drawn if v.is_floating_point() else torch.tensor(seed))
     return model
 
 
 OURS = {"bn0": "features.0", "fc": "features.1", "bn2": "features.2", "head": "head"}
-renamed = lambda state: {OURS[k.split(".")[0]] + k[len(k.split(".")[0]):]: v for k, v in numbers(state).items()}
+our_name = lambda k: OURS[k.partition(".")[0]] + "." + k.partition(".")[2]
+renamed = lambda state: {our_name(k): v for k, v in numbers(state).items()}
 
 
 def load(path, name):

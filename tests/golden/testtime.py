@@ -14,8 +14,8 @@ numbers = lambda state: {k: v.tolist() for k, v in state.items()}
 
 def network():
     "Convolution, BatchNorm, convolution, BatchNorm, classifier; float64."
-    net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3),
-                        nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 2),
+                        nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
     g = torch.Generator().manual_seed(1)
     for k, v in net.state_dict().items():
         if v.is_floating_point(): v.copy_(torch.rand(v.shape, generator=g).double() - .3*("running" not in k))
