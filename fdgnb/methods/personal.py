@@ -240,7 +240,7 @@ def by_layer(keys):
 
 def mix_layers(theta, own, s):
     "Layer by layer s theta + (1 - s) own, s (L,) in the order of `by_layer`; integers as the larger share."
-    choose = lambda k, w: own[k] + w*(theta[k] - own[k]) if theta[k].is_floating_point() else (
+    choose = lambda k, w: own[k].lerp(theta[k], w) if theta[k].is_floating_point() else (
         theta[k] if w >= .5 else own[k])
     return {k: choose(k, w) for w, (_, keys) in zip(s, by_layer(theta).items()) for k in keys}
 
