@@ -44,7 +44,7 @@ RUNS = {                                             # label -> method, settings
     "noeval+fedsb": ("noeval+fedsb", dict(S=30)),
     "local": ("local", {}), "lgfedavg": ("lgfedavg", {}), "fedbn": ("fedbn", {}), "dsbn": ("dsbn", {}),
     "ditto": ("ditto", {}), "partialfed": ("partialfed", {}),
-    "partialfed adaptive": ("partialfed", dict(strategy="adaptive")),
+    "partialfed adaptive": ("partialfed", dict(strategy="adaptive", gate_lr=1e3)),
     "moon": ("moon", {}), "fedntd": ("fedntd", {}), "feddecorr": ("feddecorr", {}),
     "feddecorr released": ("feddecorr", dict(variant="released")),
     "tent": ("tent", {}), "bnstats": ("bnstats", {}), "feddrop": ("feddrop", {}),
