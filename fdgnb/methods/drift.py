@@ -53,12 +53,13 @@ class FedProx(Anchored):
     def loss(self, model, x, y, client):
         return super().loss(model, x, y, client) + self.h.mu*half_square(model, client)
 
-# %% ../../nbs/methods/06_drift.ipynb #a9c07e56
+# %% ../../nbs/methods/06_drift.ipynb #012b44f8
 def needs_sgd(name, settings, plain=False):
     "FdgnbError where the local optimizer is not SGD, or not plain SGD."
     if settings.optimizer != "sgd" or (plain and settings.momentum):
         what = "plain SGD (optimizer='sgd', momentum=0)" if plain else "SGD (optimizer='sgd')"
-        raise FdgnbError(f"{name} is defined for {what}, not {settings.optimizer}, momentum={settings.momentum}")
+        got = f"optimizer={settings.optimizer!r}, momentum={settings.momentum}"
+        raise FdgnbError(f"{name} is defined for {what}, not {got}")
 
 
 def mean_gradient(model, client):
@@ -161,12 +162,12 @@ class FedNova(Anchored):
             return upload | {f"model.{k}": old[k] + s*(upload[f"model.{k}"] - old[k]) for k in names}
         super().aggregate(server, [(k, scaled(u)) for k, u in uploads])
 
-# %% ../../nbs/methods/06_drift.ipynb #2f9e5ecf
+# %% ../../nbs/methods/06_drift.ipynb #8c63e987
 @method("fedcm")
 class FedCM(Method):
     "Mix the last round's mean gradient into every local step."
     paper, replays = "Xu et al., arXiv 2106.10874", True
-    class Hyper: alpha: float = hp(.1, "share of the client's gradient", low=0., high=1., source="FedCM, Sec. 5")
+    class Hyper: alpha: float = hp(.1, "share of the client's own gradient", low=0., high=1., source="FedCM")
     def setup(self, server):
         super().setup(server)
         needs_sgd("fedcm", server.settings)
@@ -181,13 +182,14 @@ class FedCM(Method):
         for k, p in model.named_parameters():
             if p.grad is not None: p.grad.mul_(alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=1 - alpha)
     def upload(self, model, client):
-        return super().upload(model, client) | {"scalars.fedcm.way": scalar(client.scratch["steps"]*client.lr)}
+        way = scalar(client.scratch["steps"]*client.lr)
+        return super().upload(model, client) | {"scalars.fedcm.way": way}
     def aggregate(self, server, uploads):
         old, way = server.model, float(mean_of(self, server, uploads, "scalars.fedcm")["way"])
         super().aggregate(server, uploads)
         server.state |= tagged("fedcm.delta", scale(moved(server, old), -1/way if way else 0.))
 
-# %% ../../nbs/methods/06_drift.ipynb #f2c14c7a
+# %% ../../nbs/methods/06_drift.ipynb #86a033d9
 @dataclass(frozen=True)
 class ServerHyper:
     "The server's optimizer."
@@ -198,7 +200,7 @@ class ServerHyper:
 
 
 def server_step(server, old, name, h, second):
-    "Step from the state `old` by m/(sqrt(v) + tau) of the model's move; `second`: the next v of v and the move."
+    "Step from the state `old` by m/(sqrt(v) + tau) of the model's move; `second`(v, move): the next v."
     d, m, v = moved(server, old), part(server.state, f"{name}.m"), part(server.state, f"{name}.v")
     m = {k: h.beta1*m.get(k, 0.) + (1 - h.beta1)*x for k, x in d.items()}
     v = {k: second(v.get(k, torch.full_like(x, h.tau**2)), x) for k, x in d.items()}
@@ -225,13 +227,13 @@ class FedYogi(Method):
         super().aggregate(server, uploads)
         server_step(server, old, "fedyogi", self.h, lambda v, d: v - (1 - beta2)*d*d*(v - d*d).sign())
 
-# %% ../../nbs/methods/06_drift.ipynb #4dc085b5
+# %% ../../nbs/methods/06_drift.ipynb #2b427d61
 @method("fedadagrad")
 class FedAdagrad(Method):
     "Adagrad at the server."
     paper = "Reddi et al., ICLR 2021"
     class Hyper:
-        eta: float = hp(.01, "server's learning rate", low=0., source="Reddi et al., App. D: a grid, 0.001 to 1")
+        eta: float = hp(.01, "server's learning rate", low=0., source="Reddi et al., App. D: a grid")
         beta1: float = hp(0., "decay of m", low=0., high=1., source="Reddi et al., Sec. 5: 0 for FedAdagrad")
         tau: float = hp(1e-3, "adaptivity", low=1e-12, source="Reddi et al., Sec. 5")
     def aggregate(self, server, uploads):
