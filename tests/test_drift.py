@@ -22,7 +22,7 @@ MUTATIONS = {
     "FedDyn, server's h not divided": ("mean[k] - v/self.h.alpha", "mean[k] - v"),
     "FedNova, momentum not counted": ("v = momentum*v + 1", "v = 1"),
     "FedNova, clients not normalized": ("s = effective/(float(upload[\"scalars.fednova.a\"]) or 1.)", "s = 1."),
-    "FedNova, momentum kept": ("effective = float(", "effective = 2*float("),
+    "FedNova, effective steps doubled": ("effective = float(", "effective = 2*float("),
     "FedCM, shares swapped": ("p.grad.mul_(alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=1 - alpha)",
                               "p.grad.mul_(1 - alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=alpha)"),
     "FedCM, sign of the move": ("-1/way if way else 0.", "1/way if way else 0."),

@@ -10,8 +10,13 @@ from fdgnb.methods import drift, reweighting, sharpness
 from fdgnb.settings import Settings
 
 HERE = Path(__file__).parent
-close = lambda a, b, eps=1e-9: np.testing.assert_allclose(np.array(a, float), np.array(b, float), atol=eps)
 exact = lambda v: torch.tensor(v, dtype=torch.float64)
+
+
+def close(a, b, eps=1e-9):
+    "Whether numbers agree."
+    as_array = lambda v: v.detach().numpy() if torch.is_tensor(v) else np.array(v, float)
+    np.testing.assert_allclose(as_array(a), as_array(b), atol=eps, rtol=0)
 
 
 def stored(key): return (HERE/f"{key}.json").exists()
