@@ -1,4 +1,4 @@
-"""Client drift: neutral settings, sums with GA, workers, resume, refusals; each page check fails on wrong code."""
+"""Client drift: neutral settings, sums, workers, resume, refusals; the page's checks fail on wrong code."""
 import pytest
 import torch
 import pages
@@ -21,7 +21,8 @@ MUTATIONS = {
     "FedDyn, sign of the linear term": ("return loss - linear", "return loss + linear"),
     "FedDyn, server's h not divided": ("mean[k] - v/self.h.alpha", "mean[k] - v"),
     "FedNova, momentum not counted": ("v = momentum*v + 1", "v = 1"),
-    "FedNova, clients not normalized": ("s = effective/(float(upload[\"scalars.fednova.a\"]) or 1.)", "s = 1."),
+    "FedNova, clients not normalized": ("s = effective/(float(upload[\"scalars.fednova.a\"]) or 1.)",
+                                        "s = 1."),
     "FedNova, effective steps doubled": ("effective = float(", "effective = 2*float("),
     "FedCM, shares swapped": ("p.grad.mul_(alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=1 - alpha)",
                               "p.grad.mul_(1 - alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=alpha)"),
@@ -71,8 +72,11 @@ def test_resume(tiny, tmp_path, name):
     assert bits(run(name, tiny, rounds=3, out=tmp_path)) == bits(whole)
 
 
-@pytest.mark.parametrize("name, how", [("scaffold", dict(momentum=.9)), ("scaffold", dict(optimizer="adam")),
-                                       ("fednova", dict(optimizer="adam")), ("fedcm", dict(optimizer="adam"))])
+ADAM = dict(optimizer="adam")
+
+
+@pytest.mark.parametrize("name, how", [("scaffold", dict(momentum=.9)), ("scaffold", ADAM),
+                                       ("fednova", ADAM), ("fedcm", ADAM)])
 def test_refused_before_any_work(tiny, name, how):
     with pytest.raises(FdgnbError, match=f"{name} is defined for") as e: run(name, tiny, **how)
     assert one_line(e)

@@ -8,7 +8,8 @@ KEYS = ["fedsam", "fedasam"]
 PAGE = "methods/07_sharpness.ipynb"
 MUTATIONS = {
     "down, not up": ("return [rho/(size + 1e-12)*t*t*g", "return [-rho/(size + 1e-12)*t*t*g"),
-    "norm per tensor": ("for g, t in zip(grads, stretch)]).norm()", "for g, t in zip(grads, stretch)]).max()"),
+    "norm per tensor": ("for g, t in zip(grads, stretch)]).norm()",
+                        "for g, t in zip(grads, stretch)]).max()"),
     "T once, not squared": ("*t*t*g", "*t*g"),
     "statistics twice": ("m.track_running_stats = False", "pass"),
     "weights not put back": ("p.copy_(v)", "v.copy_(p)"),
