@@ -85,9 +85,8 @@ class Scaffold(Anchored):
         return super().download(server, k) | tagged("stats.scaffold", part(server.state, "scaffold.c"))
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        zero = scale(client.scratch["received"], 0.)
-        own = part(client.state, "scaffold") or zero
-        client.scratch["scaffold"] = part(download, "stats.scaffold") or zero, own
+        kept = part(download, "stats.scaffold"), part(client.state, "scaffold")
+        client.scratch["scaffold"] = [v or scale(client.scratch["received"], 0.) for v in kept]
     def gradients(self, model, client):
         super().gradients(model, client)
         c, own = client.scratch["scaffold"]
