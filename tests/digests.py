@@ -48,6 +48,11 @@ RUNS = {                                             # label -> method, settings
     "moon": ("moon", {}), "fedntd": ("fedntd", {}), "feddecorr": ("feddecorr", {}),
     "feddecorr released": ("feddecorr", dict(variant="released")),
     "tent": ("tent", {}), "bnstats": ("bnstats", {}), "feddrop": ("feddrop", {}),
+    "fedprox": ("fedprox", {}), "scaffold": ("scaffold", {}), "feddyn": ("feddyn", {}),
+    "fednova": ("fednova", dict(momentum=.9, mu=.1)), "fedcm": ("fedcm", {}),
+    "fedadam": ("fedadam", {}), "fedyogi": ("fedyogi", {}), "fedadagrad": ("fedadagrad", {}),
+    "fedsam": ("fedsam", {}), "fedasam": ("fedasam", {}),
+    "arfl": ("arfl", {}), "groupdro": ("groupdro", {}), "fedgma": ("fedgma", {}), "fedheal": ("fedheal", {}),
 }
 
 
