@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FILES', 'center', 'amplitudes', 'with_amplitudes', 'images_only', 'channel_style', 'with_style', 'pooled_style',
            'gathered', 'still_lacks', 'noting', 'kept', 'drawn', 'fast_weights', 'judged', 'ELCFS', 'AmplitudeNorm',
-           'HarmoFL', 'vgg_encoder', 'vgg_decoder', 'coder', 'unscaled', 'CCST', 'stages', 'changed', 'redrawn',
-           'over_clients', 'FedFA']
+           'HarmoFL', 'vgg_encoder', 'vgg_decoder', 'coder', 'unscaled', 'encoded', 'decoded', 'CCST', 'stages',
+           'changed', 'redrawn', 'over_clients', 'FedFA']
 
 # %% ../../nbs/methods/15_style.ipynb #5717e004
 import functools
@@ -257,12 +257,12 @@ def vgg_decoder():
 @functools.cache
 def coder(folder, device):
     "Encoder and decoder with the weights in a folder; FdgnbError where a file is missing."
-    nets = []
-    for net, name in zip((vgg_encoder(), vgg_decoder()), FILES):
+    with torch.device("meta"): blank, nets = (vgg_encoder(), vgg_decoder()), []
+    for net, name in zip(blank, FILES):
         if not (path := Path(folder)/name).is_file():
             raise FdgnbError(f"no weights file {name}: get it from AdaIN's authors and put it into {folder}")
         state = {k: v for k, v in read_weights(path).items() if int(k.split(".")[0]) < len(net)}
-        nets.append(fill(net, state, name).eval().requires_grad_(False).to(device))
+        nets.append(fill(net.to_empty(device="cpu"), state, name).eval().requires_grad_(False).to(device))
     return nets
 
 # %% ../../nbs/methods/15_style.ipynb #5717e052
@@ -270,6 +270,19 @@ def unscaled(x, how):
     "The inverse of `scaled`: images (N, 3, H, W) in [0, 1] again."
     low, high = (scaled(torch.full((1, x.shape[1], 1, 1), v, device=x.device), how) for v in (0., 1.))
     return (x - low)/(high - low)
+
+
+def encoded(x, space, client):
+    "Where CCST takes the style of images x: the images themselves, or VGG's features."
+    if space == "pixels": return x
+    return coder(str(weights_dir()), client.device)[0](unscaled(x, client.settings.normalize))
+
+
+def decoded(z, x, space, client):
+    "The way back from `encoded`, to the size of the images x; what VGG's padding added is cut off."
+    if space == "pixels": return z
+    x = coder(str(weights_dir()), client.device)[1](z)[..., :x.shape[2], :x.shape[3]]
+    return scaled(x.clamp(0, 1), client.settings.normalize)
 
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
@@ -292,7 +305,7 @@ class CCST(Method):
 
     def offer(self, model, client):
         images_only("ccst", client, 3 if self.h.ccst_space == "vgg" else None)
-        maps = (self._encode(x, client) for x, _ in client.batches("train", 32))
+        maps = (encoded(x, self.h.ccst_space, client) for x, _ in client.batches("train", 32))
         if self.h.ccst_style == "overall": bank = pooled_style(maps, 1e-5)
         else: bank = torch.cat([channel_style(z, 1e-5) for z in maps])
         return {**super().offer(model, client), "stats.ccst.bank": bank}
@@ -321,21 +334,12 @@ class CCST(Method):
         x, y = super().batch(x, y, client, rng)
         bank, view, a = client.scratch["ccst"], client.scratch["ccst.view"].to(x.device), self.h.ccst_alpha
         if not bank or not a: return x, y
-        z, style = self._encode(x, client), drawn(bank, (view - 1).clamp(min=0), rng)
-        new = self._decode(a*with_style(z, style, 1e-5) + (1 - a)*z, x, client)
+        z, style = encoded(x, self.h.ccst_space, client), drawn(bank, (view - 1).clamp(min=0), rng)
+        new = decoded(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
         x = torch.where(view[:, None, None, None] > 0, new, x)
         return x.contiguous(memory_format=torch.channels_last), y
 
     def aggregate(self, server, uploads): super().aggregate(server, noting(server, "stats.ccst", uploads))
-
-    def _encode(self, x, client):
-        if self.h.ccst_space == "pixels": return x
-        return coder(str(weights_dir()), client.device)[0](unscaled(x, client.settings.normalize))
-
-    def _decode(self, z, x, client):
-        if self.h.ccst_space == "pixels": return z
-        x = coder(str(weights_dir()), client.device)[1](z)[..., :x.shape[2], :x.shape[3]]
-        return scaled(x.clamp(0, 1), client.settings.normalize)
 
 # %% ../../nbs/methods/15_style.ipynb #5717e061
 def stages(net):
