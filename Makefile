@@ -49,9 +49,10 @@ test: install text
 	cd nbs && nbdev_test --n_workers 2
 	$(BIN)/python -m pytest -n 2
 
-# 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; make fuzz N=500 for fewer
+# 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; fewer: make fuzz N=500;
+# on four cores: make fuzz PROCESSES=4
 fuzz: install
-	cd tests && ../$(BIN)/python fuzz.py $(or $(N),5000)
+	cd tests && ../$(BIN)/python fuzz.py $(or $(N),5000) $(or $(PROCESSES),2)
 
 # the committed outputs of pages, slow cells included: make notebooks NB="federation/01_loop add"
 notebooks: install

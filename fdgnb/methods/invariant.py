@@ -46,7 +46,7 @@ class DANN(Method):
     class Hyper:
         dann_lam: float = hp(.01, "weight of the discriminator's loss; 0: FedAvg", low=0.,
                              source="FedBR's code: 0.01 of .01, .1, 1")
-        dann_width: int = hp(256, "width of the discriminator", low=1, source="FedBR's code")
+        dann_width: int = hp(256, "width of the discriminator", low=1, high=2**14, source="FedBR's code")
 
     def setup(self, server):
         super().setup(server)
@@ -64,7 +64,8 @@ class DANN(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         k, of = (int(download[f"scalars.dann.{v}"]) for v in ("k", "of"))
-        D = discriminator(model.feature_dim, self.h.dann_width, of).to(client.device)
+        with seeded(client.seed, "dann"): D = discriminator(model.feature_dim, self.h.dann_width, of)
+        D = D.to(client.device)
         client.scratch["dann"] = k, *own_copy(D, part(download, "stats.dann"), client.lr)
 
     def loss(self, model, x, y, client):
@@ -119,7 +120,8 @@ class FedSR(Method):
     class Hyper:
         l2r: float = hp(.01, "weight of the norm", low=0., source="FedSR's code: 0.01")
         cmi: float = hp(.0005, "weight of the divergence", low=0., source="FedSR's code; README 1e-3")
-        z_dim: int = hp(512, "size of the representation", low=1, source="FedSR's code, ResNet-18")
+        z_dim: int = hp(512, "size of the representation", low=1, high=2**14,
+                        source="FedSR's code, ResNet-18")
         norm: str = switch("the penalty's norm", paper="squared", released="plain", label="plain norm",
                            source="FedSR, Eq. 5")
         scaled: bool = switch("a learned scale in the divergence", paper=False, released=True,
@@ -232,7 +234,8 @@ class FedADG(Method):
     class Hyper:
         adg_lam: float = hp(.15, "weight of the discriminator's verdict; 0: FedAvg", low=0., high=1.,
                             source="FedADG's code")
-        adg_noise: int = hp(64, "size of the generator's noise", low=1, source="ours; FedADG's code: 2048")
+        adg_noise: int = hp(64, "size of the generator's noise", low=1, high=2**14,
+                            source="ours; FedADG's code: 2048")
         adg_warm: float = hp(.3, "share of a round's samples that train on the labels alone", low=0., high=1.,
                              source="FedADG's code: 3 of 10 epochs")
 
@@ -249,8 +252,9 @@ class FedADG(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         d, s = model.feature_dim, client.settings
-        with seeded(client.seed, f"fedadg {client.id}"): D = verdict(d).to(client.device)
-        G = feature_generator(self.h.adg_noise, model.n_classes, d).to(client.device)
+        with seeded(client.seed, f"fedadg {client.id}"):
+            D, G = verdict(d), feature_generator(self.h.adg_noise, model.n_classes, d)
+        D, G = D.to(client.device), G.to(client.device)
         work = s.local_steps*s.batch_size if s.local_steps else client.n()*s.local_epochs
         client.scratch |= {"adg.D": own_copy(D, part(client.state, "fedadg") or D.state_dict(), client.lr),
                            "adg.G": own_copy(G, part(download, "stats.fedadg"), client.lr),

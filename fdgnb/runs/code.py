@@ -120,7 +120,7 @@ def hashed_array(v):
 def bytecode(c):
     "A code object as nested lists of words, without its docstring."
     documented = sys.version_info < (3, 13) or bool(c.co_flags & 0x4000000)       # CO_HAS_DOCSTRING
-    first = ["doc"]*(documented and isinstance(c.co_consts[0], (str, type(None))))
+    first = ["doc"]*(documented and isinstance((*c.co_consts, 0)[0], (str, type(None))))
     rest = c.co_consts[len(first):]
     consts = first + [bytecode(v) if isinstance(v, CodeType) else said(v) for v in rest]
     return [*map(str, sys.version_info[:2]), c.co_code.hex(), consts, list(c.co_names), list(c.co_varnames)]
