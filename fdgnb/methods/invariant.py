@@ -25,9 +25,10 @@ def discriminator(d, width, n):
                  fc3=nn.Linear(width, n))
 
 
-def own_copy(net, state, lr):
-    "(network, optimizer): a network with its weights, and plain SGD for it."
-    net.load_state_dict(state)
+def own_copy(make, state, lr, device):
+    "(network, optimizer): what make() builds, with these weights, and plain SGD for it; nothing is drawn."
+    with torch.device("meta"): net = make()
+    net.to_empty(device=device).load_state_dict(state)
     return net, torch.optim.SGD(net.parameters(), lr=lr)
 
 
@@ -64,8 +65,8 @@ class DANN(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         k, of = (int(download[f"scalars.dann.{v}"]) for v in ("k", "of"))
-        D = discriminator(model.feature_dim, self.h.dann_width, of).to(client.device)
-        client.scratch["dann"] = k, *own_copy(D, part(download, "stats.dann"), client.lr)
+        make = lambda: discriminator(model.feature_dim, self.h.dann_width, of)
+        client.scratch["dann"] = k, *own_copy(make, part(download, "stats.dann"), client.lr, client.device)
 
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
@@ -249,11 +250,12 @@ class FedADG(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         d, s = model.feature_dim, client.settings
-        with seeded(client.seed, f"fedadg {client.id}"): D = verdict(d).to(client.device)
-        G = feature_generator(self.h.adg_noise, model.n_classes, d).to(client.device)
+        if not (first := part(client.state, "fedadg")):
+            with seeded(client.seed, f"fedadg {client.id}"): first = verdict(d).state_dict()
+        G, how = lambda: feature_generator(self.h.adg_noise, model.n_classes, d), (client.lr, client.device)
         work = s.local_steps*s.batch_size if s.local_steps else client.n()*s.local_epochs
-        client.scratch |= {"adg.D": own_copy(D, part(client.state, "fedadg") or D.state_dict(), client.lr),
-                           "adg.G": own_copy(G, part(download, "stats.fedadg"), client.lr),
+        client.scratch |= {"adg.D": own_copy(lambda: verdict(d), first, *how),
+                           "adg.G": own_copy(G, part(download, "stats.fedadg"), *how),
                            "adg.rng": client.rng("fedadg", client.device), "adg.warm": self.h.adg_warm*work}
 
     def loss(self, model, x, y, client):
