@@ -133,9 +133,10 @@ MUTATIONS = [("dann", "loss - self.h.dann_lam", "loss + self.h.dann_lam"),
              ("fedsr", "else 1)", "else 3)"), ("fedsr", "r.mu[hard]", "r.mu[0*hard]"),
              ("fediir", "b*old + (1 - b)*new", "(1 - b)*old + b*new"),
              ("fediir", "total[k] += g/n", "total[k] += g"), ("fediir", "g[k] - mean[k]", "g[k] + mean[k]"),
-             ("fediir", "loss + self.h.iir_gamma", "loss - self.h.iir_gamma"), ("fedadg", ".7*F.one_hot", "F.one_hot"),
+             ("fediir", "loss + self.h.iir_gamma", "loss - self.h.iir_gamma"),
+             ("fedadg", ".7*F.one_hot", "F.one_hot"), ("fedadg", "(1 - lam)*loss", "lam*loss"),
              ("fedadg", "(1 - D(made.detach()))", "(D(made.detach()))"),
-             ("fedadg", "learn(D(made)", "learn(D(made.detach())"), ("fedadg", "(1 - lam)*loss", "lam*loss"),
+             ("fedadg", "learn(D(made)", "learn(D(made.detach())"),
              ("rsc", "keep = g <", "keep = g >"), ("rsc", "spared = fall <", "spared = fall >"),
              ("rsc", "quantile(1 - b)", "quantile(b)"), ("rsc", "quantile(1 - p,", "quantile(p,")]
 

@@ -336,8 +336,7 @@ class CCST(Method):
         if not bank or not a: return x, y
         z, style = encoded(x, self.h.ccst_space, client), drawn(bank, (view - 1).clamp(min=0), rng)
         new = decoded(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
-        x = torch.where(view[:, None, None, None] > 0, new, x)
-        return x.contiguous(memory_format=torch.channels_last), y
+        return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
 
     def aggregate(self, server, uploads): super().aggregate(server, noting(server, "stats.ccst", uploads))
 
