@@ -34,10 +34,10 @@ def images(n, side=16): return draws.integers(0, 256, (n, 3, side, side), dtype=
 
 
 def toy():
-    "Three domains of small images."
+    "Three domains of small images; a local step per round and no scoring, where nothing else is said."
     domain = lambda k, n: Domain(k, torch.from_numpy(images(n)), torch.arange(n) % 3)
     domains = {k: domain(k, n) for k, n in zip("abc", (12, 9, 8))}
-    usual = dict(backbone="cnn2", batch_size=4, local_steps=1)
+    usual = dict(backbone="cnn2", batch_size=4, local_steps=1, eval_every=0)
     return Dataset("toy", domains, ["x", "y", "z"], defaults=usual)
 
 
@@ -134,7 +134,8 @@ def method(draw):
     if not known: return name, lambda: trained(name, {})
     names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=2, unique=True))
     hyper = {k: draw(either(k, known[k]) if k == names[0] else well(k, known[k])) for k in names}
-    return f"{name}.{names[0]}", lambda: trained(name, hyper)
+    scored = draw(plainly({}, {}, dict(eval_every=1)))
+    return f"{name}.{names[0]}", lambda: trained(name, hyper, **scored)
 
 
 ALPHA, CONVENTION = st.floats(1e-6, 1e6), plainly("hsu", "ones")
@@ -180,7 +181,7 @@ def box():
 def finished():
     "The folder of a finished run with its record."
     out = Path(box(), "finished")
-    fdgnb.fit("fedavg", DATA, "c", 1, out=out, progress=False).save()
+    fdgnb.fit("fedavg", DATA, "c", 1, out=out, progress=False, eval_every=1).save()
     return out
 
 
@@ -244,7 +245,7 @@ def files(draw):
                  history=["history.csv", "ledger.csv"])[what]
     file = draw(st.sampled_from([n for n in names if (finished()/n).exists()] or ["record.json"]))
     data = draw(damaged((finished()/file).read_bytes()))
-    fit = lambda out: fdgnb.fit("fedavg", DATA, "c", 1, out=out, progress=False)
+    fit = lambda out: fdgnb.fit("fedavg", DATA, "c", 1, out=out, progress=False, eval_every=1)
     def read(folder):
         run = load_record(folder)
         return run.history, run.ledger, run.sizes, run.args
