@@ -42,6 +42,17 @@ RUNS = {                                             # label -> method, settings
     "fdse none": ("dse+similarity", dict(tau=None)), "fdse+ga": ("dse+consistency+similarity+ga", {}),
     "fdse alexnet": ("fdse", dict(backbone="alexnet_bn", side=64)),
     "noeval+fedsb": ("noeval+fedsb", dict(S=30)),
+    "local": ("local", {}), "lgfedavg": ("lgfedavg", {}), "fedbn": ("fedbn", {}), "dsbn": ("dsbn", {}),
+    "ditto": ("ditto", {}), "partialfed": ("partialfed", {}),
+    "partialfed adaptive": ("partialfed", dict(strategy="adaptive", gate_lr=1e3)),
+    "moon": ("moon", {}), "fedntd": ("fedntd", {}), "feddecorr": ("feddecorr", {}),
+    "feddecorr released": ("feddecorr", dict(variant="released")),
+    "tent": ("tent", {}), "bnstats": ("bnstats", {}), "feddrop": ("feddrop", {}),
+    "fedprox": ("fedprox", {}), "scaffold": ("scaffold", {}), "feddyn": ("feddyn", {}),
+    "fednova": ("fednova", dict(momentum=.9, mu=.1)), "fedcm": ("fedcm", {}),
+    "fedadam": ("fedadam", {}), "fedyogi": ("fedyogi", {}), "fedadagrad": ("fedadagrad", {}),
+    "fedsam": ("fedsam", {}), "fedasam": ("fedasam", {}),
+    "arfl": ("arfl", {}), "groupdro": ("groupdro", {}), "fedgma": ("fedgma", {}), "fedheal": ("fedheal", {}),
 }
 
 

@@ -46,7 +46,7 @@ def test_readme_method(small):
     import fdgnb
     from fdgnb.federation.compose import METHODS
     blocks = re.findall(r"```python\n(.*?)```", (ROOT/"README.md").read_text(), re.S)
-    had = METHODS.pop("fedprox", None)
+    had = METHODS.load().pop("fedprox", None)
     try:
         exec(next(b for b in blocks if "class FedProx" in b), {"__name__": "readme"})
         for name in ("fedprox", "fedprox+ga"):

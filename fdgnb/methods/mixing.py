@@ -186,8 +186,8 @@ class VHL(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         shape, rng = client.splits["train"].x.shape[1:], generator(client.seed, purpose="vhl")
-        x, y = virtual_data(self.h.vhl_n, tuple(shape), model.n_classes, rng)
-        client.scratch["vhl"] = x.to(client.device), y.to(client.device), client.rng("vhl", client.device)
+        made = (v.to(client.device) for v in virtual_data(self.h.vhl_n, tuple(shape), model.n_classes, rng))
+        client.scratch["vhl"] = *made, client.rng("vhl", client.device)
 
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
@@ -195,6 +195,6 @@ class VHL(Method):
         xv, yv, rng = client.scratch["vhl"]
         pick = torch.randint(len(xv), (len(x),), generator=rng, device=xv.device)
         zv, yv = model.features(xv[pick]), yv[pick]
-        hard = y if y.ndim == 1 else y.argmax(1)
-        align = supervised_contrast(torch.cat([z[0], zv]), torch.cat([hard, yv]), self.h.vhl_tau)
+        both = torch.cat([y if y.ndim == 1 else y.argmax(1), yv])
+        align = supervised_contrast(torch.cat([z[0], zv]), both, self.h.vhl_tau)
         return loss + self.h.vhl_alpha*F.cross_entropy(model.head(zv), yv) + self.h.vhl_beta*align

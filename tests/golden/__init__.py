@@ -1,0 +1,1 @@
+"""Golden numbers: what well-known implementations make of a small fixed input, kept as numbers with source."""

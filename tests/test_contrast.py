@@ -1,0 +1,190 @@
+"""MOON, FedNTD, FedDecorr: golden numbers, mutations, neutral settings, memory, sums."""
+import json
+from pathlib import Path
+import pytest
+import torch
+import torch.nn.functional as F
+import fdgnb.methods.contrast as contrast
+from conftest import bits, one_line, run
+from fdgnb.core import FdgnbError, generator
+from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.federation.toys import same
+from fdgnb.methods.contrast import decorrelation, frozen, model_contrast, not_true
+from fdgnb.methods.contrast import not_true_distillation, released_decorrelation
+from fdgnb.runs.setup import Federation
+
+ALL = ["moon", "fedntd", "feddecorr"]
+GOLDEN = Path(__file__).parent/"golden"
+draw = lambda seed, *shape: torch.randn(*shape, generator=generator(seed)).double()
+
+
+def golden(key): return json.loads((GOLDEN/f"{key}.json").read_text())
+def tensor(v): return torch.tensor(v, dtype=torch.float64)
+
+
+def with_gradient(f, x):
+    x = x.clone().requires_grad_()
+    value = f(x)
+    value.backward()
+    return value.item(), x.grad
+
+
+# ---- golden numbers of other implementations (tests/golden/contrast.py made them)
+
+def test_golden_moon():
+    g = golden("moon")
+    z, near, far, logits = (tensor(g[k]) for k in ("z", "near", "far", "logits"))
+    value, gradient = with_gradient(lambda v: model_contrast(v, near, far, g["flgo"]["tau"]), z)
+    assert abs(value - g["flgo"]["value"]) < 1e-12
+    assert torch.allclose(gradient, tensor(g["flgo"]["gradient"]))
+    mu, tau, want = (g["fedntd"][k] for k in ("mu", "tau", "value"))
+    got = F.cross_entropy(logits, torch.tensor(g["y"])) + mu*model_contrast(z, near, far, tau)
+    assert abs(got.item() - want) < 1e-12
+
+
+def test_golden_fedntd():
+    g = golden("fedntd")
+    logits, teacher, y = tensor(g["logits"]), tensor(g["teacher"]), torch.tensor(g["y"])
+    for case in g["losses"]:
+        beta, tau = case["beta"], case["tau"]
+        loss = lambda v: F.cross_entropy(v, y) + beta*not_true_distillation(v, teacher, y, tau)
+        value, gradient = with_gradient(loss, logits)
+        assert abs(value - case["value"]) < 1e-12 and torch.allclose(gradient, tensor(case["gradient"]))
+
+
+def test_golden_feddecorr():
+    "The authors' code is our released form; the printed form is about a batch size smaller."
+    g = golden("feddecorr")
+    value, gradient = with_gradient(released_decorrelation, tensor(g["z"]))
+    assert abs(value - g["value"]) < 1e-6 and torch.allclose(gradient, tensor(g["gradient"]), rtol=1e-5)
+    N, d = tensor(g["z"]).shape
+    printed = g["value"]*N/(N - 1)**2*(d - 1)/d + 1/d
+    assert abs(decorrelation(tensor(g["z"])).item() - printed) < 1e-6
+
+
+# ---- mutations under which each check fails
+
+def printed_contrast(z, near, far, tau):
+    "Eq. 3 of MOON, sample by sample."
+    cos = lambda u, v: (u @ v/u.norm()/v.norm()/tau).exp()
+    each = [-(cos(u, g)/(cos(u, g) + cos(u, p))).log() for u, g, p in zip(z, near, far)]
+    return torch.stack(each).mean()
+
+
+MUTATIONS = {
+    "as it is": lambda z, near, far, tau: model_contrast(z, near, far, tau),
+    "sign": lambda z, near, far, tau: model_contrast(z, far, near, tau),
+    "no temperature": lambda z, near, far, tau: model_contrast(z, near, far, 1.),
+    "sum, not mean": lambda z, near, far, tau: len(z)*model_contrast(z, near, far, tau)}
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_mutations_of_moon(what):
+    z, near, far = draw(1, 5, 7), draw(2, 5, 7), draw(3, 5, 7)
+    off = abs(MUTATIONS[what](z, near, far, .4) - printed_contrast(z, near, far, .4))
+    assert (off < 1e-10) == (what == "as it is")
+
+
+def true_gradient(monkeypatch=None):
+    "The gradient of FedNTD's distillation at the true classes' logits."
+    logits, teacher, y = draw(4, 6, 4).requires_grad_(), draw(5, 6, 4), torch.tensor([0, 3, 1, 1, 2, 0])
+    not_true_distillation(logits, teacher, y).backward()
+    return logits.grad[range(6), y].abs().max().item()
+
+
+def test_mutation_of_fedntd_with_the_true_class(monkeypatch):
+    assert true_gradient() == 0
+    monkeypatch.setattr(contrast, "not_true", lambda logits, y: logits)
+    assert true_gradient() > 1e-3
+
+
+def test_fedntd_is_torchs_divergence_and_not_the_reverse():
+    a, b, y = draw(6, 6, 4), draw(7, 6, 4), torch.tensor([0, 3, 1, 1, 2, 0])
+    by_torch = F.kl_div(F.log_softmax(not_true(a, y), 1), F.softmax(not_true(b, y), 1), reduction="batchmean")
+    assert torch.allclose(not_true_distillation(a, b, y), by_torch)
+    assert not torch.allclose(not_true_distillation(b, a, y), by_torch)
+
+
+def test_decorrelation_does_not_see_scale_and_shift():
+    z = draw(8, 20, 5)
+    assert torch.allclose(decorrelation(3*z + 7), decorrelation(z))
+    covariance = lambda z: (z.T @ z/len(z)).square().mean()                # mutation: not standardized
+    assert not torch.allclose(covariance(3*z + 7), covariance(z))
+
+
+@pytest.mark.parametrize("z", [torch.zeros(6, 4), torch.ones(1, 4)])
+def test_decorrelation_of_constant_features_and_single_samples(z):
+    for f in (decorrelation, released_decorrelation):
+        _, gradient = with_gradient(f, z)
+        assert gradient.isfinite().all()
+
+
+# ---- in the loop
+
+@pytest.fixture(scope="module")
+def plain(tiny): return run("fedavg", tiny)
+
+
+@pytest.mark.parametrize("name, off", [("moon", "mu"), ("fedntd", "beta"), ("feddecorr", "beta")])
+def test_without_its_term_it_is_fedavg(tiny, plain, name, off):
+    r = run(name, tiny, **{off: 0.})
+    assert same(r.fed.server.model, plain.fed.server.model)
+    assert not same(run(name, tiny).fed.server.model, plain.fed.server.model)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_unseen_client_gets_the_global_model(tiny, name):
+    r = run(name, tiny)
+    assert same(r.model_of().state_dict(), r.fed.server.model)
+
+
+SUMS = ["feddecorr+fedbr", "fedntd+fedbr", "moon+ga", "fedntd+ga", "feddecorr+ga"]
+
+
+@pytest.mark.parametrize("name", [*ALL, *SUMS])
+def test_same_bits_on_any_number_of_workers(tiny, name):
+    one, three = (run(name, tiny, workers=w) for w in (1, 3))
+    assert bits(one) == bits(three)
+
+
+def test_moon_remembers_over_a_resume_and_over_missed_rounds(tiny, tmp_path):
+    kw = dict(rounds=3, drops=((2, "inked"),))
+    whole, cls = run("moon", tiny, **kw), METHODS.get("moon")
+
+    class Breaks(cls):
+        def finish(self, server):
+            super().finish(server)
+            if server.round == 1: raise KeyboardInterrupt
+    METHODS["moon"] = Breaks
+    try:
+        with pytest.raises(KeyboardInterrupt): run("moon", tiny, out=tmp_path, **kw)
+    finally: METHODS["moon"] = cls
+    assert bits(run("moon", tiny, out=tmp_path, **kw)) == bits(whole)
+
+
+def test_moons_first_round_is_fedavgs(tiny):
+    assert same(run("moon", tiny, rounds=1).fed.server.model, run("fedavg", tiny, rounds=1).fed.server.model)
+
+
+def test_projection_head(tiny):
+    fed = Federation("moon", tiny, "blended", 1, project=16)
+    assert fed.net.feature_dim == 16 and fed.net.eval()(torch.zeros(2, 3, 28, 28)).shape == (2, 10)
+    run("moon", tiny, project=16)
+
+
+def test_a_frozen_network_does_not_change(tiny):
+    net = Federation("fedavg", tiny, "blended", 1).net.train()
+    still = frozen(net)
+    before = {k: v.clone() for k, v in still.state_dict().items()}
+    still(torch.rand(4, 3, 28, 28, generator=generator(1)))
+    assert same(before, still.state_dict()) and net.training
+
+
+BAD = [("moon", dict(tau=0.)), ("moon", dict(project=0)), ("fedntd", dict(beta=-1.)),
+       ("feddecorr", dict(penalty="max"))]
+
+
+@pytest.mark.parametrize("name, bad", BAD)
+def test_bad_values_are_refused_in_one_line(name, bad):
+    with pytest.raises(FdgnbError) as e: method_class(name)(**bad)
+    assert one_line(e) and next(iter(bad)) in str(e.value)

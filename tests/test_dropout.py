@@ -1,0 +1,132 @@
+"""FedDrop: the subnet cut out and trained alone, mutations, rates, resume, sums."""
+import pytest
+import torch
+from torch import nn
+import fdgnb.methods.dropout as dropout
+from conftest import bits, one_line, run
+from fdgnb.core import FdgnbError, generator, seeded
+from fdgnb.federation.compose import METHODS
+from fdgnb.federation.loop import Client, Server, client_update
+from fdgnb.federation.toys import same
+from fdgnb.methods.dropout import FedDrop, hidden_units
+from fdgnb.runs.setup import Federation
+from fdgnb.settings import Settings
+
+
+class Dense(nn.Module):
+    "Four inputs, ten hidden units, three classes."
+    def __init__(self, n=10, scale=1.):
+        super().__init__()
+        self.scale, self.fc1, self.bn, self.fc2 = scale, nn.Linear(4, n), nn.BatchNorm1d(n), nn.Linear(n, 3)
+
+    def forward(self, x): return self.fc2(self.bn(self.fc1(x.float())).relu()*self.scale)
+
+
+def is_the_subnet(p=.4, decay=.01):
+    "Whether FedDrop's client ends where a network of the kept units alone does, and the rest has not moved."
+    with seeded(0): net = Dense()
+    first = {k: v.clone() for k, v in net.state_dict().items()}
+    x, y = torch.randn(24, 4, generator=generator(1)), torch.arange(24) % 3
+    settings = Settings(lr=.3, batch_size=8, local_epochs=2, weight_decay=decay)
+    client = Client("a", dict(train=(x, y)), settings)
+    method = FedDrop(rates=(p,))
+    down = method.download(Server(first, ["a"], client.settings), "a")
+    up = {k[6:]: v for k, v in client_update(method, net, client, down, 0).items() if k.startswith("model.")}
+    keep = torch.rand(10, generator=client.rng("feddrop")) >= p
+    cut = lambda k, v: v[:, keep] if k == "fc2.weight" else v[keep] if v.ndim and k != "fc2.bias" else v
+    left = lambda k, v: v[:, ~keep] if k == "fc2.weight" else v[~keep]
+    with seeded(0): sub = Dense(int(keep.sum()), 1/(1 - p))
+    sub.load_state_dict({k: cut(k, v) for k, v in first.items()})
+    opt, rng = torch.optim.SGD(sub.parameters(), lr=.3, weight_decay=decay), client.rng("sample")
+    for _ in range(2):
+        for idx in torch.randperm(24, generator=rng).split(8):
+            opt.zero_grad()
+            nn.functional.cross_entropy(sub(x[idx]), y[idx]).backward()
+            opt.step()
+    hidden = [k for k, v in first.items() if v.ndim and k != "fc2.bias"]
+    trained = all(torch.allclose(cut(k, up[k]), v, atol=1e-5) for k, v in sub.state_dict().items())
+    return trained and all(torch.equal(left(k, up[k]), left(k, first[k])) for k in hidden)
+
+
+def test_a_client_trains_the_subnet_and_nothing_else(): assert is_the_subnet() and is_the_subnet(.7, 0.)
+
+
+def test_mutation_nothing_is_put_back(monkeypatch):
+    monkeypatch.setattr(dropout, "put_back", lambda *a: None)
+    assert not is_the_subnet()
+
+
+def test_mutation_wrong_units(monkeypatch):
+    "The mask on the inputs of the first layer."
+    monkeypatch.setattr(dropout, "hidden_units", lambda model: [([], "fc1")])
+    with pytest.raises((RuntimeError, IndexError, AssertionError)): assert is_the_subnet()
+
+
+def test_mutation_no_scale(monkeypatch):
+    true = torch.nn.Module.register_forward_pre_hook
+    unscaled = lambda m, hook: true(m, lambda m, x: (torch.where(hook(m, x)[0] != 0, x[0], 0.),))
+    monkeypatch.setattr(torch.nn.Module, "register_forward_pre_hook", unscaled)
+    assert not is_the_subnet()
+
+
+@pytest.fixture(scope="module")
+def plain(tiny): return run("fedavg", tiny)
+
+
+def test_rate_zero_is_fedavg(tiny, plain):
+    assert same(run("feddrop", tiny, rates=(0.,)).fed.server.model, plain.fed.server.model)
+    assert not same(run("feddrop", tiny).fed.server.model, plain.fed.server.model)
+
+
+def test_unseen_client_gets_the_whole_network(tiny):
+    r = run("feddrop", tiny)
+    assert same(r.model_of().state_dict(), r.fed.server.model)
+
+
+def test_each_client_has_its_own_rate_and_a_new_mask_in_each_round(tiny):
+    fed = Federation("feddrop", tiny, "blended", 2, rates=(0., .5, .9), lr=.05, batch_size=16)
+    first, shares, masks = fed.server.model["head.fc2.weight"], [], []
+    for c in fed.clients:
+        for r in range(2):
+            up = client_update(fed.method, fed.net, c, fed.method.download(fed.server, c.id), r)
+            masks.append((up["model.head.fc2.weight"] - first).norm(dim=0) > 0)
+        shares.append((masks[-1] | masks[-2]).float().mean().item())
+    assert shares[0] > .95 and .6 < shares[1] < .9 and shares[2] < .35
+    assert not torch.equal(masks[2], masks[3]) and not torch.equal(masks[2], masks[4])
+    assert not any(m._forward_pre_hooks for n, m in fed.net.named_modules() if n == "head.fc2")
+
+
+def test_same_bits_on_any_workers_and_after_a_resume(tiny, tmp_path):
+    kw = dict(rounds=3, rates=(.2, .5, .7))
+    whole, cls = run("feddrop", tiny, workers=1, **kw), METHODS.get("feddrop")
+    assert bits(run("feddrop", tiny, workers=3, **kw)) == bits(whole)
+
+    class Breaks(cls):
+        def finish(self, server):
+            super().finish(server)
+            if server.round == 1: raise KeyboardInterrupt
+    METHODS["feddrop"] = Breaks
+    try:
+        with pytest.raises(KeyboardInterrupt): run("feddrop", tiny, out=tmp_path, **kw)
+    finally: METHODS["feddrop"] = cls
+    assert bits(run("feddrop", tiny, out=tmp_path, **kw)) == bits(whole)
+
+
+@pytest.mark.parametrize("name", ["feddrop+ga", "feddrop+fedbn", "feddrop+tent"])
+def test_sums_run(tiny, name): assert bits(run(name, tiny)) != bits(run("fedavg", tiny))
+
+
+BAD = [dict(rates=r) for r in ((1.,), (.1, .2), (-.1,), ("a",))] + [dict(backbone="cnn4")]
+
+
+@pytest.mark.parametrize("kw", BAD)
+def test_bad_rates_and_networks_are_refused_in_one_line(tiny, kw):
+    with pytest.raises(FdgnbError) as e: Federation("feddrop", tiny, "blended", 1, **kw)
+    assert one_line(e)
+
+
+def test_hidden_units_of_a_plain_stack():
+    with seeded(0):
+        layers = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)
+    net = nn.Sequential(*layers)
+    assert hidden_units(net) == [(["0"], "2"), (["2", "3"], "4")]

@@ -1,0 +1,169 @@
+"""Tent, BatchNorm re-estimation, DSBN unseen: golden numbers, mutations, a shifted domain, sums."""
+import copy, json
+from dataclasses import replace
+from pathlib import Path
+import pytest
+import torch
+from torch import nn
+import fdgnb.methods.testtime as testtime
+from conftest import bits, one_line, run, sized
+from fdgnb.core import FdgnbError, seeded
+from fdgnb.data.domain import Domain
+from fdgnb.federation.loop import Client
+from fdgnb.federation.toys import same
+from fdgnb.methods.fdse import images
+from fdgnb.methods.testtime import BNStats, Tent, by_batch, entropy, reestimate
+from fdgnb.runs.setup import Federation
+
+GOLDEN = Path(__file__).parent/"golden"
+
+
+def golden(key): return json.loads((GOLDEN/f"{key}.json").read_text())
+
+
+def network(state):
+    "The network of tests/golden/testtime.py."
+    with seeded(0):
+        net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 2),
+                            nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    net.load_state_dict({k: torch.tensor(v, dtype=net.state_dict()[k].dtype) for k, v in state.items()})
+    return net.eval()
+
+
+def follows_tent(method):
+    "Whether three batches are answered, and the network left, as by the authors' code."
+    g, who = golden("tent"), Client("t", {})
+    net, answers = network(g["start"]), []
+    method.adapt(net, None, who)
+    with torch.no_grad():
+        for x in g["batches"]: answers.append(method.predict(net, torch.tensor(x).double(), who))
+    near = [torch.allclose(a, torch.tensor(b).double()) for a, b in zip(answers, g["answers"])]
+    return all(near) and all(torch.allclose(net.state_dict()[k], torch.tensor(v).double())
+                             for k, v in g["end"].items())
+
+
+def test_golden_tent(): assert follows_tent(Tent(tent_lr=.01))
+
+
+def test_mutation_of_the_sign(monkeypatch):
+    up = entropy
+    monkeypatch.setattr(testtime, "entropy", lambda logits: -up(logits))
+    assert not follows_tent(Tent(tent_lr=.01))
+
+
+def test_mutation_running_statistics(monkeypatch):
+    monkeypatch.setattr(testtime, "by_batch", lambda model: model.eval())
+    assert not follows_tent(Tent(tent_lr=.01))
+
+
+def test_mutation_answer_after_the_step():
+    class After(Tent):
+        def _answer(self, model, x, client):
+            super()._answer(model, x, client)
+            return model(x)
+    assert not follows_tent(After(tent_lr=.01))
+
+
+def test_golden_bnstats():
+    "One batch: the authors' layers with momentum 1 keep its statistics, ours its average."
+    g = golden("bnstats")
+    net, x = network(g["start"]), torch.tensor(g["batches"][0], dtype=torch.float64)
+    assert torch.allclose(by_batch(network(g["start"]))(x), torch.tensor(g["answers"]).double())
+    net.float()
+    reestimate(net, x.float())
+    for k, v in g["end"].items():
+        if "running" in k: assert torch.allclose(net.state_dict()[k], torch.tensor(v), atol=1e-5), k
+
+
+@pytest.mark.parametrize("prior", [0., 5., 1e12])
+def test_the_sources_statistics_weigh_so_many_samples(prior):
+    g = golden("bnstats")
+    x = torch.tensor(g["batches"][0])
+    alone, mixed = network(g["start"]).float(), network(g["start"]).float()
+    reestimate(alone, x)
+    reestimate(mixed, x, prior)
+    old = network(g["start"]).float().state_dict()
+    for k in old:
+        if "running" not in k: continue
+        want = (prior*old[k] + 5*alone.state_dict()[k])/(prior + 5)
+        assert torch.allclose(mixed.state_dict()[k], want, rtol=1e-4), k
+
+
+def test_tent_leaves_all_but_scale_and_shift():
+    g, who, method = golden("tent"), Client("t", {}), Tent(tent_lr=.1)
+    net = network(g["start"])
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    method.adapt(net, None, who)
+    method.predict(net, torch.tensor(g["batches"][0]).double(), who)
+    moved = {k for k, v in net.state_dict().items() if not torch.equal(v, before[k]) and "tracked" not in k}
+    assert moved == {"1.weight", "1.bias", "4.weight", "4.bias"}
+
+
+# ---- digits whose brightness and contrast are changed
+
+@pytest.fixture(scope="module")
+def shifted(small):
+    from fdgnb import get_dataset
+    inked = get_dataset("digits")["inked"]
+    sources = sized(small, optical=60, inked=60).domains
+    dark = Domain("shifted", (inked.x[60:140]*.4 + 90).round().to(torch.uint8), inked.y[60:140])
+    return replace(small, domains=sources | dict(shifted=dark))
+
+
+KW = dict(target="shifted", rounds=6, local_epochs=4)
+
+
+@pytest.fixture(scope="module")
+def trained(shifted): return run("fedavg", shifted, **KW)
+
+
+def errors(how, r, passes=1):
+    "(error, mean entropy) of the unseen client's samples."
+    client, net = r.fed.target_client, copy.deepcopy(r.fed.net)
+    client.scratch = {}
+    how.receive(net, client, how.download(r.fed.server, client.id))
+    split = client.splits["target"]
+    how.adapt(net.eval(), split.samples(), client)
+    with torch.no_grad():
+        for _ in range(passes): logits = how.predict(net, images(split.samples(), "cpu"), client)
+    y = split.y[split.index]
+    return (logits.argmax(1) != y).float().mean().item(), entropy(logits).mean().item()
+
+
+def test_tent_lowers_entropy_and_error_on_shifted_digits(trained):
+    tent = Tent(tent_lr=5e-3, tent_batch=20)
+    (plain, _), (stats, _) = errors(type(trained.fed.method)(), trained), errors(BNStats(), trained)
+    (first, high), (later, low) = errors(tent, trained), errors(tent, trained, passes=6)
+    assert max(stats, first, later) < plain - .1 and low < high
+
+
+def test_training_is_not_touched(shifted, tiny):
+    for base in ("fedavg", "ga"):
+        for top in ("tent", "bnstats"):
+            name = top if base == "fedavg" else f"{base}+{top}"
+            assert bits(run(name, tiny)) == bits(run(base, tiny))
+
+
+@pytest.mark.parametrize("name", ["tent", "bnstats", "dsbn", "fedbn+bnstats", "fdse+tent", "fdse+dsbn"])
+def test_adapted_is_a_point_of_its_own_and_alike_on_any_workers(tiny, name):
+    rows = [run(name, tiny, rounds=1, eval_every=1, workers=w).rows for w in (1, 3)]
+    assert rows[0] == rows[1]
+    points = [r[3] for r in rows[0] if r[1] == "blended"]
+    assert "adapted" in points and "aggregated" in points
+
+
+def test_unseen_client_holds_the_global_model_until_it_adapts(tiny):
+    for name in ("tent", "bnstats"):
+        r = run(name, tiny)
+        assert same(r.model_of().state_dict(), r.fed.server.model)
+
+
+def test_two_answers_or_no_batchnorm_are_refused_in_one_line(tiny):
+    for name, kw in (("dsbn+tent", {}), ("tent", dict(backbone="cnn4"))):
+        with pytest.raises(FdgnbError) as e: Federation(name, tiny, "blended", 1, **kw)
+        assert one_line(e)
+
+
+def test_a_single_sample_is_answered(tiny):
+    one = sized(tiny, optical=60, inked=30, blended=1)
+    for name in ("tent", "bnstats", "dsbn"): run(name, one, rounds=1, eval_every=1)
