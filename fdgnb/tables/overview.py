@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['VENUE', 'ARXIV', 'UNDEFINED', 'ROWS', 'ablation', 'component', 'HUNDRED', 'GIVEN', 'BENEATH', 'LEFT', 'DATA', 'NETS',
-           'TARGETS', 'MEANS', 'UNSEEN', 'cited', 'title', 'page_of', 'home', 'hook_matrix', 'statement_rows',
-           'code_rows', 'code_size', 'reference', 'trial', 'kept', 'traffic', 'is_personal', 'measured', 'in_units',
-           'target_use', 'overview_row', 'overview', 'published', 'joined', 'key_of', 'row_run', 'row_map']
+           'TARGETS', 'MEANS', 'UNSEEN', 'cited', 'title', 'page_of', 'home', 'hook_matrix', 'code_rows', 'code_size',
+           'reference', 'trial', 'kept', 'traffic', 'is_personal', 'measured', 'in_units', 'target_use', 'overview_row',
+           'overview', 'published', 'joined', 'key_of', 'row_run', 'row_map']
 
 # %% ../../nbs/tables/03_overview.ipynb #over0005
 import ast, inspect, re, sys, textwrap
@@ -16,9 +16,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 from ..core import FdgnbError, echo, nearest
-from ..vectors import nbytes, part
-from ..data.catalogue import DATASETS, get_dataset
-from ..federation.compose import METHODS, Sum, hooks_of, method_class, own_classes
+from ..data.catalogue import get_dataset
+from ..federation.compose import METHODS, Sum, hooks_of
 from ..federation.loop import HOOKS
 from ..federation.toys import slice_of
 from ..methods import fdse, fedbr
@@ -65,26 +64,23 @@ def hook_matrix(keys=None):
     return pd.DataFrame({h: {k: cell(own, h) for k, own in rows.items()} for h in HOOKS}, dtype=int)
 
 # %% ../../nbs/tables/03_overview.ipynb #over0017
-def statement_rows(node):
-    "The lines of a statement: all of a simple one, the head of one with a body; none of a docstring."
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant): return set()
-    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-    body = getattr(node, "body", None)
-    last = max(node.lineno, body[0].lineno - 1) if isinstance(body, list) else node.end_lineno
-    return set(range(first, last + 1))
-
-
-def code_rows(tree):
-    "The lines of all statements below a node of the syntax."
-    return {r for n in ast.walk(tree) if isinstance(n, ast.stmt) for r in statement_rows(n)}
+def code_rows(source):
+    "The lines of a source, from 1, that are neither blank nor comment nor docstring."
+    nodes = ast.walk(ast.parse(source))
+    said = [n for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    doc = {r for n in said for r in range(n.lineno, n.end_lineno + 1)}
+    lines = enumerate(source.splitlines(), 1)
+    return {r for r, line in lines if r not in doc and line.strip() and not line.lstrip().startswith("#")}
 
 
 def code_size(cls):
     "(lines of a method's own class, lines of its functions); of a sum, those of its parts."
     if issubclass(cls, Sum): return tuple(map(sum, zip(*map(code_size, cls.parts.values()))))
-    whole, = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    functions = [n for n in whole.body if isinstance(n, ast.FunctionDef)]
-    return len(code_rows(ast.Module([whole], []))), len(set().union(*map(code_rows, functions), ()))
+    source = textwrap.dedent(inspect.getsource(cls))
+    first = lambda f: min([f.lineno, *(d.lineno for d in f.decorator_list)])
+    functions = [f for f in ast.parse(source).body[0].body if isinstance(f, ast.FunctionDef)]
+    inside = {r for f in functions for r in range(first(f), f.end_lineno + 1)}
+    return len(rows := code_rows(source)), len(rows & inside)
 
 # %% ../../nbs/tables/03_overview.ipynb #over0021
 @cache
