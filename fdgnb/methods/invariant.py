@@ -64,8 +64,8 @@ class DANN(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         k, of = (int(download[f"scalars.dann.{v}"]) for v in ("k", "of"))
-        D = discriminator(model.feature_dim, self.h.dann_width, of).to(client.device)
-        client.scratch["dann"] = k, *own_copy(D, part(download, "stats.dann"), client.lr)
+        with seeded(client.seed, "dann"): D = discriminator(model.feature_dim, self.h.dann_width, of)
+        client.scratch["dann"] = k, *own_copy(D.to(client.device), part(download, "stats.dann"), client.lr)
 
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
@@ -249,8 +249,9 @@ class FedADG(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         d, s = model.feature_dim, client.settings
-        with seeded(client.seed, f"fedadg {client.id}"): D = verdict(d).to(client.device)
-        G = feature_generator(self.h.adg_noise, model.n_classes, d).to(client.device)
+        with seeded(client.seed, f"fedadg {client.id}"):
+            D = verdict(d).to(client.device)
+            G = feature_generator(self.h.adg_noise, model.n_classes, d).to(client.device)
         work = s.local_steps*s.batch_size if s.local_steps else client.n()*s.local_epochs
         client.scratch |= {"adg.D": own_copy(D, part(client.state, "fedadg") or D.state_dict(), client.lr),
                            "adg.G": own_copy(G, part(download, "stats.fedadg"), client.lr),
