@@ -18,22 +18,26 @@ def lines(prefix):
 
 
 def listed(file):
-    "The list as it stands in the file (in a notebook, as JSON)."
-    text = "\n".join([BEGIN, *lines(FILES[file]), END])
-    return ",\n    ".join(json.dumps(l + "\n", ensure_ascii=False) for l in text.split("\n"))[:-3] + '"' if (
-        file.endswith(".ipynb")) else text
+    "The list as it stands in a file."
+    return "\n".join([BEGIN, *lines(FILES[file]), END])
 
 
-def rewritten(text, prefix):
+def text_of(file):
+    "A file's text; of a notebook, of its cells."
+    text = (ROOT/file).read_text()
+    return "\n\n".join("".join(c["source"]) for c in json.loads(text)["cells"]) if "{" == text[0] else text
+
+
+def rewritten(file, text):
     "A text with the list between its marks."
     before, rest = text.split(BEGIN)
-    return before + "\n".join([BEGIN, *lines(prefix), END]) + rest.split(END)[1]
+    return before + listed(file) + rest.split(END)[1]
 
 
 if __name__ == "__main__":
-    (ROOT/"README.md").write_text(rewritten((ROOT/"README.md").read_text(), FILES["README.md"]))
+    (ROOT/"README.md").write_text(rewritten("README.md", text_of("README.md")))
     page = ROOT/"nbs/index.ipynb"
     nb = json.loads(page.read_text())
     cell, = (c for c in nb["cells"] if BEGIN in "".join(c["source"]))
-    cell["source"] = rewritten("".join(cell["source"]), FILES["nbs/index.ipynb"]).splitlines(keepends=True)
+    cell["source"] = rewritten("nbs/index.ipynb", "".join(cell["source"])).splitlines(keepends=True)
     page.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + "\n")

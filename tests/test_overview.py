@@ -1,5 +1,4 @@
 """The map of the published rows, the lists of methods in README and index, and what the table measures."""
-import json
 from pathlib import Path
 import pytest
 from fdgnb.core import FdgnbError
@@ -9,7 +8,7 @@ from fdgnb.runs.records import flops
 from fdgnb.runs.setup import arguments
 from fdgnb.federation.compose import method_class
 from fdgnb.tables.overview import LEFT, home, is_personal, key_of, published, row_map, row_run, trial
-from lists import FILES, listed
+from lists import FILES, listed, text_of
 from pairs import outcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,7 +78,7 @@ def test_rows_with_hyper_parameters_run_a_round(row):
 
 @pytest.mark.parametrize("file", FILES)
 def test_lists_of_methods_are_those_of_the_registry(file):
-    assert listed(file) in (ROOT/file).read_text(), "python tests/lists.py writes them"
+    assert listed(file) in text_of(file), "python tests/lists.py writes them"
 
 
 def test_every_page_of_the_registry_is_there():

@@ -5,12 +5,13 @@ from fdgnb.federation.compose import METHODS, method_class
 from fdgnb.tables.overview import row_map
 from pairs import REASONS, outcome, pairs, reason
 
-RUN = """arfl+tent am+fedmix ccst+dsbn consistency+fedadam dann+fedbn ditto+moon dsbn+tent dse+fedprox
+RUN = """arfl+tent am+fedmix ccst+dsbn consistency+fedadam dann+fedbn ditto+moon bnstats+dsbn dse+fedprox
     elcfs+fedcm fdse+mixup fedasam+rsc fedavg+scaffold feddecorr+fedsr feddrop+fedgma feddyn+local
-    fedfa+harmofl fediir+fednova fedka+mixup fednova+vhl fedntd+lgfedavg fedsam+fedyogi fedsb+groupdro
+    fedfa+harmofl fediir+fednova fedka+mixup fednova+vhl fedntd+lgfedavg fedsam+fedyogi budget+groupdro
     bnstats+partialfed fedadg+labelsmoothing""".split()
 REFUSED = {"disentangler+fdann": "one of them contains the other", "budget+fedsb": "they share a part",
-           "arfl+fedheal": "both replace the same hook", "noeval+tent": "their hooks need contrary orders"}
+           "arfl+fedheal": "both replace the same hook",
+           "dsbn+tent": "both replace the same hook", "noeval+tent": "their hooks need contrary orders"}
 SUMS = sorted({k for k in row_map().key if "+" in k})
 
 

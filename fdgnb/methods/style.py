@@ -324,8 +324,8 @@ class CCST(Method):
         client.scratch |= {"ccst": bank, "ccst.plan": plan}                          # 0: the own style
 
     def sample(self, client, rng):
-        first = torch.zeros(client.n(), 1, dtype=torch.int64)                      # before a run is checked
-        plan, steps = client.scratch.get("ccst.plan", first), client.settings.local_steps
+        plan = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1).long())    # without: a check of sizes
+        steps = client.settings.local_steps
         for v in range(1 if steps else plan.shape[1]):
             for i, idx in enumerate(super().sample(client, rng)):
                 client.scratch["ccst.view"] = plan[idx, (i if steps else v) % plan.shape[1]]

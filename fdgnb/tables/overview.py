@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from ..core import FdgnbError, echo, nearest
 from ..data.catalogue import get_dataset
-from ..federation.compose import METHODS, Sum, hooks_of
+from ..federation.compose import METHODS, Sum, hooks_of, hyper_names
 from ..federation.loop import HOOKS
 from ..federation.toys import slice_of
 from ..methods import fdse, fedbr
@@ -89,14 +89,16 @@ def reference(images=24):
     return slice_of(get_dataset("digits"), images)
 
 
-LIGHT = dict(vhl=dict(vhl_n=64))                    # made anew each round, however few the steps
+# where a method sets samples or a pass of its own: as few as the batch
+LIGHT = dict(S=8, samples=8, target_samples=8, mmd_batch=8, votes=16, vhl_n=64)
 
 
 def trial(key, images=24, **given):
     "Two rounds of a method, one local step each."
     usual = dict(target="blended", rounds=2, local_steps=1, batch_size=8, lr=.01, eval_every=0, workers=1,
                  progress=False)
-    return fit(key, reference(images), **usual | LIGHT.get(key, {}) | given)
+    own = hyper_names(METHODS.get(key))
+    return fit(key, reference(images), **usual | {k: v for k, v in LIGHT.items() if k in own} | given)
 
 
 def kept(state):
