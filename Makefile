@@ -16,7 +16,7 @@ PROTOCOL ?=
 SCALE ?=
 OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 
-.PHONY: install run text test fuzz notebooks reports bench lab clean
+.PHONY: install run text test fuzz pairs notebooks reports bench lab clean
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -53,6 +53,10 @@ test: install text
 # on four cores: make fuzz PROCESSES=4
 fuzz: install
 	cd tests && ../$(BIN)/python fuzz.py $(or $(N),5000) $(or $(PROCESSES),2)
+
+# every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
+pairs: install
+	$(BIN)/python tests/pairs.py $(ONLY)
 
 # the committed outputs of pages, slow cells included: make notebooks NB="federation/01_loop add"
 notebooks: install

@@ -1,0 +1,72 @@
+"""All pairs of methods: each runs a round on a few images, or is refused for a reason of this list.
+
+`python tests/pairs.py` (`make pairs`) runs all of them, `python tests/pairs.py tent` those with a key; it
+prints what was refused and why, and fails on anything else. CI takes a sample: tests/test_pairs.py.
+"""
+import argparse, collections, itertools, os, re, sys
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import torch
+from joblib import Parallel, delayed
+import fdgnb
+from digests import data
+from fdgnb.core import FdgnbError
+from fdgnb.federation.compose import METHODS, hyper_names, method_class
+
+REASONS = {                                             # why a sum may be refused -> how the refusal reads
+    "one of them contains the other": r"'[\w+]+' cannot be combined: '\w+' already contains '\w+'",
+    "they share a part": r"'[\w+]+' cannot be combined: '\w+' is in it twice",
+    "both replace the same hook": r"'\w+' and '\w+' cannot be combined: both replace the hook '\w+'",
+    "their hooks need contrary orders": r"'[\w+]+' cannot be combined: their hooks need contrary orders",
+}
+LIGHT = dict(vhl_n=64, mmd_batch=8, votes=16, samples=16, target_samples=16)      # where a method has them
+TINY = dict(target="t", rounds=1, seed=3, lr=.01, batch_size=8, local_steps=1, eval_every=0, workers=1,
+            progress=False)
+
+
+def light(key):
+    "The hyper-parameters of a method that make it small."
+    own = hyper_names(method_class(key))
+    return {k: v for k, v in LIGHT.items() if k in own}
+
+
+def reason(error):
+    "The reason of the list that a refusal is; AssertionError where it is none, or longer than a line."
+    found = [why for why, text in REASONS.items() if re.fullmatch(text, str(error))]
+    assert found, f"not on the list: {error}"
+    return found[0]
+
+
+def outcome(key, **given):
+    "'' where a method runs a round with finite weights, else the reason for which it is refused."
+    try: method_class(key)
+    except FdgnbError as e: return reason(e)
+    run = fdgnb.fit(key, data(n=12), **TINY | light(key) | given)
+    state = run.model.state_dict()
+    assert all(torch.isfinite(v).all() for v in state.values() if v.is_floating_point()), "not finite"
+    return ""
+
+
+def pairs(only=""):
+    "All pairs of registered methods, or those with one of them."
+    return [f"{a}+{b}" for a, b in itertools.combinations(METHODS.names(), 2) if only in ("", a, b)]
+
+
+def tried(key):
+    "(key, what came of it, whether that is a failure)."
+    torch.set_num_threads(1)
+    try: return key, outcome(key), False
+    except Exception as e: return key, f"{type(e).__name__}: {e}", True             # each pair is reported
+
+
+if __name__ == "__main__":
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("only", nargs="?", default="", help="pairs with this method only")
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
+    a = p.parse_args()
+    count, bad = collections.Counter(), []
+    for key, why, failed in Parallel(a.jobs, return_as="generator")(map(delayed(tried), pairs(a.only))):
+        count["FAILED" if failed else why or "ran a round"] += 1
+        if failed: bad.append(key)
+        if why: print(f"{key:28} {why}", flush=True)
+    for why, n in count.most_common(): print(f"{n:5} {why}")
+    sys.exit(bool(bad))

@@ -1,0 +1,105 @@
+"""For every registered key: the same bits on any workers and after a stop, an unseen client's network, the
+checkpoint, the ledger, bfloat16; and no key does at its default values what another one does."""
+import collections, hashlib, statistics
+import pytest
+import torch
+import fdgnb
+from conftest import bits
+from digests import data, hashed
+from fdgnb.federation.compose import METHODS, Sum
+from fdgnb.federation.loop import client_offer, client_update, downloads, offering, server_gather
+from fdgnb.runs.setup import Federation
+from fdgnb.tables.overview import code_size
+from pairs import TINY, light
+
+KEYS = METHODS.names()
+FINAL = """fedavg fedprox scaffold feddyn fednova fedcm fedadam fedyogi fedadagrad fedsam fedasam arfl groupdro
+    fedheal fedgma local lgfedavg fedbn dsbn ditto partialfed moon fedntd feddecorr dann fedsr fediir fedadg
+    rsc mixup fedmix am vhl elcfs harmofl ccst fedfa tent bnstats feddrop fedsb ga fedka fedbr
+    fdse""".split()
+each = pytest.mark.parametrize("key", KEYS)
+small = pytest.fixture(scope="module")(lambda: data(n=12))
+
+
+def short(key, data, **given): return fdgnb.fit(key, data, **TINY | dict(rounds=2) | light(key) | given)
+
+
+def test_all_keys_are_registered(): assert not {*FINAL} - {*KEYS}
+
+
+@each
+def test_same_bits_on_any_workers_and_after_a_stop(key, small, tmp_path):
+    whole = short(key, small)
+    stopped = short(key, small, workers=3, out=tmp_path, callbacks=[lambda run, rows: True])
+    assert stopped.round == 1
+    resumed = short(key, small, workers=2, out=tmp_path)
+    assert bits(resumed) == bits(whole) and resumed.book.rows == whole.book.rows
+    unseen, kept = whole.model, fdgnb.load(tmp_path).model_of(rule="last")       # as the folder has it
+    x = torch.rand(3, 3, 28, 28, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(): logits = unseen(x)
+    assert logits.shape == (3, 4) and logits.isfinite().all() and not unseen.training
+    states = unseen.state_dict(), kept.state_dict()
+    assert sorted(map(hashed, states[0].values())) == sorted(map(hashed, states[1].values()))
+
+
+def by_hand(key, data):
+    "Bytes of the payloads of a first round, {(client, direction): bytes}, of a round that is played here."
+    f, out = Federation(key, data, **{k: v for k, v in TINY.items() if k not in ("workers", "progress")},
+                        **light(key)), collections.Counter()
+    size = lambda payload: sum(v.numel()*v.element_size() for v in payload.values())
+    down = downloads(f.method, f.server)
+    if offering(f.method, 0):
+        offers = [(c.id, client_offer(f.method, f.net, c, down[c.id], 0)) for c in f.clients]
+        for k, offer in offers: out[k, "up"] += size(offer)
+        had, down = down, server_gather(f.method, f.server, offers, 0)
+        for k, payload in had.items():
+            out[k, "down"] += size(payload)                       # what is sent again unchanged is not counted
+            down = down | {k: down[k]}
+            same = {q for q, v in payload.items() if q in down[k] and torch.equal(v, down[k][q])}
+            out[k, "down"] -= size({q: v for q, v in down[k].items() if q in same})
+    for k, payload in down.items(): out[k, "down"] += size(payload)
+    for c in f.clients: out[c.id, "up"] += size(client_update(f.method, f.net, c, down[c.id], 0))
+    return {k: n for k, n in out.items() if n}
+
+
+@each
+def test_the_ledger_counts_the_payloads(key, small):
+    first = short(key, small, rounds=1).ledger.query("round == 1")
+    assert first.groupby(["client", "direction"])["bytes"].sum().to_dict() == by_hand(key, small)
+
+
+@each
+@pytest.mark.filterwarnings("ignore:precision='bfloat16'")
+def test_bfloat16(key, small):
+    state = short(key, small, rounds=1, precision="bfloat16").model.state_dict()
+    assert all(v.isfinite().all() and v.dtype == torch.float32 for v in state.values() if v.is_floating_point())
+
+
+# ---- no two keys are one
+
+SAME = {                                                # keys of one digest -> why they agree here
+    frozenset(("fedavg", "bnstats", "tent", "noeval")): "they act when a model is tried, not in training",
+}
+
+
+def print_of(key, data):
+    "A digest of the networks of every client and the unseen one after two rounds at default values."
+    run = fdgnb.fit(key, data, **TINY | dict(rounds=2, local_steps=None, lr=.05) | dict(
+        {k: v for k, v in light(key).items() if k == "vhl_n"}))
+    nets = (run.model_of(k).state_dict() for k in (None, *(c.id for c in run.fed.clients)))
+    each = sorted(hashed(v) for s in nets for v in s.values())
+    return hashlib.blake2b(b"".join(each), digest_size=16).hexdigest()
+
+
+def test_every_key_differs_from_every_other_by_default(small):
+    prints = collections.defaultdict(set)
+    for key in KEYS: prints[print_of(key, small)].add(key)
+    alike = {frozenset(keys) for keys in prints.values() if len(keys) > 1}
+    assert alike == set(SAME)
+
+
+def test_methods_are_short():
+    "Declarations count for FedProx and SCAFFOLD; the median is over the functions alone."
+    whole = {k: code_size(METHODS[k])[0] for k in KEYS}
+    assert whole["fedprox"] <= 8 and whole["scaffold"] <= 27
+    assert statistics.median(code_size(METHODS[k])[1] for k in KEYS if not issubclass(METHODS[k], Sum)) <= 15
