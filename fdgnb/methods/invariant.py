@@ -47,7 +47,7 @@ class DANN(Method):
     class Hyper:
         dann_lam: float = hp(.01, "weight of the discriminator's loss; 0: FedAvg", low=0.,
                              source="FedBR's code: 0.01 of .01, .1, 1")
-        dann_width: int = hp(256, "width of the discriminator", low=1, source="FedBR's code")
+        dann_width: int = hp(256, "width of the discriminator", low=1, high=2**14, source="FedBR's code")
 
     def setup(self, server):
         super().setup(server)
@@ -65,8 +65,8 @@ class DANN(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         k, of = (int(download[f"scalars.dann.{v}"]) for v in ("k", "of"))
-        with seeded(client.seed, "dann"): D = discriminator(model.feature_dim, self.h.dann_width, of)
-        client.scratch["dann"] = k, *own_copy(D.to(client.device), part(download, "stats.dann"), client.lr)
+        make = lambda: discriminator(model.feature_dim, self.h.dann_width, of)
+        client.scratch["dann"] = k, *own_copy(make, part(download, "stats.dann"), client.lr, client.device)
 
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
@@ -234,7 +234,8 @@ class FedADG(Method):
     class Hyper:
         adg_lam: float = hp(.15, "weight of the discriminator's verdict; 0: FedAvg", low=0., high=1.,
                             source="FedADG's code")
-        adg_noise: int = hp(64, "size of the generator's noise", low=1, source="ours; FedADG's code: 2048")
+        adg_noise: int = hp(64, "size of the generator's noise", low=1, high=2**14,
+                            source="ours; FedADG's code: 2048")
         adg_warm: float = hp(.3, "share of a round's samples that train on the labels alone", low=0., high=1.,
                              source="FedADG's code: 3 of 10 epochs")
 
@@ -251,12 +252,12 @@ class FedADG(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         d, s = model.feature_dim, client.settings
-        with seeded(client.seed, f"fedadg {client.id}"):
-            D = verdict(d).to(client.device)
-            G = feature_generator(self.h.adg_noise, model.n_classes, d).to(client.device)
+        if not (first := part(client.state, "fedadg")):
+            with seeded(client.seed, f"fedadg {client.id}"): first = verdict(d).state_dict()
+        G, how = lambda: feature_generator(self.h.adg_noise, model.n_classes, d), (client.lr, client.device)
         work = s.local_steps*s.batch_size if s.local_steps else client.n()*s.local_epochs
-        client.scratch |= {"adg.D": own_copy(D, part(client.state, "fedadg") or D.state_dict(), client.lr),
-                           "adg.G": own_copy(G, part(download, "stats.fedadg"), client.lr),
+        client.scratch |= {"adg.D": own_copy(lambda: verdict(d), first, *how),
+                           "adg.G": own_copy(G, part(download, "stats.fedadg"), *how),
                            "adg.rng": client.rng("fedadg", client.device), "adg.warm": self.h.adg_warm*work}
 
     def loss(self, model, x, y, client):
