@@ -463,7 +463,7 @@ def test_variants(tiny, trained):
 
 
 def test_differences():
-    "Every entry can start; each differs in one hyper-parameter, two parts of releases in two, or the variant."
+    "Every entry can start; each differs in one hyper-parameter, two of the releases in two, or the variant."
     labels, settings = list(fdse.DIFFERENCES), {f.name for f in dataclasses.fields(Settings)}
     assert labels[0] == "as printed" and fdse.DIFFERENCES["as printed"] == ("fdse", {})
     for label, (name, h) in fdse.DIFFERENCES.items():
