@@ -450,12 +450,13 @@ def test_variants(tiny, trained):
 
 
 def test_differences():
-    "Every entry can start; all but the controls differ from the first in one hyper-parameter or the variant."
+    "Every entry can start; each differs in one hyper-parameter, two of the releases in two, or the variant."
     labels, settings = list(fdse.DIFFERENCES), {f.name for f in dataclasses.fields(Settings)}
     assert labels[0] == "as printed" and fdse.DIFFERENCES["as printed"] == ("fdse", {})
     for label, (name, h) in fdse.DIFFERENCES.items():
         METHODS.get(name)(**{k: v for k, v in h.items() if k not in settings})
-        assert len(h) == (2 if "latest" in label else 1) or not h
+        two = label in ("penalty of the latest release", "block of the first release")
+        assert len(h) == 1 + two or not h
 
 
 BAD = [(dict(tau=-1.), "tau=-1.0 is out of range"), (dict(penalty="v3"), "did you mean"),
