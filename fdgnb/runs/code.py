@@ -157,6 +157,7 @@ class Reached:
     "The code that some roots go through: `units` {unit: {name: what it says}}, `libraries` {name: version}."
     def __init__(self, roots, own="fdgnb"):
         self.own, self.units, self.libraries, self.seen, self.todo = own, {}, {}, {}, list(roots)
+        self.ours = [m for k, m in list(sys.modules.items()) if k.split(".")[0] == own and m is not None]
         while self.todo: self.visit(self.todo.pop())
 
     def visit(self, o, unit=None):
@@ -240,9 +241,8 @@ def members(v):
 def assigned(self, f, name, v):
     "The statements that assign `v` to a name where `f`, or a module of ours, has it; else what it holds."
     if constant(v) or isinstance(v, ModuleType) or hasattr(v, "__qualname__"): return value_of(v)
-    ours = [m for k, m in list(sys.modules.items()) if k.split(".")[0] == self.own and m is not None]
     places = [(f.__code__.co_filename, f.__globals__)]
-    places += [(m.__file__, vars(m)) for m in ours if vars(m).get(name) is v]
+    places += [(m.__file__, vars(m)) for m in self.ours if vars(m).get(name) is v]
     for file, space in places:
         if nodes := source(file, space)[2].get(name):
             named = {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)}
