@@ -165,7 +165,8 @@ class Reached:
         if wraps(o):
             inner = "fget", "fset", "func", "__func__", "__wrapped__"
             self.todo += [v for v in (getattr(o, k, None) for k in inner) if v is not None]
-        if isinstance(o, partial): self.todo += [v for w in (*o.args, *o.keywords.values()) for v in members(w)]
+        given = (*o.args, *o.keywords.values()) if isinstance(o, partial) else ()
+        self.todo += [v for w in given for v in members(w)]
         if isinstance(o, MethodType): return self.todo.append(o.__func__)
         if not isinstance(o, (type, FunctionType)) or id(o) in self.seen or self.foreign(home_of(o)): return
         self.seen[id(o)] = o
