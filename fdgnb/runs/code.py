@@ -157,6 +157,7 @@ class Reached:
     "The code that some roots go through: `units` {unit: {name: what it says}}, `libraries` {name: version}."
     def __init__(self, roots, own="fdgnb"):
         self.own, self.units, self.libraries, self.seen, self.todo = own, {}, {}, {}, list(roots)
+        self.ours = [m for k, m in list(sys.modules.items()) if k.split(".")[0] == own and m is not None]
         while self.todo: self.visit(self.todo.pop())
 
     def visit(self, o, unit=None):
@@ -164,7 +165,8 @@ class Reached:
         if wraps(o):
             inner = "fget", "fset", "func", "__func__", "__wrapped__"
             self.todo += [v for v in (getattr(o, k, None) for k in inner) if v is not None]
-        if isinstance(o, partial): self.todo += [v for w in (*o.args, *o.keywords.values()) for v in members(w)]
+        given = (*o.args, *o.keywords.values()) if isinstance(o, partial) else ()
+        self.todo += [v for w in given for v in members(w)]
         if isinstance(o, MethodType): return self.todo.append(o.__func__)
         if not isinstance(o, (type, FunctionType)) or id(o) in self.seen or self.foreign(home_of(o)): return
         self.seen[id(o)] = o
@@ -240,9 +242,8 @@ def members(v):
 def assigned(self, f, name, v):
     "The statements that assign `v` to a name where `f`, or a module of ours, has it; else what it holds."
     if constant(v) or isinstance(v, ModuleType) or hasattr(v, "__qualname__"): return value_of(v)
-    ours = [m for k, m in list(sys.modules.items()) if k.split(".")[0] == self.own and m is not None]
     places = [(f.__code__.co_filename, f.__globals__)]
-    places += [(m.__file__, vars(m)) for m in ours if vars(m).get(name) is v]
+    places += [(m.__file__, vars(m)) for m in self.ours if vars(m).get(name) is v]
     for file, space in places:
         if nodes := source(file, space)[2].get(name):
             named = {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)}
