@@ -7,7 +7,7 @@ import torch
 import fdgnb
 from conftest import bits, broken_off, cut, run
 from fdgnb import Dataset, Domain, FdgnbError, Method, method
-from fdgnb.federation.compose import METHODS
+from fdgnb.federation.compose import METHODS, method_class
 from fdgnb.runs.checkpoints import load_checkpoint
 from fdgnb.runs.fit import Run, reserve_folder
 from fdgnb.runs.setup import Federation
@@ -349,3 +349,14 @@ def test_papermill_passes_its_parameters(tmp_path):
     args = [r["args"] for r in records]
     assert [(a["method"], a["rounds"]) for a in args] == [("fdse", 1), ("fedavg", 1)]
     assert args[0]["hyper"] != args[1]["hyper"]
+
+
+SIZES = "fdse.G fdse.dw fedsb.S fedbr.m fedbr.K fedsr.z_dim dann.dann_width fedadg.adg_noise vhl.vhl_n"
+
+
+@pytest.mark.parametrize("name", SIZES.split())
+def test_a_size_beyond_any_memory_is_refused(name):
+    "Before anything of that size is made."
+    which, _, k = name.partition(".")
+    with pytest.raises(FdgnbError, match=f"{k}=2147483647 is out of range"):
+        method_class(which)(**{k: 2**31 - 1})
