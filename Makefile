@@ -49,9 +49,10 @@ test: install text
 	cd nbs && nbdev_test --n_workers 2
 	$(BIN)/python -m pytest -n 2
 
-# 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; make fuzz N=500 for fewer
+# 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; fewer: make fuzz N=500;
+# on four cores: make fuzz PROCESSES=4
 fuzz: install
-	cd tests && ../$(BIN)/python fuzz.py $(or $(N),5000)
+	cd tests && ../$(BIN)/python fuzz.py $(or $(N),5000) $(or $(PROCESSES),2)
 
 # every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
 pairs: install

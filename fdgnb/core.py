@@ -111,7 +111,8 @@ class drawing_from(TorchFunctionMode):
 
     def __torch_function__(self, f, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if f in self.draws and kwargs.get("generator") is None: kwargs = kwargs | dict(generator=self.rng)
+        is_draw = f in self.draws or getattr(f, "__name__", None) in self.first.split()     # wrapped: by name
+        if is_draw and kwargs.get("generator") is None: kwargs = kwargs | dict(generator=self.rng)
         return f(*args, **kwargs)
 
 

@@ -35,8 +35,9 @@ LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 
 
 def kind_of(f):
-    "The type a field is declared with."
-    return getattr(builtins, f.type, object) if isinstance(f.type, str) else f.type or object
+    "The type a field is declared with; outside a class, where none is, that of its default."
+    if f.type is None: return object if f.default in (None, ...) else type(f.default)
+    return getattr(builtins, f.type, object) if isinstance(f.type, str) else f.type
 
 
 def bounds(f):

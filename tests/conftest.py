@@ -35,6 +35,20 @@ def bits(run, only=""):
     return digest({f"{o}.{k}": v for o, owner in owners for k, v in owner.state.items() if kept(k, v)})
 
 
+def broken_off(monkeypatch, after, call):
+    "The call, ended by Ctrl-C once so many rounds are saved."
+    page = sys.modules["fdgnb.runs.fit"]                              # fdgnb.fit is the function
+    saved, write = [], page.checkpoint
+    def checkpoint(run):
+        write(run)
+        saved.append(run.round)
+        if run.round == after: raise KeyboardInterrupt
+    monkeypatch.setattr(page, "checkpoint", checkpoint)
+    with pytest.raises(KeyboardInterrupt): call()
+    monkeypatch.undo()
+    assert saved == list(range(1, after + 1))
+
+
 def python(code, **kw):
     "Run some code in a new process: what it printed, and how it ended."
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **kw)

@@ -1,10 +1,12 @@
 """Random inputs, half of them meant to be valid: each is accepted, or refused in one line.
 
-`make fuzz` runs 5,000. Six kinds: call (arguments of a run), setting, method (hyper-parameters of all
-methods), partition, file (checkpoints, args.json, records, manifests of the cache) and loader (files of data
-sets). A case is (field, function to call).
+`make fuzz` runs 5,000 in two processes. Six kinds: call (arguments of a run), setting, method
+(hyper-parameters of all methods), partition, file (checkpoints, args.json, records, manifests of the cache)
+and loader (files of data sets). A case is (field, function to call).
 """
-import bz2, collections, functools, gzip, os, pickle, shutil, struct, sys, tempfile, traceback, warnings
+import bz2, collections, functools, gzip, multiprocessing, os, pickle, resource, shutil, struct, sys
+import tempfile, time, traceback, warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
 from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,7 +37,8 @@ def toy():
     "Three domains of small images."
     domain = lambda k, n: Domain(k, torch.from_numpy(images(n)), torch.arange(n) % 3)
     domains = {k: domain(k, n) for k, n in zip("abc", (12, 9, 8))}
-    return Dataset("toy", domains, ["x", "y", "z"], defaults=dict(backbone="cnn2", batch_size=4))
+    usual = dict(backbone="cnn2", batch_size=4, local_steps=1)
+    return Dataset("toy", domains, ["x", "y", "z"], defaults=usual)
 
 
 DATA = toy()
@@ -255,7 +258,7 @@ def idx(a):
 
 def sets():
     "{data set: {file: bytes}}, small and whole."
-    gray, y = draws.integers(0, 256, (4, 28, 28), dtype=np.uint8), np.arange(4, dtype=np.uint8)
+    gray, y = draws.integers(0, 256, (20, 28, 28), dtype=np.uint8), np.arange(20, dtype=np.uint8) % 10
     mnist = {f"digit_five/{p}-{k}-ubyte.gz": idx(a) for p in ("train", "t10k")
              for k, a in (("images-idx3", gray), ("labels-idx1", y))}
     png, colored = encoded_png(), images(2, 32).reshape(2, -1)
@@ -306,12 +309,14 @@ KINDS = dict(call=call, setting=setting, method=method, partition=partitions, fi
 
 def outcome(do):
     "'accepted' or 'refused'; an error of more than one line, and any other error, comes out."
+    before = torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try: do()
         except FdgnbError as e:
             assert "\n" not in str(e) and 0 < len(str(e)) <= 1000, str(e)
             return "refused"
+        finally: assert torch.equal(before, torch.get_rng_state()), "the global random generator was used"
     return "accepted"
 
 
@@ -332,26 +337,52 @@ def search(kind, n, seen, broken, seed=None):
     one()
 
 
-def main(n=5000, *kinds, seed=0):
-    "n inputs in all; prints the counts; returns whether any gave a traceback, or too few were accepted."
-    import resource
+def job(kind, n, seed):
+    "What a process does at once: n cases of a kind, (counts, tracebacks)."
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (32*2**30, 32*2**30))   # a size of 2**31 shall fail, not swap
     seen, broken = collections.Counter(), {}
-    for kind in kinds or KINDS: search(kind, -(-n//len(kinds or KINDS)), seen, broken, seed)
-    table = collections.defaultdict(collections.Counter)
+    search(kind, n, seen, broken, seed)
+    return seen, broken
+
+
+def printed(seen, broken):
+    "The table of counts by kind and field, each traceback once, the totals; the totals."
+    table, total = collections.defaultdict(collections.Counter), collections.Counter()
     for (kind, field, how), k in sorted(seen.items()): table[kind, field][how] += k
     print(f"{'kind':<10} {'field':<34}{'accepted':>9}{'refused':>9}{'traceback':>10}")
-    total = collections.Counter()
     for (kind, field), c in table.items():
         print(f"{kind:<10} {field:<34}{c['accepted']:>9}{c['refused']:>9}{c['traceback']:>10}")
         total += c
     for (kind, error, place), (field, text) in broken.items():
         print(f"\n{kind} {field}: {error} in {place}\n{text}")
-    share = total["accepted"]/max(total.total(), 1)
-    print(f"\n{total.total()} inputs: {total['accepted']} accepted ({share:.0%}), "
-          f"{total['refused']} refused in one line, {total['traceback']} tracebacks")
-    return bool(broken) or share < .25
+    return total
 
 
-if __name__ == "__main__": sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000, *sys.argv[2:]))
+def in_words(c):
+    "The totals as a sentence."
+    return (f"{c.total()} inputs: {c['accepted']} accepted ({c['accepted']/max(c.total(), 1):.0%}), "
+            f"{c['refused']} refused in one line, {c['traceback']} tracebacks")
+
+
+def main(n=5000, processes=2, *kinds, seed=0, at_once=100):
+    """n inputs in all, `at_once` of a kind before the next; prints the totals as it goes, and the counts.
+
+    Returns whether any gave a traceback, or too few were accepted."""
+    kinds, seen, broken, began = kinds or tuple(KINDS), collections.Counter(), {}, time.time()
+    each = -(-n//len(kinds))
+    jobs = [(kind, min(at_once, each - at), seed + at) for at in range(0, each, at_once) for kind in kinds]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(job, *j) for j in jobs]):
+            counts, found = done.result()
+            seen.update(counts)
+            broken = found | broken
+            total = collections.Counter()
+            for (*_, how), k in seen.items(): total[how] += k
+            print(f"{time.time() - began:6.0f} s  {in_words(total)}", flush=True)
+    total = printed(seen, broken)
+    print("\n" + in_words(total))
+    return bool(broken) or total["accepted"] < .25*total.total()
+
+
+if __name__ == "__main__": sys.exit(main(*map(int, sys.argv[1:3]), *sys.argv[3:]))

@@ -6,7 +6,7 @@ import torch
 import fdgnb
 from conftest import bits, run
 from fdgnb import FdgnbError, Method
-from fdgnb.core import generator
+from fdgnb.federation.loop import HOOKS
 from fdgnb.runs import code
 from fdgnb.runs.fit import folder_args
 from fdgnb.runs.setup import Federation
@@ -42,6 +42,59 @@ def test_a_class_without_source(small, tmp_path):
     run(made(1), small, out=tmp_path)
     run(made(1), small, out=tmp_path)
     with pytest.raises(FdgnbError, match="the code of Mine changed"): run(made(2), small, out=tmp_path)
+
+
+TABLE, ACT = {"inked": 1.}, torch.relu
+
+
+def clients(table, loss, act=torch.relu):
+    "FedAvg that encloses a table, holds another one and a loss, and names two objects of this module."
+    class Mine(Method):
+        "FedAvg with values around it."
+        own, cross = dict(table), torch.nn.CrossEntropyLoss(label_smoothing=loss)
+        def weight(self, server, k, upload): return table.get(k, 1.)*self.own.get(k, 1.)*TABLE.get(k, 1.)
+        def criterion(self, logits, y, client): return self.cross(ACT(act(logits)), y)
+    return Mine
+
+
+def test_values_count_as_the_code_does(small, monkeypatch):
+    "Tables, arrays and objects that a class holds, encloses or names; made again, they are the same."
+    def units(*args): return folder_args(Federation(clients(*args), small, "blended", 1))["code"]
+    one = units({"inked": 2.}, .1)
+    assert units({"inked": 2.}, .1) == one
+    others = [units({"inked": 3.}, .1), units({"inked": 2.}, .2), units({"inked": 2.}, .1, torch.sigmoid)]
+    monkeypatch.setattr(sys.modules[__name__], "ACT", torch.tanh)
+    others.append(units({"inked": 2.}, .1))
+    for other in others: assert [u for u in one if other[u] != one[u]] == ["Mine"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_counts(small, hook):
+    def made(n):
+        class Mine(Method): "FedAvg with one hook written anew."
+        def new(self, *args): return getattr(Method, hook)(self, *args) if n else None
+        setattr(Mine, hook, new)
+        return code.code_of([Mine])[0]
+    assert made(1) == made(1) != made(0)
+
+
+def test_parts_of_a_sum_count(small, monkeypatch):
+    before = folder_args(Federation("fedsb+ga", small, "blended", 1))["code"]
+    monkeypatch.setattr("fdgnb.methods.fedsb.Budget.sample", lambda self, client, rng: [])
+    after = folder_args(Federation("fedsb+ga", small, "blended", 1))["code"]
+    assert "fdgnb.methods.fedsb" in [u for u in before if before[u] != after[u]]
+
+
+def test_model_and_data_count(small, monkeypatch):
+    "A network's forward pass and how a split gives its samples."
+    def units(): return folder_args(Federation("fedavg", small, "blended", 1))["code"]
+    one, net = units(), type(Federation("fedavg", small, "blended", 1).net)
+    monkeypatch.setattr(net, "forward", lambda self, x: self.head(self.features(x))*2)
+    two = units()
+    monkeypatch.setattr("fdgnb.data.domain.Split.take", lambda self, *args: None)
+    three = units()
+    changed = lambda a, b: [u for u in a.keys() | b.keys() if a.get(u) != b.get(u)]
+    assert "fdgnb.models" in changed(one, two) and "fdgnb.data.domain" in changed(two, three)
 
 
 def test_a_patched_step_is_refused(small, tmp_path, monkeypatch):
@@ -95,6 +148,7 @@ def one_round(fed):
 
 NORMAL = """
 import ast, hashlib, json, sys
+from itertools import groupby
 {functions}
 texts = [open(p).read() for p in sys.argv[1:]]
 print(hashed([essence(ast.parse(t)) for t in texts]))
@@ -110,7 +164,8 @@ def pythons():
 
 def test_the_same_in_all_versions_of_python():
     "Every file of the package has the same digest under 3.11, 3.12 and 3.13."
-    parts = [f"SKIPPED = {code.SKIPPED!r}", *map(inspect.getsource, (code.idle, code.essence, code.hashed))]
+    functions = code.idle, code.texts_joined, code.essence, code.hashed
+    parts = [f"SKIPPED = {code.SKIPPED!r}", *map(inspect.getsource, functions)]
     script = NORMAL.format(functions="\n".join(parts))
     files = sorted(str(p) for p in (ROOT/"fdgnb").rglob("*.py"))
     said = {p: subprocess.run([p, "-c", script, *files], capture_output=True, text=True) for p in pythons()}

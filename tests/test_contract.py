@@ -1,10 +1,9 @@
 """One contract over every registered method: finite numbers, the same bits on any workers, odd clients."""
-import math, sys
+import math
 import pytest
 import torch
 import fdgnb
-import fdgnb.runs.fit                                             # fdgnb.fit is the function
-from conftest import bits, run
+from conftest import bits, broken_off, run
 from fdgnb import Dataset, Domain, FdgnbError
 from fdgnb.core import generator
 from fdgnb.federation.compose import METHODS, own_classes
@@ -12,7 +11,6 @@ from fdgnb.runs.code import reads
 from fdgnb.runs.fit import depends_on_rounds
 from fdgnb.runs.setup import Federation
 
-fit_page = sys.modules["fdgnb.runs.fit"]
 ALL = METHODS.names()
 POINTS = {("training", "loss"), ("local", "accuracy"), ("aggregated", "accuracy")}
 ODD = dict(one_client=["a", "t"], absent_class=["a", "b", "t"], few=["a", "b", "t"])
@@ -71,19 +69,6 @@ def test_sum_with_ga(name):
 def test_odd_clients(name, case):
     odd = dict(absent_class=dict(absent="a"), few=dict(few="a")).get(case, {})
     assert short(name, toy(ODD[case], **odd)).history.value.notna().all()
-
-
-def broken_off(monkeypatch, after, call):
-    "The call, ended by Ctrl-C once so many rounds are saved."
-    saved, write = [], fit_page.checkpoint
-    def checkpoint(run):
-        write(run)
-        saved.append(run.round)
-        if run.round == after: raise KeyboardInterrupt
-    monkeypatch.setattr(fit_page, "checkpoint", checkpoint)
-    with pytest.raises(KeyboardInterrupt): call()
-    monkeypatch.undo()
-    assert saved == list(range(1, after + 1))
 
 
 @pytest.mark.parametrize("name", ALL)

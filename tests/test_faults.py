@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import fdgnb
-from conftest import bits, cut, run
+from conftest import bits, broken_off, cut, run
 from fdgnb import Dataset, Domain, FdgnbError, Method, method
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.checkpoints import load_checkpoint
@@ -247,10 +247,8 @@ def test_numbers_of_a_checkpoint_are_protected(small, tmp_path):
     one_line(lambda: load_checkpoint(file), "torn or was not written by fdgnb")
 
 
-def test_what_the_server_draws_survives_a_resume(small, tmp_path):
+def test_what_the_server_draws_survives_a_resume(small, tmp_path, monkeypatch):
     "A download drawn anew per round is the same after a stop: the round is part of what is taken up."
-    class Stop(Exception): pass
-    armed = []
     @method("noisy")
     class Noisy(Method):
         "FedAvg that sends a number drawn by the server."
@@ -259,14 +257,10 @@ def test_what_the_server_draws_survives_a_resume(small, tmp_path):
             return super().download(server, k) | {"scalars.noisy.noise": noise}
         def begin(self, model, client, download):
             for p in model.parameters(): p.data += .01*download["scalars.noisy.noise"]
-        def finish(self, server):
-            if armed and server.round == 1: raise Stop
     try:
         usual = dict(data=small, rounds=3, eval_every=1)
         whole = run("noisy", **usual)
-        armed.append(1)
-        with pytest.raises(Stop): run("noisy", **usual, out=tmp_path)
-        armed.clear()
+        broken_off(monkeypatch, 1, lambda: run("noisy", **usual, out=tmp_path))
         again = run("noisy", **usual, out=tmp_path)
         assert bits(again) == bits(whole) and again.rows == whole.rows
     finally: del METHODS["noisy"]

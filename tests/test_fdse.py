@@ -7,7 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 import fdgnb
 import fdgnb.models as models
-from conftest import bits, one_line, run, sized
+from conftest import bits, broken_off, one_line, run, sized
 from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.vectors import digest, is_vector, nbytes, part, scale, tagged
 from fdgnb.settings import Settings
@@ -395,24 +395,11 @@ def test_same_bits_on_any_number_of_workers(tiny, h):
 
 
 @pytest.mark.parametrize("h", [dict(), dict(variant="released")])
-def test_resume(tiny, tmp_path, h):
+def test_resume(tiny, tmp_path, monkeypatch, h):
     "Broken off after two of three rounds, the run goes on with the same erasers and statistics."
-    cls = METHODS.get("fdse")
     whole = run("fdse", tiny, rounds=3, **h)
-
-    class Stop(Exception): pass
-
-    class Breaks(cls):
-        armed = True
-        def finish(self, server):
-            super().finish(server)
-            if server.round == 2 and Breaks.armed: raise Stop
-    METHODS["fdse"] = Breaks
-    try:
-        with pytest.raises(Stop): run("fdse", tiny, rounds=3, out=tmp_path, **h)
-        Breaks.armed = False
-        again = run("fdse", tiny, rounds=3, out=tmp_path, **h)
-    finally: METHODS["fdse"] = cls
+    broken_off(monkeypatch, 2, lambda: run("fdse", tiny, rounds=3, out=tmp_path, **h))
+    again = run("fdse", tiny, rounds=3, out=tmp_path, **h)
     assert bits(again) == bits(whole) and again.rows == whole.rows
 
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import bits, run as short_run
+from conftest import bits, broken_off, run as short_run
 from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.data.domain import Dataset, Domain
 from fdgnb.federation.compose import METHODS, hooks_of, method, method_class
@@ -66,16 +66,9 @@ def test_workers_do_not_change_a_bit(switch):
 
 
 @pytest.mark.parametrize("switch", WAYS, ids=str)
-def test_resume_keeps_the_pseudo_data(switch, tmp_path):
-    whole, cls = run(**switch), METHODS.get("fedbr")
-    class Breaks(cls):
-        def finish(self, server):
-            super().finish(server)
-            if server.round == 2: raise KeyboardInterrupt
-    METHODS["fedbr"] = Breaks
-    try:
-        with pytest.raises(KeyboardInterrupt): run(out=tmp_path, **switch)
-    finally: METHODS["fedbr"] = cls
+def test_resume_keeps_the_pseudo_data(switch, tmp_path, monkeypatch):
+    whole = run(**switch)
+    broken_off(monkeypatch, 2, lambda: run(out=tmp_path, **switch))
     again = run(out=tmp_path, **switch)
     assert bits(again) == bits(whole) and again.book.rows == whole.book.rows
     assert "fedbr.pool" in again.fed.server.state

@@ -123,3 +123,14 @@ def test_released_keeps_a_last_batch_of_one(drop_last, want):
     taken = batches(client_of(25, drop_last=drop_last), S=32, variant="released")
     assert [len(b) for b in taken] == want and taken[0].tolist() == [*range(8)]
     assert [len(b) for b in batches(client_of(60), S=25)] == [8, 8, 9]
+
+
+@pytest.mark.parametrize("backbone", ["cnn2", None])
+def test_released_refuses_a_last_batch_of_one_under_batchnorm_over_vectors(uneven, backbone):
+    "In one line, before any work; a batch size that leaves no single sample trains."
+    given = dict(variant="released", S=48, backbone=backbone)
+    with pytest.raises(FdgnbError, match="a last batch of one of its 48 samples") as e:
+        run("fedsb", uneven, batch_size=47, **given)
+    assert one_line(e) and "client 'optical'" in str(e.value) and "drop_last=True" in str(e.value)
+    assert run("fedsb", uneven, batch_size=46, rounds=1, **given).round == 1
+    assert run("fedsb", uneven, batch_size=47, drop_last=True, rounds=1, **given).round == 1

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import fdgnb
 from fdgnb.core import FdgnbError
 from fdgnb.methods import mixing
-from conftest import bits, one_line, run
+from conftest import bits, broken_off, one_line, run
 from golden.mixing import LABELS, SOFT, inputs
 
 GOLDEN = json.loads((Path(__file__).parent/"golden"/"mixing.json").read_text())["found"]
@@ -80,19 +80,12 @@ def test_a_changed_formula_is_found(name, old, new):
 
 
 @pytest.mark.parametrize("name", ["mixup", "fedmix", "am", "vhl", "fedbr+mixup", "mixup+ga", "fedmix+ga"])
-def test_workers_and_resume(name, tiny, tmp_path):
+def test_workers_and_resume(name, tiny, tmp_path, monkeypatch):
     "One worker or two, stopped after a round or not: the same bits."
     hyper = dict(vhl_n=40) if "vhl" in name else {}
     whole = run(name, tiny, rounds=2, workers=2, **hyper)
     assert bits(run(name, tiny, rounds=2, workers=1, **hyper)) == bits(whole)
-    play = fdgnb.runs.fit.run_round
-    def stops(fed, engine, down, r, book):
-        if r: raise KeyboardInterrupt
-        return play(fed, engine, down, r, book)
-    fdgnb.runs.fit.run_round = stops
-    try:
-        with pytest.raises(KeyboardInterrupt): run(name, tiny, rounds=2, out=tmp_path, **hyper)
-    finally: fdgnb.runs.fit.run_round = play
+    broken_off(monkeypatch, 1, lambda: run(name, tiny, rounds=2, out=tmp_path, **hyper))
     assert bits(run(name, tiny, rounds=2, out=tmp_path, **hyper)) == bits(whole)
 
 

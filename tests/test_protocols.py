@@ -158,7 +158,8 @@ def test_turning():
 
 
 @pytest.mark.parametrize("steps, says", [(("lda", 4, .1, "hsuu"), "did you mean 'hsu'"),
-                                         (("lda", 400, .1), "400 clients"), (("lda", 4, 0.), "alpha 0"),
+                                         (("lda", 400, .1), "400 clients"),
+                                         (("lda", 4, 0.), "alpha=0.0 is out of range"),
                                          (("split", 100), "100 clients"),
                                          (("chain", ("halve",)), "did you mean 'halves'"),
                                          (("rotat", 3), "did you mean 'rotate'"), (("halves", 2), "takes")])

@@ -6,7 +6,7 @@
 __all__ = ['one_thread', 'cores', 'Threads', 'closing', 'keep_large_blocks', 'evaluate', 'assess', 'scored', 'available',
            'sample_clients', 'entry', 'check_upload', 'change_of', 'survives', 'plain', 'check_state', 'make_offers',
            'news', 'run_round', 'own_splits', 'local_scores', 'evaluate_round', 'adapting', 'adapted', 'adapted_scores',
-           'check_finite', 'farthest', 'check_loss', 'trial']
+           'check_finite', 'outlier', 'farthest', 'check_loss', 'trial']
 
 # %% ../../nbs/federation/04_rounds.ipynb #bc4c2697
 import copy, ctypes, functools, math, os, signal, threading, torch
@@ -321,11 +321,17 @@ def check_finite(server, round):
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
 
 
+def outlier(changes):
+    "(client, its change, the others' largest) of who went over 100 times as far as the others; or None."
+    k, *others = sorted(changes, key=changes.get, reverse=True)
+    most, next_ = changes[k], changes[others[0]] if others else math.inf
+    return (k, most, next_) if most > 100*next_ else None
+
+
 def farthest(changes):
     "Who stands out among {client: how far its model went}: a sentence, or what else to try."
-    k, *others = sorted(changes, key=changes.get, reverse=True)
-    most, next_ = changes[k], changes[others[0]] if others else 0.
-    if most <= 100*next_: return "no client stands out, try a smaller lr, or clip=10"
+    if not (found := outlier(changes)): return "no client stands out, try a smaller lr, or clip=10"
+    k, most, next_ = found
     return f"client {k!r} uploaded a model {most:.3g} away from the last one, the others at most {next_:.3g}"
 
 
@@ -334,7 +340,7 @@ def check_loss(rows, changes, round, trial=(), limit=1e3):
     trained = [v for *_, p, m, v in rows if (p, m) == ("training", "loss") and math.isfinite(v)]
     losses = [(c, v) for c, _, p, m, v in rows if (p, m) == ("aggregated", "loss")] + list(trial)
     for c, v in losses:
-        if v <= limit*max([1., *trained]): continue
+        if v <= limit*max([1., *trained]) or math.isfinite(v) and not outlier(changes): continue
         said = "is not finite" if not math.isfinite(v) else "exploded"
         raise FdgnbError(f"the global model {said} after round {round + 1} (its loss on {c} is {v:.3g}): "
                          f"{farthest(changes)}; the last checkpoint is kept")

@@ -191,8 +191,8 @@ class DSE(Method):
     @dataclass(frozen=True)
     class Hyper:
         variant: str = variant()
-        G: int = hp(2, "output channels made of one extracted channel", low=1, source="Table A6")
-        dw: int = hp(3, "side of the eraser's filters, odd", low=1, source="Table A6")
+        G: int = hp(2, "output channels made of one extracted channel", low=1, high=64, source="Table A6")
+        dw: int = hp(3, "side of the eraser's filters, odd", low=1, high=63, source="Table A6")
         inner: bool = switch("ReLU between BN_DSE and the eraser", paper=True, released=False,
                              label="no ReLU before the eraser", source="Eq. 3; an option: leaky",
                              choices=(True, False, "leaky"))

@@ -133,9 +133,10 @@ def aside(model, statistics="own"):
 @dataclass(frozen=True)
 class PseudoHyper:
     "Hyper-parameters of FedBR's pseudo-data."
-    m: int = hp(10, "samples in a random sample mean", low=1, source="Algorithm 2: no value; released 10")
+    m: int = hp(10, "samples in a random sample mean", low=1, high=1000,
+                source="Algorithm 2: no value; released 10")
     pseudo: str = hp("rsm", "what pseudo-data are", choices=("rsm", "mixture"), source="Section 4.2")
-    K: int = hp(1, "local samples in a mixture", low=0, source="Eq. 4")
+    K: int = hp(1, "local samples in a mixture", low=0, high=1000, source="Eq. 4")
     proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR")
     refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
                           label="pseudo-data once", source="Section 5.1")

@@ -68,7 +68,7 @@ class Budget(Method):
 
     @dataclass(frozen=True)
     class Hyper:
-        S: int = hp(512, "samples a client trains on in a pass", low=1,
+        S: int = hp(512, "samples a client trains on in a pass", low=1, high=10**6,
                     source="FedSB, before Eq. 7, no value in the text; README 45 batches of 64 = 2880 (PACS)")
         redraw: str = switch("draw the S samples for each pass, or once", paper="epoch", released="once",
                              label="samples drawn once", source="not said; released code: once, by the split")

@@ -25,9 +25,10 @@ def discriminator(d, width, n):
                  fc3=nn.Linear(width, n))
 
 
-def own_copy(net, state, lr):
-    "(network, optimizer): a network with its weights, and plain SGD for it."
-    net.load_state_dict(state)
+def own_copy(make, state, lr, device):
+    "(network, optimizer): what make() builds, with these weights, and plain SGD for it; nothing is drawn."
+    with torch.device("meta"): net = make()
+    net.to_empty(device=device).load_state_dict(state)
     return net, torch.optim.SGD(net.parameters(), lr=lr)
 
 
@@ -64,8 +65,8 @@ class DANN(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         k, of = (int(download[f"scalars.dann.{v}"]) for v in ("k", "of"))
-        with seeded(client.seed, "dann"): D = discriminator(model.feature_dim, self.h.dann_width, of)
-        client.scratch["dann"] = k, *own_copy(D.to(client.device), part(download, "stats.dann"), client.lr)
+        with seeded(0): D = discriminator(model.feature_dim, self.h.dann_width, of).to(client.device)
+        client.scratch["dann"] = k, *own_copy(D, part(download, "stats.dann"), client.lr)
 
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
@@ -119,7 +120,8 @@ class FedSR(Method):
     class Hyper:
         l2r: float = hp(.01, "weight of the norm", low=0., source="FedSR's code: 0.01")
         cmi: float = hp(.0005, "weight of the divergence", low=0., source="FedSR's code; README 1e-3")
-        z_dim: int = hp(512, "size of the representation", low=1, source="FedSR's code, ResNet-18")
+        z_dim: int = hp(512, "size of the representation", low=1, high=2**14,
+                        source="FedSR's code, ResNet-18")
         norm: str = switch("the penalty's norm", paper="squared", released="plain", label="plain norm",
                            source="FedSR, Eq. 5")
         scaled: bool = switch("a learned scale in the divergence", paper=False, released=True,

@@ -177,7 +177,8 @@ class VHL(Method):
     "Train on shared noise too, and draw real features to the noise's of the same label."
     paper = "Tang et al., Virtual Homogeneity Learning, ICML 2022"
     class Hyper:
-        vhl_n: int = hp(2000, "virtual samples", low=1, source="VHL, Section 5; FedBR, Table 2: 2000, 20000")
+        vhl_n: int = hp(2000, "virtual samples", low=1, high=10**5,
+                        source="VHL, Section 5; FedBR, Table 2: 2000, 20000")
         vhl_alpha: float = hp(1., "weight of the virtual samples' loss", low=0.,
                               source="VHL's scripts: 1; its defaults: 0.5")
         vhl_beta: float = hp(1., "weight of the alignment", low=0., source="VHL's code: 1")

@@ -324,8 +324,7 @@ class CCST(Method):
         client.scratch |= {"ccst": bank, "ccst.plan": plan}                          # 0: the own style
 
     def sample(self, client, rng):
-        plan = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1).long())    # without: a check of sizes
-        steps = client.settings.local_steps
+        plan, steps = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1)), client.settings.local_steps
         for v in range(1 if steps else plan.shape[1]):
             for i, idx in enumerate(super().sample(client, rng)):
                 client.scratch["ccst.view"] = plan[idx, (i if steps else v) % plan.shape[1]]
@@ -337,8 +336,7 @@ class CCST(Method):
         if not bank or not a: return x, y
         z, style = encoded(x, self.h.ccst_space, client), drawn(bank, (view - 1).clamp(min=0), rng)
         new = decoded(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
-        x = torch.where(view[:, None, None, None] > 0, new, x)
-        return x.contiguous(memory_format=torch.channels_last), y
+        return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
 
     def aggregate(self, server, uploads): super().aggregate(server, noting(server, "stats.ccst", uploads))
 

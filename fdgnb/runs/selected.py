@@ -212,13 +212,12 @@ def checked(write, run):
 # %% ../../nbs/runs/09_selected.ipynb #selcode009
 def write_program(net, x, path):
     batch = torch.export.Dim("batch", min=1, max=2**20)
-    torch.export.save(torch.export.export(net, (x,), dynamic_shapes=({0: batch},)), path)
-
-
-def run_program(path, x):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No complete tensor found")                  # torch's, of a program
-        return torch.export.load(path).module()(x)
+        torch.export.save(torch.export.export(net, (x,), dynamic_shapes=({0: batch},)), path)
+
+
+def run_program(path, x): return torch.export.load(path).module()(x)
 
 
 def write_onnx(net, x, path):

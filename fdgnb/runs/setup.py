@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['APART', 'together', 'check_rounds', 'merged', 'arguments', 'participants', 'check_device', 'check_choices',
-           'known_domains', 'targets_of', 'check_data', 'one_sample', 'check_net', 'data_digest', 'first_network',
-           'first_server', 'run_args', 'Federation']
+           'known_domains', 'targets_of', 'check_data', 'one_sample', 'pass_sizes', 'takes_one', 'check_net',
+           'data_digest', 'first_network', 'first_server', 'run_args', 'Federation']
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
 import json, math, torch, warnings
+from copy import deepcopy
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from torch import nn
 import fdgnb.models as models
-from ..core import FdgnbError, echo, nearest, seeded
+from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
 from ..settings import LARGEST, SETTINGS, Settings, check_load, checked, make, plain
 from ..data.domain import Dataset
@@ -167,6 +169,24 @@ def one_sample(fed):
     return ", ".join(ones) or "sampling"
 
 
+def pass_sizes(method, client):
+    "The sizes of a client's batches in the first pass of the first round."
+    s = client.settings
+    if not s.local_epochs and not s.local_steps: return []
+    batches = islice(method.sample(client, client.rng("sample")), client.n()//s.batch_size + 1)
+    sizes, client.scratch = [len(b) for b in batches], {}
+    return sizes
+
+
+def takes_one(net, x):
+    "Whether a network in training takes a batch of one sample: BatchNorm over vectors does not."
+    trial = models.set_generator(deepcopy(net).train(), generator(0, device=x.device))
+    try:
+        with torch.no_grad(): trial(x[:1].float())
+    except ValueError: return False
+    return True
+
+
 def check_net(fed):
     "FdgnbError on batches of one under BatchNorm; a warning where bfloat16 only costs time."
     s, norms = fed.settings, nn.modules.batchnorm._BatchNorm
@@ -180,12 +200,13 @@ def check_net(fed):
     if small := next((c for c in fed.clients if c.n() == 1), None):
         raise FdgnbError(f"client {small.id!r} has a single training sample, too few for {where}")
     for c in fed.clients:
-        batches = fed.method.sample(c, c.rng("sample"))
-        first = next(iter(batches), None) if s.local_epochs or s.local_steps else None
-        if first is not None and len(first) == 1:
+        first, *others = pass_sizes(fed.method, c) or [0]
+        if first == 1:
             raise FdgnbError(f"method {fed.method.name!r} trains client {c.id!r} on a single sample per pass "
                              f"({one_sample(fed)}), too few for {where}: use at least 2")
-        c.scratch = {}
+        if 1 in others and not takes_one(fed.net, c.splits["train"].x):
+            raise FdgnbError(f"batch_size={s.batch_size} leaves client {c.id!r} a last batch of one of its "
+                             f"{c.n()} samples, too few for {where}: choose another, or drop_last=True")
 
 # %% ../../nbs/runs/01_setup.ipynb #bb33370d
 def data_digest(data):

@@ -1,0 +1,179 @@
+"""Invariant features: beside the authors' updates, in sums, resumed; checks fail on changed formulas."""
+import copy, inspect, json, re
+from pathlib import Path
+from types import SimpleNamespace
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+import fdgnb
+from fdgnb.methods import invariant
+from conftest import bits, run
+from golden.invariant import BATCH, CMI, EMA, GAMMA, L2R, LAM, inputs, parts, sgd
+
+GOLDEN = json.loads((Path(__file__).parent/"golden"/"invariant.json").read_text())["found"]
+NAMES = ("dann", "fedsr", "fediir", "fedadg", "rsc")
+X, Y, NOISE = inputs()
+
+
+def near(nets, there, atol=1e-12):
+    "Whether the networks' weights, or the tensors, are those of the authors' code."
+    ours = [p.detach() for net in nets for p in ([net] if torch.is_tensor(net) else net.parameters())]
+    assert len(ours) == len(there)
+    for a, b in zip(ours, there):
+        torch.testing.assert_close(a.double(), torch.tensor(b, dtype=torch.float64), rtol=0, atol=atol)
+
+
+def network(features, head):
+    "What a method's loss asks of a network."
+    net = nn.Module()
+    net.features, net.head, net.n_classes = features, head, 3
+    net.forward = lambda x: net.head(net.features(x))
+    return net
+
+
+def steps(m, net, batches, client, *more):
+    "Plain SGD down a method's loss."
+    opt = sgd(net.features, net.head, *more)
+    for x, y in batches:
+        loss = m.loss(net, x, y, client)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+
+def check_dann(room):
+    "DomainBed lets a batch train D and another the network; shown the same batch twice, that is our step."
+    features, head, D, _ = parts()
+    who = SimpleNamespace(scratch={"dann": (1, D, sgd(D))})
+    steps(room.DANN(dann_lam=LAM), network(features, head), [(X[1], Y[1])], who)
+    near((features, head, D), GOLDEN["dann"])
+
+
+def check_rsc(room):
+    features, head, _, _ = parts()
+    steps(room.RSC(rsc_p=1/3, rsc_b=1/3), network(features, head), [(X[0], Y[0])], None)
+    near((features, head), GOLDEN["rsc"])
+
+
+def check_fedsr(room):
+    "As released: the plain norm, the scale C in the divergence, and the reference trained along."
+    features, head, _, code = parts()
+    with torch.device("meta"): gauss = room.Gaussian(features, 3, 3)
+    gauss.inner, gauss.code = features, code
+    net = network(gauss, head)
+    net.reference = room.Reference(3, 3).double()
+    m = room.FedSR(l2r=L2R, cmi=CMI, z_dim=3, variant="released")
+    opt = sgd(features, code, head, net.reference)
+    for _ in range(2):
+        gauss.generator = torch.Generator().manual_seed(5)
+        opt.zero_grad()
+        m.loss(net, X[0], Y[0], None).backward()
+        opt.step()
+    r = net.reference
+    near((features, code, head, r.mu, r.raw, r.C), GOLDEN["fedsr"], 1e-9)
+
+
+def check_fediir(room):
+    "A round of two clients: offers, the mean with its moving average, and the clients' steps."
+    features, head, _, _ = parts()
+    m, net = room.FedIIR(iir_gamma=GAMMA, iir_ema=EMA), network(features, head)
+    server = SimpleNamespace(state={})
+    batches = [list(zip(X[k].split(BATCH), Y[k].split(BATCH))) for k in range(2)]
+    offers = []
+    for k in range(2):
+        g, n = room.mean_head_gradient(net, batches[k], len(X[k])), torch.tensor(float(len(X[k])))
+        offers.append((k, {f"stats.fediir.{q}": v for q, v in g.items()} | {"scalars.fediir.n": n}))
+    m.gather(server, offers)
+    mean = {q: server.state[f"fediir.{q}"] for q in ("weight", "bias")}
+    near([*mean.values()], GOLDEN["fediir"]["mean"])
+    for k in range(2):
+        own = network(copy.deepcopy(features), copy.deepcopy(head))
+        steps(m, own, batches[k], SimpleNamespace(scratch={"fediir": mean}))
+        near((own.features, own.head), GOLDEN["fediir"]["clients"][k])
+
+
+def check_fedadg(room):
+    "FedADG's three least-squares games, moved by hand in the order D, G, features."
+    (features, head, _, _), x = (v.float() for v in parts()), X[0].float()
+    g = torch.Generator().manual_seed(3)
+    D, G = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.Linear(5, 3)
+    for p in (*D.parameters(), *G.parameters()): p.data = torch.rand(p.shape, generator=g)
+    e = torch.randn(len(x), 2, generator=torch.Generator().manual_seed(8))
+    made = F.linear(torch.cat([e, .7*F.one_hot(Y[0], 3)], 1), G.weight, G.bias)
+    verdict = lambda w, b, z: (z @ w.T + b).sigmoid()
+    z, (w, b) = features(x), D[0].parameters()
+    score = (1 - verdict(w, b, made.detach()))**2 + verdict(w, b, z.detach())**2
+    w, b = (v - .5*s for v, s in zip((w, b), torch.autograd.grad(score.mean(), (w, b))))
+    slopes = torch.autograd.grad(verdict(w, b, made).pow(2).mean(), list(G.parameters()))
+    moved = [p - .5*s for p, s in zip(G.parameters(), slopes)]
+    by_hand = .75*F.cross_entropy(head(z), Y[0]) + .25*(1 - verdict(w, b, z)).pow(2).mean()
+    scratch = {"adg.D": (D, sgd(D)), "adg.G": (G, sgd(G)), "adg.warm": 0.,
+               "adg.rng": torch.Generator().manual_seed(8)}
+    m = room.FedADG(adg_lam=.25, adg_noise=2)
+    found = m.loss(network(features, head), x, Y[0], SimpleNamespace(scratch=scratch))
+    near([found, *D.parameters(), *G.parameters()], [v.tolist() for v in (by_hand, w, b, *moved)], 1e-6)
+
+
+def mutant(old, new):
+    "The page's module with one place of its source changed."
+    source = inspect.getsource(invariant)
+    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times on the page"
+    source = re.sub(r"(?m)^@method.*$", "", source.replace(old, new)).replace("from ..", "from fdgnb.")
+    room = {"__name__": invariant.__name__}
+    exec(source, room)
+    return SimpleNamespace(**room)
+
+
+CHECKS = dict(dann=check_dann, fedsr=check_fedsr, fediir=check_fediir, fedadg=check_fedadg, rsc=check_rsc)
+MUTATIONS = [("dann", "loss - self.h.dann_lam", "loss + self.h.dann_lam"),
+             ("dann", "torch.full((len(x),), k,", "torch.full((len(x),), 0*k,"),
+             ("fedsr", "(mu - mu0)**2", "(mu + mu0)**2"), ("fedsr", "/(2*sigma0**2)", "/sigma0**2"),
+             ("fedsr", "sigma0.log() - sigma.log()", "sigma.log() - sigma0.log()"),
+             ("fedsr", "else 1)", "else 3)"), ("fedsr", "r.mu[hard]", "r.mu[0*hard]"),
+             ("fediir", "b*old + (1 - b)*new", "(1 - b)*old + b*new"),
+             ("fediir", "total[k] += g/n", "total[k] += g"), ("fediir", "g[k] - mean[k]", "g[k] + mean[k]"),
+             ("fediir", "loss + self.h.iir_gamma", "loss - self.h.iir_gamma"),
+             ("fedadg", ".7*F.one_hot", "F.one_hot"), ("fedadg", "(1 - lam)*loss", "lam*loss"),
+             ("fedadg", "(1 - D(made.detach()))", "(D(made.detach()))"),
+             ("fedadg", "learn(D(made)", "learn(D(made.detach())"),
+             ("rsc", "keep = g <", "keep = g >"), ("rsc", "spared = fall <", "spared = fall >"),
+             ("rsc", "quantile(1 - b)", "quantile(b)"), ("rsc", "quantile(1 - p,", "quantile(p,")]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_formula(name):
+    before = torch.get_rng_state()
+    CHECKS[name](invariant)
+    torch.set_rng_state(before)                                   # the networks made here draw first weights
+
+
+@pytest.mark.parametrize("name,old,new", MUTATIONS)
+def test_a_changed_formula_is_found(name, old, new):
+    before = torch.get_rng_state()
+    with pytest.raises(AssertionError): CHECKS[name](mutant(old, new))
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"{n}+ga" for n in NAMES)])
+def test_workers_and_resume(name, tiny, tmp_path):
+    "One worker or two, stopped after a round or not: the same bits."
+    whole = run(name, tiny, rounds=2, workers=2)
+    assert bits(run(name, tiny, rounds=2, workers=1)) == bits(whole)
+    play = fdgnb.runs.fit.run_round
+    def stops(fed, engine, down, r, book):
+        if r: raise KeyboardInterrupt
+        return play(fed, engine, down, r, book)
+    fdgnb.runs.fit.run_round = stops
+    try:
+        with pytest.raises(KeyboardInterrupt): run(name, tiny, rounds=2, out=tmp_path)
+    finally: fdgnb.runs.fit.run_round = play
+    assert bits(run(name, tiny, rounds=2, out=tmp_path)) == bits(whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_client_that_comes_late(name, tiny):
+    "One client of three per round: what travels besides the model is there for whoever comes."
+    whole = run(name, tiny, rounds=4, per_round=1)
+    assert all(v.isfinite().all() for v in whole.fed.server.model.values() if v.is_floating_point())
+    assert bits(run(name, tiny, rounds=4, per_round=1, workers=1)) == bits(whole)
