@@ -13,7 +13,8 @@ from fdgnb.tables.overview import code_size
 from pairs import TINY, light
 
 KEYS = METHODS.names()
-FINAL = """fedavg fedprox scaffold feddyn fednova fedcm fedadam fedyogi fedadagrad fedsam fedasam arfl groupdro
+FINAL = """fedavg fedprox
+    scaffold feddyn fednova fedcm fedadam fedyogi fedadagrad fedsam fedasam arfl groupdro
     fedheal fedgma local lgfedavg fedbn dsbn ditto partialfed moon fedntd feddecorr dann fedsr fediir fedadg
     rsc mixup fedmix am vhl elcfs harmofl ccst fedfa tent bnstats feddrop fedsb ga fedka fedbr
     fdse""".split()
@@ -53,7 +54,7 @@ def by_hand(key, data):
         for k, offer in offers: out[k, "up"] += size(offer)
         had, down = down, server_gather(f.method, f.server, offers, 0)
         for k, payload in had.items():
-            out[k, "down"] += size(payload)                       # what is sent again unchanged is not counted
+            out[k, "down"] += size(payload)                       # sent again unchanged: not counted
             down = down | {k: down[k]}
             same = {q for q, v in payload.items() if q in down[k] and torch.equal(v, down[k][q])}
             out[k, "down"] -= size({q: v for q, v in down[k].items() if q in same})
@@ -72,7 +73,8 @@ def test_the_ledger_counts_the_payloads(key, small):
 @pytest.mark.filterwarnings("ignore:precision='bfloat16'")
 def test_bfloat16(key, small):
     state = short(key, small, rounds=1, precision="bfloat16").model.state_dict()
-    assert all(v.isfinite().all() and v.dtype == torch.float32 for v in state.values() if v.is_floating_point())
+    floats = [v for v in state.values() if v.is_floating_point()]
+    assert all(v.isfinite().all() and v.dtype == torch.float32 for v in floats)
 
 
 # ---- no two keys are one

@@ -324,8 +324,7 @@ class CCST(Method):
         client.scratch |= {"ccst": bank, "ccst.plan": plan}                          # 0: the own style
 
     def sample(self, client, rng):
-        plan = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1).long())    # without: a check of sizes
-        steps = client.settings.local_steps
+        plan, steps = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1)), client.settings.local_steps
         for v in range(1 if steps else plan.shape[1]):
             for i, idx in enumerate(super().sample(client, rng)):
                 client.scratch["ccst.view"] = plan[idx, (i if steps else v) % plan.shape[1]]

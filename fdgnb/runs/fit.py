@@ -129,7 +129,8 @@ def after_round(run, rows, callbacks):
     if any(r[3:5] == ("aggregated", "accuracy") for r in rows): keep_weights(run, lambda: network_of(run.fed))
     run.stopped = tell(callbacks, run, rows)
     final = run.stopped or run.round == run.fed.rounds
-    if final and not run.chosen: keep_weights(run, lambda: network_of(run.fed))    # a run without evaluation
+    kept = run.chosen.get("last") == run.round                     # not without evaluation, nor after a stop
+    if final and not kept: keep_weights(run, lambda: network_of(run.fed))
     return run.stopped
 
 # %% ../../nbs/runs/05_fit.ipynb #foldercode

@@ -156,7 +156,7 @@ UNDEFINED = dict(name="FedCSA", paper="in GA's tables", page="no definition foun
 
 
 def overview(keys=None, images=24):
-    "DataFrame of all methods (or some): source, hooks, lines, state, traffic, FLOPs, use of the target, page."
+    "DataFrame of all methods (or some): source, hooks, lines, state, traffic, FLOPs, target data, page."
     keys = sorted(keys or METHODS.names(), key=lambda k: (home(k), k))
     base = measured("fedavg", images)
     rows = {k: overview_row(k, measured(k, images), base) for k in keys}
@@ -258,7 +258,7 @@ def row_run(paper, table, method, dataset, backbone="", target=None):
 
 
 def row_map():
-    "DataFrame of every published row (paper, table, method, data set): key, what else is given, why left out."
+    "DataFrame of every published row (paper, table, method, data set): key, what is given, why left out."
     def line(r):
         try: key, given = key_of(r.paper, r.table, r.method, r.dataset)
         except FdgnbError as e: return dict(r._asdict(), key="", given={}, why=str(e).rpartition(": ")[2])
