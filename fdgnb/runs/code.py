@@ -116,7 +116,7 @@ def hashed_array(v):
     whole = v.dtype.hasobject if type(v).__name__ == "ndarray" else v.is_sparse or v.is_quantized
     return words if whole else [*words, digest({"": torch.as_tensor(v).detach()})]
 
-
+# %% ../../nbs/runs/08_code.ipynb #32a6a936
 def bytecode(c):
     "A code object as nested lists of words, without its docstring."
     documented = sys.version_info < (3, 13) or bool(c.co_flags & 0x4000000)       # CO_HAS_DOCSTRING
@@ -152,7 +152,7 @@ def home_of(o):
     bare = isinstance(o, FunctionType) or o.__flags__ & 512               # a heap type
     return "" if o.__module__ == "builtins" and bare else o.__module__
 
-
+# %% ../../nbs/runs/08_code.ipynb #3944cd39
 class Reached:
     "The code that some roots go through: `units` {unit: {name: what it says}}, `libraries` {name: version}."
     def __init__(self, roots, own="fdgnb"):
@@ -223,7 +223,7 @@ def read_function(self, f, unit, name):
         if inspect.ismodule(v): self.foreign(v.__name__)
         else: self.todo += members(v)
 
-
+# %% ../../nbs/runs/08_code.ipynb #e50cc311
 def enclosed(f):
     "{name: value} of the variables that a function encloses, as far as they have one."
     def filled(cell):

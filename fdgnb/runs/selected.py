@@ -133,8 +133,8 @@ class Deployable:
 
     def predict(self, images, rule=None):
         "Logits (N, n_classes) of images, bytes or floats in [0, 1] (of vectors where the run had vectors)."
-        x = as_batch(images, self.about)
-        net = Deployed(self.model_of(rule=rule), self.about["args"]["settings"]["normalize"]).to(self.device)
+        x, scaling = as_batch(images, self.about), self.about["args"]["settings"]["normalize"]
+        net = Deployed(self.model_of(rule=rule), scaling).to(self.device)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(), one_thread():
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
@@ -146,8 +146,8 @@ class Deployable:
         write = WRITERS.get(Path(path).suffix)
         if not write: raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
         about, net = self.about, copy.deepcopy(self.model_of(rule=rule)).cpu()
-        if about["args"]["settings"]["precision"] != "float32": in_float32(net)
-        net = Deployed(net, about["args"]["settings"]["normalize"]).eval()
+        if (s := about["args"]["settings"])["precision"] != "float32": in_float32(net)
+        net = Deployed(net, s["normalize"]).eval()
         shape = (about["in_channels"], *[about["size"]]*2) if about["size"] else (about["in_channels"],)
         x = torch.randint(256, (3, *shape), generator=generator(0, purpose="export")).to(torch.uint8)
         return write(net, x/255 if floats or not about["size"] else x, Path(path))
