@@ -152,7 +152,7 @@ class Deployable:
         x = torch.randint(256, (3, *shape), generator=generator(0, purpose="export")).to(torch.uint8)
         return write(net, x/255 if floats or not about["size"] else x, Path(path))
 
-
+# %% ../../nbs/runs/09_selected.ipynb #4e22f87e
 class Kept(Deployable):
     "The models in a run's folder, without the run's data."
     device = "cpu"
