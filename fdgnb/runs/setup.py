@@ -186,7 +186,7 @@ def takes_one(net, x):
     except ValueError: return False
     return True
 
-
+# %% ../../nbs/runs/01_setup.ipynb #cae88251
 def check_net(fed):
     "FdgnbError on batches of one under BatchNorm; a warning where bfloat16 only costs time."
     s, norms = fed.settings, nn.modules.batchnorm._BatchNorm
