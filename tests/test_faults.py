@@ -68,6 +68,7 @@ VECTORS = two_domains("vectors", torch.zeros(8, 4), defaults=dict(backbone="mlp2
 @pytest.mark.parametrize("bad, says", [
     (dict(method="fdsee"), "unknown method 'fdsee'; did you mean 'fdse'"),
     (dict(method="fedavg+fedavg"), "'fedavg' is in it twice"),
+    (dict(method=10**5000), "unknown method"),
     (dict(dataset="digitz"), "unknown data ?set 'digitz'.*'digits'"),
     (dict(load="bert"), "expected a dict"),
     (dict(load=dict(size=8)), "'size' is no option"),

@@ -267,7 +267,8 @@ def method_class(name):
     if name is Method: return FedAvg
     if isinstance(name, type) and issubclass(name, Method):
         return name if vars(name).get("admitted") is name else unregistered(name)
-    if "+" not in str(name): return METHODS.get(str(name).strip())
+    if not isinstance(name, str): return METHODS.get(name)
+    if "+" not in name: return METHODS.get(name.strip())
     return summed(*summands(name))
 
 
