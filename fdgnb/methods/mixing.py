@@ -9,6 +9,7 @@ __all__ = ['mixed', 'rng_seed', 'distributions', 'Mixup', 'fedmix_loss', 'means_
 # %% ../../nbs/methods/14_mixing.ipynb #683426b1
 import numpy as np
 import torch
+from functools import lru_cache
 import torch.nn.functional as F
 from ..core import FdgnbError, generator
 from ..models import outputs_of
@@ -147,10 +148,12 @@ class AmplitudeMix(Method):
         return x.contiguous(memory_format=torch.channels_last), y
 
 # %% ../../nbs/methods/14_mixing.ipynb #c52a8897
-def virtual_data(n, shape, n_classes, rng, latent=64):
-    """(x, y): images x (n, *shape) in [0, 1] of an untrained generator, labels y (n,), equally many a class.
+@lru_cache(4)
+def virtual_data(n, shape, n_classes, seed, latent=64):
+    """(x, y), made once per process: images x (n, *shape) in [0, 1] of an untrained generator, labels y (n,), equally many a class.
 
     Class c's latent vectors lie around a center of its own. shape: (C, H, W), or (D,) for vectors."""
+    rng = generator(seed, purpose="vhl")
     draw = lambda *s: torch.randn(*s, generator=rng)
     y = torch.arange(n) % n_classes
     z = draw(n_classes, latent)[y] + .3*draw(n, latent)
@@ -186,8 +189,9 @@ class VHL(Method):
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        shape, rng = client.splits["train"].x.shape[1:], generator(client.seed, purpose="vhl")
-        made = (v.to(client.device) for v in virtual_data(self.h.vhl_n, tuple(shape), model.n_classes, rng))
+        shape = tuple(client.splits["train"].x.shape[1:])
+        made = virtual_data(self.h.vhl_n, shape, model.n_classes, client.seed)
+        made = (v.to(client.device) for v in made)
         client.scratch["vhl"] = *made, client.rng("vhl", client.device)
 
     def loss(self, model, x, y, client):
