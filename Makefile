@@ -16,7 +16,7 @@ PROTOCOL ?=
 SCALE ?=
 OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 
-.PHONY: install run text test fuzz pairs notebooks reports bench lab clean
+.PHONY: install run text test fuzz pairs notebooks reports bench lab clean contract
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -57,6 +57,10 @@ fuzz: install
 # every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
 pairs: install
 	$(BIN)/python tests/pairs.py $(ONLY)
+
+# the contract over every method (`make test` takes a part of them)
+contract: install
+	FDGNB_ALL=1 $(BIN)/python -m pytest -n 2 tests/test_contract.py
 
 # the committed outputs of pages, slow cells included: make notebooks NB="federation/01_loop add"
 notebooks: install
