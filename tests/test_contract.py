@@ -15,7 +15,7 @@ ALL = METHODS.names()
 SYSTEMS = "fedsb", "ga", "fedka", "fedbr", "fdse"
 OF_SYSTEMS = [n for n in ALL if METHODS.get(n).__module__.rpartition(".")[2] in (*SYSTEMS, "loop", "compose")]
 REST = [n for n in ALL if n not in OF_SYSTEMS]
-# test_methods.py goes over every key; here all of the systems' and every sixth of the rest, or `make contract`
+# test_methods.py goes over every key; here the systems' and every sixth of the rest, or `make contract`
 SOME = ALL if os.environ.get("FDGNB_ALL") else sorted(OF_SYSTEMS + REST[::6])
 POINTS = {("training", "loss"), ("local", "accuracy"), ("aggregated", "accuracy")}
 ODD = dict(one_client=["a", "t"], absent_class=["a", "b", "t"], few=["a", "b", "t"])
