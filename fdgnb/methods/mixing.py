@@ -150,7 +150,7 @@ class AmplitudeMix(Method):
 # %% ../../nbs/methods/14_mixing.ipynb #c52a8897
 @lru_cache(4)
 def virtual_data(n, shape, n_classes, seed, latent=64):
-    """(x, y), made once per process: images x (n, *shape) in [0, 1] of an untrained generator, labels y (n,), equally many a class.
+    """(x, y): images x (n, *shape) in [0, 1] of an untrained generator, labels y (n,), equally many a class.
 
     Class c's latent vectors lie around a center of its own. shape: (C, H, W), or (D,) for vectors."""
     rng = generator(seed, purpose="vhl")
