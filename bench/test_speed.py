@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import fdgnb
-from runner import CORES, WORK, dataset
+from runner import CORES, WORK
 
 HERE, BLOCK, REPEATS = Path(__file__).parent, 3, 6
 GOALS = {("cnn2", "float32"): .55, ("alexnet_bn", "float32"): .72,

@@ -2,14 +2,14 @@
 
 Tests import the helpers: `from conftest import bits, run, slice_of, sized`; `small` and `tiny` are fixtures.
 """
-import dataclasses, os, subprocess, sys
+import dataclasses, inspect, os, subprocess, sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CI", "1")
 import pytest
 import torch
 torch.set_num_threads(1)
 import fdgnb
-from fdgnb.federation.toys import same, slice_of
+from fdgnb.federation.toys import slice_of
 from fdgnb.vectors import digest
 
 
@@ -47,6 +47,23 @@ def broken_off(monkeypatch, after, call):
     with pytest.raises(KeyboardInterrupt): call()
     monkeypatch.undo()
     assert saved == list(range(1, after + 1))
+
+
+def same_bits(monkeypatch, folder, name, data, **given):
+    "One worker or three, ended by Ctrl-C after a round and taken up again, or not: the same bits. The whole run."
+    whole = run(name, data, workers=1, **given)
+    broken_off(monkeypatch, 1, lambda: run(name, data, workers=3, out=folder, **given))
+    assert bits(run(name, data, workers=2, out=folder, **given)) == bits(whole)
+    return whole
+
+
+def mutant(f, old, new):
+    "A function of a page with one place of its source changed."
+    source = inspect.getsource(f)
+    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {f.__name__}"
+    room = dict(f.__globals__)
+    exec(source.replace(old, new), room)
+    return room[f.__name__]
 
 
 def python(code, **kw):

@@ -3,7 +3,6 @@ import inspect, json, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 import torch
-import fdgnb
 from conftest import bits, run
 from fdgnb import FdgnbError, Method
 from fdgnb.federation.loop import HOOKS

@@ -10,13 +10,15 @@ from fdgnb.federation.compose import METHODS, own_classes
 from fdgnb.runs.code import reads
 from fdgnb.runs.fit import depends_on_rounds
 from fdgnb.runs.setup import Federation
+from pairs import light
 
 ALL = METHODS.names()
 SYSTEMS = "fedsb", "ga", "fedka", "fedbr", "fdse"
 OF_SYSTEMS = [n for n in ALL if METHODS.get(n).__module__.rpartition(".")[2] in (*SYSTEMS, "loop", "compose")]
 REST = [n for n in ALL if n not in OF_SYSTEMS]
-# test_methods.py goes over every key; here the systems' and every sixth of the rest, or `make contract`
-SOME = ALL if os.environ.get("FDGNB_ALL") else sorted(OF_SYSTEMS + REST[::6])
+# test_methods.py goes over every key; here the systems' and some of the rest, or all with `make contract`
+MOST = ALL if os.environ.get("FDGNB_ALL") else OF_SYSTEMS
+SOME = sorted({*MOST, *REST[::6]})
 POINTS = {("training", "loss"), ("local", "accuracy"), ("aggregated", "accuracy")}
 ODD = dict(one_client=["a", "t"], absent_class=["a", "b", "t"], few=["a", "b", "t"])
 
@@ -37,7 +39,7 @@ def toy(names, n=24, classes=3, absent=None, few=None):
 
 def short(name, data, **given):
     "Two rounds that are scored."
-    return run(name, data, **dict(target="t", lr=.02, batch_size=8, eval_every=1) | given)
+    return run(name, data, **dict(target="t", lr=.02, batch_size=8, eval_every=1) | light(name) | given)
 
 
 def finite(r): return r.history.value.map(lambda v: math.isfinite(v) and abs(v) < 1e6).all()
@@ -45,7 +47,7 @@ def finite(r): return r.history.value.map(lambda v: math.isfinite(v) and abs(v) 
 
 @pytest.mark.filterwarnings("ignore:precision='bfloat16'")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", MOST)
 def test_contract(name, precision):
     data = toy(["a", "b", "c", "t"])
     r = short(name, data, workers=1, precision=precision)
@@ -62,11 +64,14 @@ def test_contract(name, precision):
 
 @pytest.mark.parametrize("name", ALL)
 def test_sum_with_ga(name):
-    "Every method runs a round with GA's weights, or is refused in one line before it."
+    "With GA's weights on any workers, in whatever order it is written, or refused in one line before a round."
     data = toy(["a", "b", "t"])
     try: Federation(f"{name}+ga", data, "t", 1)
-    except FdgnbError as e: assert "cannot be combined" in str(e) and "\n" not in str(e), e
-    else: assert finite(short(f"{name}+ga", data, rounds=1))
+    except FdgnbError as e:
+        assert "cannot be combined" in str(e) and "\n" not in str(e), e
+        return
+    one, two = short(f"{name}+ga", data, workers=1), short(f"ga+{name}", data, workers=2)
+    assert finite(one) and bits(one) == bits(two)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -76,7 +81,7 @@ def test_odd_clients(name, case):
     assert short(name, toy(ODD[case], **odd)).history.value.notna().all()
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", MOST)
 def test_resume(name, tmp_path, monkeypatch):
     "A run that breaks off after round 1 and is taken up again ends in the same bits."
     data = toy(["a", "b", "t"])

@@ -1,6 +1,5 @@
 "Data sets: distributed layouts on small trees, counts, duplicates, broken files, the command line."
 import bz2, gzip, io, json, os, pickle, struct, subprocess, sys, warnings
-from importlib.util import find_spec
 from pathlib import Path
 import numpy as np
 import pytest

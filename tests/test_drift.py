@@ -5,7 +5,6 @@ import pages
 from conftest import bits, one_line, run
 from golden import replay
 from fdgnb.core import FdgnbError
-from fdgnb.federation.compose import METHODS
 from fdgnb.methods.drift import step_reach
 
 KEYS = ["fedprox", "scaffold", "feddyn", "fednova", "fedcm", "fedadam", "fedyogi", "fedadagrad"]
@@ -47,29 +46,6 @@ def test_neutral_setting(tiny, name):
     neutral = dict(fedprox=dict(mu=0.), fedcm=dict(alpha=1.))[name]
     assert bits(run(name, tiny, **neutral), "model") == bits(run("fedavg", tiny), "model")
     assert bits(run(name, tiny), "model") != bits(run("fedavg", tiny), "model")
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_with_ga_on_any_number_of_workers(tiny, name):
-    "The order written does not matter, nor the workers; the sum is neither of the two."
-    a, b = run(f"{name}+ga", tiny, workers=1), run(f"ga+{name}", tiny, workers=2)
-    assert bits(a) == bits(b)
-    assert bits(a, "model") not in (bits(run(name, tiny), "model"), bits(run("ga", tiny), "model"))
-
-
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedcm", "fedyogi"])
-def test_resume(tiny, tmp_path, name):
-    "Broken off after two of three rounds: the state of clients and server comes back."
-    whole, cls = run(name, tiny, rounds=3), METHODS.get(name)
-    class Breaks(cls):
-        def finish(self, server):
-            super().finish(server)
-            if server.round == 1: raise KeyboardInterrupt
-    METHODS[name] = Breaks
-    try:
-        with pytest.raises(KeyboardInterrupt): run(name, tiny, rounds=3, out=tmp_path)
-    finally: METHODS[name] = cls
-    assert bits(run(name, tiny, rounds=3, out=tmp_path)) == bits(whole)
 
 
 ADAM = dict(optimizer="adam")

@@ -3,9 +3,8 @@ import pytest
 import torch
 from torch import nn
 import fdgnb.methods.dropout as dropout
-from conftest import bits, one_line, run
+from conftest import bits, one_line, run, same_bits
 from fdgnb.core import FdgnbError, generator, seeded
-from fdgnb.federation.compose import METHODS
 from fdgnb.federation.loop import Client, Server, client_update
 from fdgnb.federation.toys import same
 from fdgnb.methods.dropout import FedDrop, hidden_units
@@ -96,20 +95,8 @@ def test_each_client_has_its_own_rate_and_a_new_mask_in_each_round(tiny):
     assert not any(m._forward_pre_hooks for n, m in fed.net.named_modules() if n == "head.fc2")
 
 
-def test_same_bits_on_any_workers_and_after_a_resume(tiny, tmp_path):
-    kw = dict(rounds=3, rates=(.2, .5, .7))
-    whole, cls = run("feddrop", tiny, workers=1, **kw), METHODS.get("feddrop")
-    assert bits(run("feddrop", tiny, workers=3, **kw)) == bits(whole)
-
-    class Breaks(cls):
-        def finish(self, server):
-            super().finish(server)
-            if server.round == 1: raise KeyboardInterrupt
-    METHODS["feddrop"] = Breaks
-    try:
-        with pytest.raises(KeyboardInterrupt): run("feddrop", tiny, out=tmp_path, **kw)
-    finally: METHODS["feddrop"] = cls
-    assert bits(run("feddrop", tiny, out=tmp_path, **kw)) == bits(whole)
+def test_same_bits(monkeypatch, tiny, tmp_path):
+    same_bits(monkeypatch, tmp_path, "feddrop", tiny, rates=(.2, .5, .7))
 
 
 @pytest.mark.parametrize("name", ["feddrop+ga", "feddrop+fedbn", "feddrop+tent"])

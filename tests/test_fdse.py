@@ -1,20 +1,19 @@
 """FDSE: decomposition of every backbone, the two aggregations, the penalty, who owns what, sums, switches."""
-import copy, dataclasses, inspect, itertools
+import copy, dataclasses, itertools
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
-import fdgnb
 import fdgnb.models as models
 from conftest import bits, broken_off, one_line, run, sized
 from fdgnb.core import FdgnbError, generator, seeded
-from fdgnb.vectors import digest, is_vector, nbytes, part, scale, tagged
+from fdgnb.vectors import digest, is_vector, nbytes, part, tagged
 from fdgnb.settings import Settings
 from fdgnb.federation.compose import METHODS, hyper_of, method, method_class
-from fdgnb.federation.loop import Client, Server, downloads, federated_round
 from fdgnb.federation.steps import clip_gradients
 from fdgnb.methods import fdse
+from fdgnb.methods.drift import Scaffold
 from fdgnb.methods.fdse import DSEBlock, attention, blocks, consensus_update, consistency_loss, decompose
 from fdgnb.methods.fdse import entries, kept, min_norm_weights, owner, shared_statistics, similarity_aggregate
 from fdgnb.methods.fdse import tapped
@@ -502,87 +501,32 @@ def test_clash():
     with pytest.raises(FdgnbError, match="'dse' is in it twice"): method_class("fdse+dse")
 
 
-class Scaffold(fdgnb.Method):
-    "Control variates (Karimireddy et al., ICML 2020, option II), weighted as the models are."
-    averages = ("model", "stats.scaffold")
-
-    def setup(self, server):
-        super().setup(server)
-        zeros = scale({k: v for k, v in server.model.items() if is_vector(v)}, 0.)
-        server.state |= tagged("stats.scaffold", zeros)
-
-    def download(self, server, k):
-        return super().download(server, k) | tagged("stats.scaffold", part(server.state, "stats.scaffold"))
-
-    def begin(self, model, client, download):
-        super().begin(model, client, download)
-        start = {k: p.detach().clone() for k, p in model.named_parameters()}
-        c, mine = part(download, "stats.scaffold"), part(client.state, "scaffold") or scale(start, 0.)
-        client.scratch["scaffold"] = start, {k: c[k] - mine[k] for k in start}
-
-    def gradients(self, model, client):
-        for k, p in model.named_parameters(): p.grad += client.scratch["scaffold"][1][k]
-        super().gradients(model, client)
-
-    def end(self, model, client):
-        super().end(model, client)
-        (start, correction), length = client.scratch["scaffold"], client.scratch["steps"]*client.lr
-        moved = {k: (start[k] - p.detach())/length for k, p in model.named_parameters()}
-        client.state |= tagged("scaffold", {k: v - correction[k] for k, v in moved.items()})
-
-    def upload(self, model, client):
-        return super().upload(model, client) | tagged("stats.scaffold", part(client.state, "scaffold"))
-
-
 class Deaf(Scaffold):
     "Keeps control variates and sends them, and does not use them."
     def gradients(self, model, client): clip_gradients(model, client)
 
 
 @pytest.fixture
-def scaffold():
-    method("scaffold")(Scaffold), method("deaf")(Deaf)
+def deaf():
+    method("deaf")(Deaf)
     yield
-    del METHODS["scaffold"], METHODS["deaf"]
+    del METHODS["deaf"]
 
 
-def test_scaffold_is_scaffold():
-    "Two quadratics, five local steps: FedAvg settles beside the minimum of the mean loss, SCAFFOLD in it."
-    c, h, p = torch.tensor([-1., 2.]), torch.tensor([1., 4.]), torch.tensor([.75, .25])
-
-    def settles(base):
-        class Quadratic(base):
-            def loss(self, model, x, y, client): return (x[:, 1]*(model.theta - x[:, 0])**2).mean()/2
-        how, net, m = Settings(lr=.1, local_epochs=5, batch_size=3), nn.Module(), Quadratic()
-        net.theta = nn.Parameter(torch.tensor(0.))
-        data = [torch.stack([c[i], h[i]]).repeat(n, 1) for i, n in enumerate((3, 1))]
-        clients = [Client(k, dict(train=(x, torch.zeros(len(x)).long())), how) for k, x in zip("ab", data)]
-        server = Server(net.state_dict(), "ab", how)
-        m.setup(server)
-        down = downloads(m, server)
-        for r in range(60): down = federated_round(m, server, clients, net, down, r)
-        return server.model["theta"]
-    optimum = (p*h) @ c/(p @ h)
-    assert_close(settles(Scaffold), optimum, rtol=1e-4, atol=1e-5)
-    assert abs(settles(fdgnb.Method) - optimum) > .05
-    code = [l.strip() for l in inspect.getsource(Scaffold).splitlines()]
-    assert sum(bool(l) and not l.startswith('"') for l in code) <= 27
-
-
-def test_scaffold_and_fdse_keep_to_their_own_parts(tiny, scaffold):
+def test_scaffold_and_fdse_keep_to_their_own_parts(tiny, deaf):
     "Both send statistics; neither reads the other's, in the uploads, the server's state or the clients'."
     r, plain = run("scaffold+fdse", tiny), run("fdse", tiny)
     assert r.fed.method.name == "fdse+scaffold" and bits(r, "model") != bits(plain, "model")
     state, first = r.fed.server.state, r.fed.clients[0]
     params = {k for k, _ in r.fed.net.named_parameters()}
     assert part(first.state, "scaffold").keys() == params
-    assert any(v.any() for v in part(state, "stats.scaffold").values())
+    assert any(v.any() for v in part(state, "scaffold.c").values())
     assert kept(r.fed.server, first.id).keys() == kept(plain.fed.server, first.id).keys()
     assert part(first.state, "fdse").keys() == part(plain.fed.clients[0].state, "fdse").keys()
     deaf = run("deaf+fdse", tiny)                       # what SCAFFOLD sends and keeps does nothing to FDSE
     for mine in ("model", "fdse"): assert bits(deaf, mine) == bits(plain, mine)
     other = run("scaffold+fdse", tiny, new_statistics="target")          # nor what FDSE sends to SCAFFOLD
-    for mine in ("scaffold", "stats.scaffold"): assert bits(other, mine) == bits(r, mine)
+    for mine in ("scaffold", "scaffold.c"): assert bits(other, mine) == bits(r, mine)
 
 
 def test_public_names():

@@ -22,7 +22,8 @@ def test_accepted_or_refused_in_one_line(kind):
     @given(fuzz.KINDS[kind]())
     def one(case): seen.append(fuzz.outcome(case[1]))
     one()
-    assert seen.count("accepted") >= len(seen)/5
+    # a damaged file is mostly found to be damaged
+    assert seen.count("accepted") >= len(seen)*dict(file=.05).get(kind, .2)
 
 
 def test_the_fuzz_finds_a_planted_bug(monkeypatch):

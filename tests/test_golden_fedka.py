@@ -1,6 +1,6 @@
 """FedKA as released against numbers that the authors' own code gave (tests/golden/fedka.py), to 1e-9."""
 from pathlib import Path
-import pytest, torch
+import pytest
 from safetensors import safe_open
 from torch import nn
 import fdgnb.methods.fedka as fedka

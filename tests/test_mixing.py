@@ -1,5 +1,5 @@
 """Mixing: beside the authors' functions, in sums, resumed; each check fails on a changed formula."""
-import inspect, json
+import json
 from pathlib import Path
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import fdgnb
 from fdgnb.core import FdgnbError
 from fdgnb.methods import mixing
-from conftest import bits, broken_off, one_line, run
+from conftest import mutant, one_line, run, same_bits
 from golden.mixing import LABELS, SOFT, inputs
 
 GOLDEN = json.loads((Path(__file__).parent/"golden"/"mixing.json").read_text())["found"]
@@ -51,15 +51,6 @@ def check_mixed(f):
     assert F.cross_entropy(z, soft).item() == pytest.approx(by_hand.item(), abs=1e-6)
 
 
-def mutant(f, old, new):
-    "The function with one place of its source changed."
-    source = inspect.getsource(f)
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {f.__name__}"
-    room = dict(vars(mixing))
-    exec(source.replace(old, new), room)
-    return room[f.__name__]
-
-
 CHECKS = {"amplitude_mix": check_amplitudes, "fedmix_loss": check_first_order, "means_of": check_means,
           "supervised_contrast": check_contrast, "mixed": check_mixed}
 MUTATIONS = [("amplitude_mix", "f.angle()", "g.angle()"),
@@ -79,14 +70,7 @@ def test_a_changed_formula_is_found(name, old, new):
     with pytest.raises(AssertionError): CHECKS[name](mutant(getattr(mixing, name), old, new))
 
 
-@pytest.mark.parametrize("name", ["mixup", "fedmix", "am", "vhl", "fedbr+mixup", "mixup+ga", "fedmix+ga"])
-def test_workers_and_resume(name, tiny, tmp_path, monkeypatch):
-    "One worker or two, stopped after a round or not: the same bits."
-    hyper = dict(vhl_n=40) if "vhl" in name else {}
-    whole = run(name, tiny, rounds=2, workers=2, **hyper)
-    assert bits(run(name, tiny, rounds=2, workers=1, **hyper)) == bits(whole)
-    broken_off(monkeypatch, 1, lambda: run(name, tiny, rounds=2, out=tmp_path, **hyper))
-    assert bits(run(name, tiny, rounds=2, out=tmp_path, **hyper)) == bits(whole)
+def test_same_bits(monkeypatch, tiny, tmp_path): same_bits(monkeypatch, tmp_path, "fedbr+mixup", tiny)
 
 
 def test_a_client_that_comes_late_is_sent_the_means(tiny):

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 import fdgnb.methods.personal as personal
-from conftest import bits, run, sized
+from conftest import bits, run, same_bits, sized
 from fdgnb.core import seeded
-from fdgnb.federation.compose import METHODS, list_methods
+from fdgnb.federation.compose import list_methods
 from fdgnb.federation.loop import Client, Method, Server, client_update, downloads, federated_round
 from fdgnb.federation.toys import same
-from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg, Local, PartialFed
+from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg
 from fdgnb.methods.personal import entries_of, first_moments, learn_gates, mix_layers, nearest_branch
 from fdgnb.runs.setup import Federation
 from fdgnb.settings import Settings
@@ -37,25 +37,8 @@ def test_all_are_listed():
     assert {n for n, _ in ALL} <= set(list_methods().index)
 
 
-@each
-def test_same_bits_on_any_number_of_workers(tiny, name, h):
-    assert bits(run(name, tiny, workers=1, **h)) == bits(run(name, tiny, workers=3, **h))
-
-
-@each
-def test_resume(tiny, tmp_path, name, h):
-    "Broken off after the second of three rounds and taken up again."
-    whole, cls = run(name, tiny, rounds=3, **h), METHODS.get(name)
-
-    class Breaks(cls):
-        def finish(self, server):
-            super().finish(server)
-            if server.round == 1: raise KeyboardInterrupt
-    METHODS[name] = Breaks
-    try:
-        with pytest.raises(KeyboardInterrupt): run(name, tiny, rounds=3, out=tmp_path, **h)
-    finally: METHODS[name] = cls
-    assert bits(run(name, tiny, rounds=3, out=tmp_path, **h)) == bits(whole)
+@pytest.mark.parametrize("name, h", [(n, h) for n, h in ALL if h])
+def test_same_bits(monkeypatch, tiny, tmp_path, name, h): same_bits(monkeypatch, tmp_path, name, tiny, **h)
 
 
 @each

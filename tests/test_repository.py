@@ -1,5 +1,5 @@
 """The repository's own rules: notebooks with unique ids, the parameters tag, exported code, pins, imports."""
-import ast, json, re, subprocess, sys
+import ast, json, re, subprocess
 from pathlib import Path
 import pytest
 from conftest import python

@@ -1,10 +1,8 @@
 """ARFL, GroupDRO, FedGMA, FedHEAL: neutral settings, sums, workers, resume; mutations of the page."""
 import pytest
-import torch
 import pages
 from conftest import bits, run
 from golden import replay
-from fdgnb.federation.compose import METHODS
 
 KEYS = ["arfl", "groupdro", "fedgma", "fedheal"]
 PAGE = "methods/08_reweighting.ipynb"
@@ -46,26 +44,6 @@ def test_a_neutral_mask_to_rounding(tiny):
     a, b = (run(n, tiny, **kw, **short).fed.server.model
             for n, kw in (("fedheal", dict(tau=-1., beta=0.)), ("uniform", {})))
     assert max((a[k] - b[k]).abs().max() for k in a) < 1e-6
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_with_ga_on_any_number_of_workers(tiny, name):
-    a, b = run(f"{name}+ga", tiny, rounds=3, workers=1), run(f"ga+{name}", tiny, rounds=3, workers=2)
-    assert bits(a) == bits(b) and bits(a, "model") != bits(run(name, tiny, rounds=3), "model")
-
-
-@pytest.mark.parametrize("name", ["arfl", "groupdro", "fedheal"])
-def test_resume(tiny, tmp_path, name):
-    whole, cls = run(name, tiny, rounds=3), METHODS.get(name)
-    class Breaks(cls):
-        def finish(self, server):
-            super().finish(server)
-            if server.round == 1: raise KeyboardInterrupt
-    METHODS[name] = Breaks
-    try:
-        with pytest.raises(KeyboardInterrupt): run(name, tiny, rounds=3, out=tmp_path)
-    finally: METHODS[name] = cls
-    assert bits(run(name, tiny, rounds=3, out=tmp_path)) == bits(whole)
 
 
 @pytest.mark.parametrize("name", KEYS)

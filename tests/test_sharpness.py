@@ -34,13 +34,6 @@ def test_neutral_radius(tiny, name):
     assert bits(run(name, tiny, weight_decay=1e-3), "model") != usual
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_with_ga_on_any_number_of_workers(tiny, name):
-    a, b = run(f"{name}+ga", tiny, workers=1), run(f"ga+{name}", tiny, workers=2)
-    assert bits(a) == bits(b)
-    assert bits(a, "model") not in (bits(run(name, tiny), "model"), bits(run("ga", tiny), "model"))
-
-
 @pytest.mark.parametrize("other", ["fedprox", "scaffold", "fedcm", "feddyn"])
 def test_with_a_correction_of_the_step(tiny, other):
     "Sharpness beneath or above a correction of the gradient: with radius 0 it is that method."

@@ -3,12 +3,11 @@ import inspect, json
 from pathlib import Path
 import pytest
 import torch
-import torch.nn.functional as F
 import fdgnb
 from torch import nn
 from fdgnb.core import FdgnbError
 from fdgnb.methods import style
-from conftest import bits, one_line, run
+from conftest import bits, mutant, one_line, run, same_bits
 from golden.style import SPECTRA, filled, inputs
 
 GOLDEN = json.loads((Path(__file__).parent/"golden"/"style.json").read_text())["found"]
@@ -78,15 +77,6 @@ def check_drawn(f):
     who = torch.arange(3).repeat(100)
     rows = f(bank, who, torch.Generator().manual_seed(0)).flatten()
     assert torch.equal(rows.long(), who) and len(rows.unique()) == 7
-
-
-def mutant(f, old, new):
-    "The function with one place of its source changed."
-    source = inspect.getsource(f)
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {f.__name__}"
-    room = dict(vars(style))
-    exec(source.replace(old, new), room)
-    return room[f.__name__]
 
 
 CHECKS = {"with_amplitudes": check_spectra, "amplitudes": check_amplitudes, "with_style": check_style,
@@ -181,20 +171,7 @@ def test_weights_from_disk(tiny, tmp_path, monkeypatch):
     assert a.fed.server.state["stats.ccst.bank.optical"].shape == (1, 2, 512) and bits(a) != bits(b)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "elcfs+ga", "harmofl+ga", "ccst+ga", "fedfa+ga", "ccst+fedfa"])
-def test_workers_and_resume(name, tiny, tmp_path):
-    "One worker or two, stopped after a round or not: the same bits."
-    whole = run(name, tiny, rounds=2, workers=2)
-    assert bits(run(name, tiny, rounds=2, workers=1)) == bits(whole)
-    play = fdgnb.runs.fit.run_round
-    def stops(fed, engine, down, r, book):
-        if r: raise KeyboardInterrupt
-        return play(fed, engine, down, r, book)
-    fdgnb.runs.fit.run_round = stops
-    try:
-        with pytest.raises(KeyboardInterrupt): run(name, tiny, rounds=2, out=tmp_path)
-    finally: fdgnb.runs.fit.run_round = play
-    assert bits(run(name, tiny, rounds=2, out=tmp_path)) == bits(whole)
+def test_same_bits(monkeypatch, tiny, tmp_path): same_bits(monkeypatch, tmp_path, "ccst+fedfa", tiny)
 
 
 @pytest.mark.parametrize("name,kind", [("elcfs", "images"), ("ccst", "stats")])

@@ -2,7 +2,6 @@
 import re
 import pytest
 import torch
-import fdgnb
 from conftest import bits, run
 from fdgnb import FdgnbError, Method
 from fdgnb.runs.checkpoints import load_checkpoint
