@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['named_methods', 'seeds_of', 'held_out_in_turn', 'name_of', 'own_options', 'grid', 'call_of']
 
-# %% ../../nbs/experiments/01_grid.ipynb #c1f645f5
+# %% ../../nbs/experiments/01_grid.ipynb #df24dc25
 import pandas as pd
 from itertools import product
 from ..core import FdgnbError, echo
-from ..settings import check_value, hp
+from ..settings import SETTINGS, check_value, hp
 from ..data.catalogue import get_dataset
 from ..data.domain import Dataset
 from ..federation.compose import hyper_names, method_class
@@ -54,11 +54,11 @@ def held_out_in_turn(dataset, target, load):
 
 def name_of(dataset): return dataset.name if isinstance(dataset, Dataset) else str(dataset)
 
-# %% ../../nbs/experiments/01_grid.ipynb #ece279f0
+# %% ../../nbs/experiments/01_grid.ipynb #6903772c
 def own_options(cls, options, shared):
-    "The options of a grid that a method is given: its own, and of the shared ones those that it has."
+    "The options of a grid that a method is given: its own, and of the shared ones settings and what it has."
     mine = hyper_names(cls)
-    return {k: v for k, v in shared.items() if k in mine} | options
+    return {k: v for k, v in shared.items() if k in mine or k in SETTINGS} | options
 
 
 def grid(method, dataset="digits", target="each", seed=range(3), rounds=None, protocol=None, scale=None,
@@ -67,7 +67,7 @@ def grid(method, dataset="digits", target="each", seed=range(3), rounds=None, pr
 
     method: names, or {label: name or (name, hyper-parameters)}; dataset: names, folders or Datasets.
     target: 'each' domain held out in turn, one that is named, a list held out together, None: in-domain.
-    hyper: hyper-parameters, each for the methods that have it (one that no method has is refused).
+    hyper: hyper-parameters, each for the methods that have it, and settings for all.
     settings: fields of `Settings`, for all. FdgnbError of one line on what `fit` would refuse by name."""
     methods, seeds, shared = named_methods(method), seeds_of(seed), together({}, hyper)
     datasets = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
