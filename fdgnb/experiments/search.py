@@ -57,7 +57,7 @@ def choose_by(results):
         rows.append((*max(c, key=lambda p: p[0]), max(t for _, t in c)))
     return tuple(map(float, pd.DataFrame(rows).mean()))
 
-
+# %% ../../nbs/experiments/06_search.ipynb #f6e67788
 def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=None, lr=(.001, .1),
            store=None, jobs=None, work=None, sampler_seed=0, progress=None, **settings):
     """Choose a method's hyper-parameters and the learning rate by source validation alone: table of trials.

@@ -52,7 +52,7 @@ def averages(cells, tidy):
         out.append(dict(label=label, seed=seed, Avg=g.value.mean(), ALL=whole.get((label, seed), pooled)))
     return pd.DataFrame(out, columns=["label", "seed", "Avg", "ALL"])
 
-
+# %% ../../nbs/experiments/05_statistics.ipynb #36354b7d
 @dataclass
 class Table:
     "A comparison: mean, sd, n (labels by columns, as fractions) and extra (rank, gain, low, high)."
@@ -100,7 +100,7 @@ class Table:
         "Means with their deviation, a column a group."
         return table_plot(self.mean, self.sd)
 
-
+# %% ../../nbs/experiments/05_statistics.ipynb #56d38c70
 def gain_text(gain, low, high):
     "'+1.2 [-.3, 2.5]' in points."
     if gain != gain: return ""
@@ -135,7 +135,7 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
                f"{point} model; gain in points with a 95 % interval, paired within target and seed")
     return Table(*frames, extra, caption, base)
 
-
+# %% ../../nbs/experiments/05_statistics.ipynb #7bd6a3a1
 def cost_of(results, of):
     "A `Table`'s gains beside what they cost over the base: by label gain, low, high, bytes, flops."
     cost = lambda r: dict(label=r.label, bytes=sum(v for d in r.record["bytes"].values() for v in d.values()),
