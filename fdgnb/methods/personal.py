@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['UNSEEN', 'batchnorms', 'entries_of', 'own_part', 'keep_own', 'unsent', 'noting', 'noted', 'Local', 'LGFedAvg',
-           'FedBN', 'split_by_branch', 'first_moments', 'nearest_branch', 'DSBN', 'squared_distance', 'Ditto',
-           'by_layer', 'mix_layers', 'by_statistics', 'learn_gates', 'PartialFed']
+           'FedBN', 'split_by_branch', 'affine', 'Asked', 'asked_with', 'ensemble', 'first_moments', 'nearest_branch',
+           'DSBN', 'squared_distance', 'Ditto', 'by_layer', 'mix_layers', 'by_statistics', 'learn_gates', 'PartialFed']
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0004
 import copy, torch
@@ -128,10 +128,37 @@ class FedBN(Method):
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0030
 def split_by_branch(entries):
-    "{'0.key': v, '1.key': w} -> [{key: v}, {key: w}]"
+    "{'0.key': v, '1.key': w} -> [{key: v}, {key: w}], copies"
     out = {}
-    for k, v in entries.items(): out.setdefault(k.partition(".")[0], {})[k.partition(".")[2]] = v
+    for k, v in entries.items(): out.setdefault(k.partition(".")[0], {})[k.partition(".")[2]] = v.clone()
     return list(out.values())
+
+
+def affine(model, client):
+    "Scale and shift of BatchNorm that an answer may stand on: the network's, and its branches' at the client."
+    names = [f"{n}.{k}" for n, bn in batchnorms(model).items() for k, _ in bn.named_parameters()]
+    states = dict(model.named_parameters()), *client.scratch.get("dsbn", ())
+    return [state[k] for state in states for k in names]
+
+
+class Asked(nn.Module):
+    "A network with a question, ask(network): `functional_call` can put other entries into it."
+    def __init__(self, model, ask):
+        super().__init__()
+        self.model, self.ask = model, ask
+
+    def forward(self): return self.ask(self.model)
+
+
+def asked_with(model, entries, ask):
+    "ask(model) while the network has these entries of a state; gradients reach them."
+    return functional_call(Asked(model, ask), tagged("model", entries), ())
+
+
+def ensemble(logits):
+    "Log of the mean probabilities of a list of logits (N, C); one that is no normal number counts as the least."
+    p = torch.stack([v.softmax(1) for v in logits]).mean(0)
+    return p.clamp(min=torch.finfo(p.dtype).tiny).log()
 
 
 def first_moments(model, x, normalize, size=256):
@@ -187,10 +214,9 @@ class DSBN(Method):
         model.load_state_dict(nearest_branch(client.scratch["dsbn"], *found), strict=False)
 
     def predict(self, model, x, client):
-        branches = client.scratch.get("dsbn")
-        if self.h.answer != "ensemble" or not branches: return model(x)
-        p = [model(x).softmax(1) for b in branches if model.load_state_dict(b, strict=False)]
-        return torch.stack(p).mean(0).log()
+        branches, beneath = client.scratch.get("dsbn"), super().predict
+        if self.h.answer != "ensemble" or not branches: return beneath(model, x, client)
+        return ensemble([asked_with(model, b, lambda net: beneath(net, x, client)) for b in branches])
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0037
 def squared_distance(model, anchor):
