@@ -42,13 +42,14 @@ def test_there_are_reports_and_pages_in_every_room():
 
 
 def test_readme_method(small):
-    "The method of the README works as printed, under a name that is free: it is FedProx, and composes with ga."
+    "The method of the README works as printed, under a free name: it is FedProx, and composes with ga."
     import fdgnb
     from fdgnb.federation.compose import METHODS
     from fdgnb.federation.toys import same
     blocks = re.findall(r"```python\n(.*?)```", (ROOT/"README.md").read_text(), re.S)
     theirs, before = next(b for b in blocks if "class FedProx" in b), set(METHODS.load())
-    model = lambda name: fdgnb.fit(name, small, "blended", 1, mu=.1, local_steps=3, progress=False).fed.server.model
+    how = dict(target="blended", rounds=1, mu=.1, local_steps=3, progress=False)
+    model = lambda name: fdgnb.fit(name, small, **how).fed.server.model
     try:
         exec(theirs, {"__name__": "readme"})
         assert set(METHODS) - before == {"my_fedprox"}

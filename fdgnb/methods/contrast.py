@@ -17,9 +17,11 @@ from ..federation.loop import Method
 from ..federation.compose import method
 
 # %% ../../nbs/methods/10_contrast.ipynb #cont0008
-def frozen(network):
-    "A copy of a network in evaluation mode, without gradients."
-    return copy.deepcopy(network).eval().requires_grad_(False)
+def frozen(network, state=None):
+    "A copy of a network in evaluation mode, without gradients; with other weights where a `state` is given."
+    network = copy.deepcopy(network).eval().requires_grad_(False)
+    if state: network.load_state_dict(state)
+    return network
 
 # %% ../../nbs/methods/10_contrast.ipynb #cont0012
 def model_contrast(z, near, far, tau):
@@ -50,10 +52,8 @@ class MOON(Method):
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        client.scratch["moon"] = ()
-        if kept := part(client.state, "moon"):
-            client.scratch["moon"] = now, before = frozen(model.features), frozen(model.features)
-            before.load_state_dict(kept)
+        now, kept = model.features, part(client.state, "moon")
+        client.scratch["moon"] = [frozen(now), frozen(now, kept)] if kept else []
 
     def loss(self, model, x, y, client):
         if not client.scratch["moon"]: return super().loss(model, x, y, client)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Anchored', 'half_square', 'displacement', 'moved', 'plus', 'FedProx', 'needs_sgd', 'mean_gradient', 'mean_of',
-           'Scaffold', 'FedDyn', 'step_reach', 'FedNova', 'FedCM', 'ServerHyper', 'server_step', 'FedAdam', 'FedYogi',
-           'FedAdagrad']
+           'Scaffold', 'FedDyn', 'step_reach', 'stretched', 'FedNova', 'FedCM', 'ServerHyper', 'server_step', 'FedAdam',
+           'FedYogi', 'FedAdagrad']
 
 # %% ../../nbs/methods/06_drift.ipynb #9df591c0
 import torch
@@ -137,6 +137,11 @@ def step_reach(steps, momentum=0., eta_mu=0.):
     return a
 
 # %% ../../nbs/methods/06_drift.ipynb #e2748c2e
+def stretched(upload, old, names, s):
+    "An upload with the moves of the parameters `names` from the state `old` times s."
+    return upload | {f"model.{k}": old[k] + s*(upload[f"model.{k}"] - old[k]) for k in names}
+
+
 @method("fednova")
 class FedNova(Anchored):
     "Divide every client's move by how far its local steps reach."
@@ -156,10 +161,8 @@ class FedNova(Anchored):
     def aggregate(self, server, uploads):
         old, names = server.model, [k for k, _ in server.net.named_parameters()]
         effective = float(mean_of(self, server, uploads, "scalars.fednova")["a"])
-        def scaled(upload):
-            s = effective/(float(upload["scalars.fednova.a"]) or 1.)
-            return upload | {f"model.{k}": old[k] + s*(upload[f"model.{k}"] - old[k]) for k in names}
-        super().aggregate(server, [(k, scaled(u)) for k, u in uploads])
+        share = [effective/(float(u["scalars.fednova.a"]) or 1.) for _, u in uploads]
+        super().aggregate(server, [(k, stretched(u, old, names, s)) for (k, u), s in zip(uploads, share)])
 
 # %% ../../nbs/methods/06_drift.ipynb #8c63e987
 @method("fedcm")

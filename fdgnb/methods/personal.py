@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNSEEN', 'batchnorms', 'entries_of', 'own_part', 'keep_own', 'unsent', 'noting', 'noted', 'Local', 'LGFedAvg',
-           'FedBN', 'split_by_branch', 'affine', 'Asked', 'asked_with', 'ensemble', 'first_moments', 'nearest_branch',
-           'DSBN', 'squared_distance', 'Ditto', 'by_layer', 'mix_layers', 'by_statistics', 'learn_gates', 'PartialFed']
+           'FedBN', 'split_by_branch', 'first_moments', 'nearest_branch', 'kept_branches', 'affine', 'Asked',
+           'asked_with', 'ensemble', 'DSBN', 'squared_distance', 'Ditto', 'by_layer', 'mix_layers', 'by_statistics',
+           'learn_gates', 'PartialFed']
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0004
 import copy, torch
@@ -134,8 +135,37 @@ def split_by_branch(entries):
     return list(out.values())
 
 
+def first_moments(model, x, normalize, size=256):
+    "(name of the first BatchNorm, mean and variance (C,) of its input) over samples x as stored."
+    name, bn = next(iter(batchnorms(model).items()))
+    seen = []
+    handle = bn.register_forward_pre_hook(lambda m, z: seen.append(z[0].transpose(0, 1).flatten(1)))
+    try:
+        with torch.no_grad():
+            for b in x.split(size): model.eval()(images(b, bn.running_mean.device, normalize))
+    finally: handle.remove()
+    z = torch.cat(seen, 1)
+    return name, z.mean(1), z.var(1, unbiased=False)
+
+
+def nearest_branch(branches, name, mean, var):
+    "The branch whose first layer is nearest: squared 2-Wasserstein distance of diagonal Gaussians."
+    apart = lambda b: ((b[f"{name}.running_mean"] - mean).square().sum()
+                       + (b[f"{name}.running_var"].sqrt() - var.sqrt()).square().sum())
+    return min(branches, key=lambda b: float(apart(b)))
+
+# %% ../../nbs/methods/09_personal.ipynb #pers0070
+def kept_branches(server, uploads):
+    "The uploads, while the server keeps their BatchNorm entries as branches."
+    bn = tuple(f"model.{k}" for k in entries_of(server.net, "bn"))
+    for k, u in uploads:
+        own = part({q: u[q] for q in bn if q in u}, "model")
+        server.state |= tagged(f"dsbn.{server.clients.index(k)}", own)
+        yield k, u
+
+
 def affine(model, client):
-    "Scale and shift of BatchNorm that an answer may stand on: the network's, and its branches' at the client."
+    "Scale and shift of BatchNorm that an answer may stand on: the network's, and those of the branches."
     names = [f"{n}.{k}" for n, bn in batchnorms(model).items() for k, _ in bn.named_parameters()]
     states = dict(model.named_parameters()), *client.scratch.get("dsbn", ())
     return [state[k] for state in states for k in names]
@@ -156,29 +186,9 @@ def asked_with(model, entries, ask):
 
 
 def ensemble(logits):
-    "Log of the mean probabilities of a list of logits (N, C); one that is no normal number counts as the least."
+    "Log of the mean probabilities of a list of logits (N, C); below the smallest normal number, of that."
     p = torch.stack([v.softmax(1) for v in logits]).mean(0)
     return p.clamp(min=torch.finfo(p.dtype).tiny).log()
-
-
-def first_moments(model, x, normalize, size=256):
-    "(name of the first BatchNorm, mean and variance (C,) of its input) over samples x as stored."
-    name, bn = next(iter(batchnorms(model).items()))
-    seen = []
-    handle = bn.register_forward_pre_hook(lambda m, z: seen.append(z[0].transpose(0, 1).flatten(1)))
-    try:
-        with torch.no_grad():
-            for b in x.split(size): model.eval()(images(b, bn.running_mean.device, normalize))
-    finally: handle.remove()
-    z = torch.cat(seen, 1)
-    return name, z.mean(1), z.var(1, unbiased=False)
-
-
-def nearest_branch(branches, name, mean, var):
-    "The branch whose first layer is nearest: squared 2-Wasserstein distance of diagonal Gaussians."
-    apart = lambda b: ((b[f"{name}.running_mean"] - mean).square().sum()
-                       + (b[f"{name}.running_var"].sqrt() - var.sqrt()).square().sum())
-    return min(branches, key=lambda b: float(apart(b)))
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0033
 @method("dsbn")
@@ -198,14 +208,7 @@ class DSBN(Method):
         super().receive(model, client, download)
         client.scratch["dsbn"] = split_by_branch(part(download, "stats.dsbn"))
 
-    def aggregate(self, server, uploads): super().aggregate(server, self._keeping(server, uploads))
-
-    def _keeping(self, server, uploads):
-        bn = tuple(f"model.{k}" for k in entries_of(server.net, "bn"))
-        for k, u in uploads:
-            own = part({q: u[q] for q in bn if q in u}, "model")
-            server.state |= tagged(f"dsbn.{server.clients.index(k)}", own)
-            yield k, u
+    def aggregate(self, server, uploads): super().aggregate(server, kept_branches(server, uploads))
 
     def adapt(self, model, x, client):
         super().adapt(model, x, client)

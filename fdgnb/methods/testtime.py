@@ -62,7 +62,7 @@ def by_batch(model):
 
 
 def descended(answer, x, theta, optimizer, steps):
-    "Logits answer(x), which descend their mean entropy in `theta`; with several steps, those before the last."
+    "Logits answer(x), before steps in `theta` down their mean entropy; of several, before the last."
     for _ in range(steps):
         with torch.enable_grad():
             logits = answer(x)
