@@ -56,7 +56,7 @@ class FedDrop(Method):
     paper = "Wen, Jeon, Huang, IEEE WCL 2022"
     class Hyper:
         rates: tuple = hp((.5,), "probability that a hidden unit is dropped: one for all clients, or one "
-                          "each", source="paper: from the state of the channel")
+                          "each", source="ours; paper: from the channel, not verified")
     def build(self, model):
         model = super().build(model)
         if hidden_units(model): return model

@@ -39,7 +39,7 @@ class Mixup(Method):
     "Train between pairs of samples of a batch, and between their labels."
     paper = "Zhang et al., mixup, ICLR 2018"
     class Hyper: mixup_alpha: float = hp(.2, "Beta(a, a) of the mixing weight; 0: no mixing", low=0.,
-                                         source="FedBR's code: 0.2; mixup, Section 3: 0.1 to 0.4")
+                                         source="FedBR's code: 0.2; mixup not verified")
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
@@ -85,8 +85,8 @@ class FedMix(Method):
     paper = "Yoon et al., FedMix, ICLR 2021"
     class Hyper:
         fedmix_lam: float = hp(.1, "weight of the means; 0: FedAvg", low=0., high=1.,
-                               source="FedMix, Section 5; FedBR: 0.1 of .01, .1, .2")
-        M: int = hp(10, "samples in a mean", low=1, source="FedBR's code: 10; FedMix: 5, or all of a batch")
+                               source="FedBR: 0.1 of .01, .1, .2; FedMix not verified")
+        M: int = hp(10, "samples in a mean", low=1, source="FedBR's code: 10; FedMix not verified")
 
     def offer(self, model, client):
         order = torch.randperm(client.n(), generator=client.rng("fedmix"))
@@ -131,9 +131,9 @@ class AmplitudeMix(Method):
     paper = "Xu et al., FACT, CVPR 2021; as in Zhang et al. (GA), CVPR 2023"
     class Hyper:
         am_alpha: float = hp(1., "largest weight of the other amplitude; 0: FedAvg", low=0., high=1.,
-                             source="FACT, Section 4.2; GA's code: 1")
+                             source="FACT's configuration: 1; GA's code: 1")
         am_p: float = switch("probability that a batch is mixed", paper=1., released=.5, low=0., high=1.,
-                             label="half of the batches", source="FACT, Section 3.2; GA's code")
+                             label="half of the batches", source="FACT's code: each; GA's code: .5")
         variant: str = variant()
 
     def begin(self, model, client, download):
@@ -183,7 +183,7 @@ class VHL(Method):
     paper = "Tang et al., Virtual Homogeneity Learning, ICML 2022"
     class Hyper:
         vhl_n: int = hp(2000, "virtual samples", low=1, high=10**5,
-                        source="VHL, Section 5; FedBR, Table 2: 2000, 20000")
+                        source="FedBR, Table 2: 2000, 20000")
         vhl_alpha: float = hp(1., "weight of the virtual samples' loss", low=0.,
                               source="VHL's scripts: 1; its defaults: 0.5")
         vhl_beta: float = hp(1., "weight of the alignment", low=0., source="VHL's code: 1")

@@ -232,8 +232,8 @@ class Ditto(Method):
     "A personal model beside the global one, pulled to it."
     paper = "Li et al., Ditto, ICML 2021"
     class Hyper:
-        lam: float = hp(1., "weight of the pull to the global model", low=0., source="Eq. 1; grid .1, 1, 2 "
-                        "(released code); FDSE: .01 (Office-Caltech10), .0001 (PACS)")
+        lam: float = hp(1., "weight of the pull to the global model", low=0., source="Eq. 1; released "
+                        "scripts 1, dynamic .1, 1, 2; FDSE: .01 (Office-Caltech10), .0001 (PACS)")
     def receive(self, model, client, download):
         client.scratch["ditto.w"] = download
         super().receive(model, client, download | own_part(client, "ditto"))
@@ -296,11 +296,12 @@ class PartialFed(Method):
     "Load a part of the global model, keep one's own of the round before in the others; average all."
     paper = "Sun et al., PartialFed, NeurIPS 2021; the adaptive strategy not verified"
     class Hyper:
-        strategy: str = hp("fixed", "layers chosen by hand, or learned", choices=("fixed", "adaptive"))
-        keep: str = hp("bn+head", "fixed: what is not loaded", source="a summary of the paper",
+        strategy: str = hp("fixed", "layers chosen by hand, or learned", choices=("fixed", "adaptive"),
+                           source="the paper's two; no code")
+        keep: str = hp("bn+head", "fixed: what is not loaded", source="a summary of the paper; not verified",
                        choices=("nothing", "bn", "head", "bn+head", "features"))
-        gate_lr: float = hp(1., "adaptive: step size of the logits", low=0., source="not known")
-        temperature: float = hp(.5, "adaptive: of the Gumbel-softmax", low=1e-3, source="not known")
+        gate_lr: float = hp(1., "adaptive: step size of the logits", low=0., source="ours; not verified")
+        temperature: float = hp(.5, "adaptive: of the Gumbel-softmax", low=1e-3, source="ours; not verified")
     def receive(self, model, client, download):
         client.scratch["partialfed"] = theta = part(download, "model")
         own, gates = part(client.state, "partialfed"), client.state.get("partialfedgates")

@@ -75,7 +75,7 @@ class ARFL(ByLoss):
 class GroupDRO(ByLoss):
     "Raise the weights of the clients with the largest losses."
     paper = "Sagawa et al., ICLR 2020"
-    class Hyper: eta_q: float = hp(.01, "step of the weights", low=0., source="Alg. 1; FedBR's code 0.01")
+    class Hyper: eta_q: float = hp(.01, "step of the weights", low=0., source="DomainBed, FedBR: 0.01")
     def setup(self, server):
         super().setup(server)
         server.state["groupdro.log_q"] = torch.zeros(len(server.clients), dtype=torch.float64)
@@ -103,7 +103,7 @@ def client_moves(server, uploads, name):
 class FedGMA(Method):
     "Damp the entries on whose direction the clients do not agree."
     paper, replays = "Tenison et al., TMLR 2023", True
-    class Hyper: tau: float = hp(.4, "agreement to move fully", low=0., high=1., source="FedGMA: 0.1 to 1")
+    class Hyper: tau: float = hp(.4, "agreement to move fully", low=0., high=1., source="ours; not verified")
     def aggregate(self, server, uploads):
         old = server.model
         agreed = {k: agreement(client_moves(server, uploads, k)) for k, _ in server.net.named_parameters()}
@@ -153,8 +153,8 @@ class FedHEAL(Method):
     paper, replays = "Chen et al., CVPR 2024", True
     class Hyper:
         tau: float = hp(.3, "consistency above which an entry counts; < 0: all", low=-1., high=1.,
-                        source="FedHEAL, Eq. 5; code 0.3")
-        beta: float = hp(.4, "step of the weights", low=0., high=1., source="FedHEAL, Sec. 4.3; code 0.4")
+                        source="FedHEAL's code 0.3; FDSE's 0.2, 0.1")
+        beta: float = hp(.4, "step of the weights", low=0., high=1., source="FedHEAL's code 0.4")
     def setup(self, server):
         super().setup(server)
         K = len(server.clients)                                          # w, step, rounds seen

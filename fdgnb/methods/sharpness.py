@@ -59,7 +59,7 @@ def set_back(before):
 class FedSAM(Method):
     "Step by the gradient at the worst point of a small ball."
     paper = "Qu et al., ICML 2022; Caldarola et al., ECCV 2022"
-    class Hyper: rho: float = hp(.05, "radius", low=0., source="SAM, Sec. 3; FedSAM's CIFAR-10 script 0.1")
+    class Hyper: rho: float = hp(.05, "radius", low=0., source="the usual SAM; FedSAM's CIFAR-10 script 0.1")
     def step(self, model, x, y, client):
         states, names = draws(model), {id(p): k for k, p in model.named_parameters()}
         loss = self.loss(model, x, y, client)

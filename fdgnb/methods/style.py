@@ -142,7 +142,7 @@ class ELCFS(banked("images.elcfs")):
         elcfs_beta: float = hp(.001, "step of the fast weights", low=0., source="ELCFS's code")
         elcfs_share: float = switch("half the mask's side, of the image's", paper=.01, released=0., low=0.,
                                     high=.5, label="mask of the mean color",
-                                    source="ELCFS, Section 4.1; its demonstration 0.003")
+                                    source="ELCFS (not verified); demonstration 0.003; code 0")
         elcfs_mixed: bool = switch("amplitudes mixed with a random weight; else swapped", paper=True,
                                    released=False, label="amplitudes swapped", source="ELCFS, Section 3.2")
         elcfs_second: bool = switch("derivative through the fast weights' gradient", paper=True,
@@ -193,7 +193,8 @@ class HarmoFL(Method):
     class Hyper:
         harmo_norm: bool = hp(True, "normalize amplitudes", source="HarmoFL, Section 3.2")
         harmo_share: float = switch("half the mask's side, of the image's", paper=.5, released=0., low=0.,
-                                    high=.5, label="mean color alone", source="HarmoFL, Eq. 2; its code: 0")
+                                    high=.5, label="mean color alone",
+                                    source="HarmoFL, Eq. 2 (not verified); its code: 0")
         harmo_alpha: float = hp(.05, "length of the perturbation; 0: none", low=0., source="HarmoFL's code")
         variant: str = variant()
     MEAN = "model.features.harmofl.mean"
@@ -290,7 +291,7 @@ class CCST(banked("stats.ccst")):
     paper = "Chen et al., CCST, WACV 2023"
     class Hyper:
         ccst_k: int = hp(3, "styles an image is rendered in, at most one per client", low=1,
-                         source="CCST, Table 4: 1, 2, 3")
+                         source="CCST's README: 3; its scripts 1, 2, 3")
         ccst_alpha: float = hp(1., "share of the other style; 0 and K=1: FedAvg", low=0., high=1.,
                                source="CCST's code: 1")
         ccst_style: str = hp("overall", "a client's style, or one of each image",

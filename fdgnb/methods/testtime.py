@@ -43,7 +43,7 @@ class BNStats(Method):
     paper = "AdaBN, Li et al., 2017; Schneider et al., NeurIPS 2020"
     class Hyper:
         prior: float = hp(0., "what the source's statistics are worth, in samples", low=0.,
-                          source="Schneider et al., N in Eq. 3; 0: AdaBN, FDSE")
+                          source="Schneider et al., N (not verified); 0: AdaBN, FDSE")
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
         reestimate(model, x, self.h.prior, normalize=client.settings.normalize)
@@ -77,9 +77,9 @@ class Tent(Method):
     "At an unseen domain, BatchNorm's scale and shift descend the entropy of the predictions, batch by batch."
     paper = "Wang et al., Tent, ICLR 2021"
     class Hyper:
-        tent_lr: float = hp(1e-3, "step size of Adam", low=0., source="released code")
-        tent_steps: int = hp(1, "steps per batch", low=1, source="released code")
-        tent_batch: int = hp(200, "samples per batch", low=2, source="released code")
+        tent_lr: float = hp(1e-3, "step size of Adam", low=0., source="released configuration")
+        tent_steps: int = hp(1, "steps per batch", low=1, source="released configuration")
+        tent_batch: int = hp(200, "samples per batch", low=2, source="released configuration")
     def build(self, model):
         if batchnorms(model := super().build(model)): return model
         raise FdgnbError(f"tent: {getattr(model, 'name', 'the network')} has no BatchNorm to adapt")
