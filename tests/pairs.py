@@ -17,7 +17,7 @@ REASONS = {                                             # why a sum may be refus
     "they share a part": r"'[\w+]+' cannot be combined: '\w+' is in it twice",
     "both replace the same hook": r"'\w+' and '\w+' cannot be combined: both replace the hook '\w+'",
 }
-LIGHT = dict(vhl_n=64, mmd_batch=8, votes=16, samples=16, target_samples=16, S=8)      # where a method has them
+LIGHT = dict(vhl_n=64, mmd_batch=8, votes=16, samples=16, target_samples=16, S=8)    # where a method has them
 TINY = dict(target="t", rounds=1, seed=3, lr=.01, batch_size=8, local_steps=1, eval_every=0, workers=1,
             progress=False)
 
