@@ -16,7 +16,6 @@ REASONS = {                                             # why a sum may be refus
     "one of them contains the other": r"'[\w+]+' cannot be combined: '\w+' already contains '\w+'",
     "they share a part": r"'[\w+]+' cannot be combined: '\w+' is in it twice",
     "both replace the same hook": r"'\w+' and '\w+' cannot be combined: both replace the hook '\w+'",
-    "their hooks need contrary orders": r"'[\w+]+' cannot be combined: their hooks need contrary orders",
 }
 LIGHT = dict(vhl_n=64, mmd_batch=8, votes=16, samples=16, target_samples=16, S=8)   # where a method has them
 TINY = dict(target="t", rounds=1, seed=3, lr=.01, batch_size=8, local_steps=1, eval_every=0, workers=1,

@@ -1,5 +1,6 @@
 """Bad input and bad luck: one clear line each, nothing lost."""
 import ast, dataclasses, json, re, signal, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
 import pytest
@@ -340,13 +341,14 @@ def test_papermill_says_what_is_wrong(args, says, tmp_path):
 
 
 def test_papermill_passes_its_parameters(tmp_path):
-    "Two methods, two records."
-    records = []
-    for m in ("fdse", "fedavg"):
-        p = papermill(tmp_path, "-p", "method", m, "-p", "rounds", 1, "-p", "out", tmp_path/m,
-                      "-y", "{hyper: {limit: 60}}")
+    "Two methods side by side, two records. All other keys run by `fit`: tests/test_methods.py."
+    def recorded(m):
+        (tmp_path/m).mkdir()
+        p = papermill(tmp_path/m, "-p", "method", m, "-p", "rounds", 1, "-p", "out", tmp_path/m/"run",
+                      "-y", "{hyper: {limit: 40, local_steps: 4}}")
         assert p.returncode == 0, p.stderr[-2000:]
-        records.append(json.loads((tmp_path/m/"record.json").read_text()))
+        return json.loads((tmp_path/m/"run"/"record.json").read_text())
+    with ThreadPoolExecutor(2) as both: records = list(both.map(recorded, ("fdse", "fedavg")))
     args = [r["args"] for r in records]
     assert [(a["method"], a["rounds"]) for a in args] == [("fdse", 1), ("fedavg", 1)]
     assert args[0]["hyper"] != args[1]["hyper"]

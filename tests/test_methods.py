@@ -6,7 +6,7 @@ import torch
 import fdgnb
 from conftest import bits
 from digests import data, hashed
-from fdgnb.federation.compose import METHODS, Sum
+from fdgnb.federation.compose import METHODS
 from fdgnb.federation.loop import client_offer, client_update, downloads, offering, server_gather
 from fdgnb.runs.setup import Federation
 from fdgnb.tables.overview import code_size
@@ -103,7 +103,10 @@ def test_every_key_differs_from_every_other_by_default(small):
 
 
 def test_methods_are_short():
-    "Declarations count for FedProx and SCAFFOLD; the median is over the functions alone."
-    whole = {k: code_size(METHODS[k])[0] for k in KEYS}
-    assert whole["fedprox"] <= 8 and whole["scaffold"] <= 27
-    assert statistics.median(code_size(METHODS[k])[1] for k in KEYS if not issubclass(METHODS[k], Sum)) <= 15
+    """Declarations count for FedProx and SCAFFOLD; the median of 15 is over the functions of the baselines'
+    classes alone: with declarations it is 20, and what stands beside a class is in neither."""
+    size = {k: code_size(METHODS[k]) for k in KEYS}
+    assert size["fedprox"][0] <= 8 and size["scaffold"][0] <= 27
+    baselines = [k for k in FINAL if k not in ("fedavg", "fedsb", "ga", "fedka", "fedbr", "fdse")]
+    medians = [statistics.median(size[k][i] for k in baselines) for i in (0, 1)]
+    assert len(baselines) == 39 and medians[0] <= 20 and medians[1] <= 15

@@ -8,10 +8,9 @@ from pairs import REASONS, outcome, pairs, reason
 RUN = """arfl+tent am+fedmix ccst+dsbn consistency+fedadam dann+fedbn ditto+moon bnstats+dsbn dse+fedprox
     elcfs+fedcm fdse+mixup fedasam+rsc fedavg+scaffold feddecorr+fedsr feddrop+fedgma feddyn+local
     fedfa+harmofl fediir+fednova fedka+mixup fednova+vhl fedntd+lgfedavg fedsam+fedyogi budget+groupdro
-    bnstats+partialfed fedadg+labelsmoothing""".split()
+    bnstats+partialfed fedadg+labelsmoothing dsbn+tent noeval+tent""".split()
 REFUSED = {"disentangler+fdann": "one of them contains the other", "budget+fedsb": "they share a part",
-           "arfl+fedheal": "both replace the same hook",
-           "dsbn+tent": "both replace the same hook", "noeval+tent": "their hooks need contrary orders"}
+           "arfl+fedheal": "both replace the same hook"}
 SUMS = sorted({k for k in row_map().key if "+" in k})
 
 

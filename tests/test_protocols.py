@@ -7,7 +7,7 @@ import torch
 import fdgnb
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import Dataset, Domain
-from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.federation.compose import METHODS, hyper_names, method_class
 from fdgnb.settings import Settings, check_value
 from fdgnb.runs.setup import arguments
 from fdgnb.vectors import digest
@@ -15,7 +15,7 @@ from fdgnb.runs.metrics import RULES
 from fdgnb.models import MODELS
 from fdgnb.data.augment import AUGMENTATIONS, Augment, list_augmentations
 from fdgnb.data.partitions import PARTITIONS
-from fdgnb.runs.protocols import PROTOCOLS, SCALES, list_protocols, protocol_table, resolve
+from fdgnb.runs.protocols import PROTOCOLS, SCALES, list_protocols, protocol_table, resolve, row
 
 DATA = ["digits", "office_caltech10", "pacs", "vlcs", "officehome", "terra_incognita", "domainnet",
         "domainnet10",
@@ -62,6 +62,26 @@ def test_no_row_is_written_in_vain():
             assert r.name in known or (r.method and not set(r.method) & set(METHODS.names())), r
         seen = [(r.name, d, m, r.scale) for r in p.rows for d in r.data or ("",) for m in r.method or ("",)]
         assert len(seen) == len(set(seen)), f"{p.name} gives a value twice"
+
+
+def unknown_rows(rows):
+    "(method, name) of the rows for a method that are neither a setting nor a hyper-parameter of it."
+    known = {m: {"rounds", *SETTINGS, *hyper_names(method_class(m))} for r in rows for m in r.method}
+    return [(m, r.name) for r in rows for m in r.method if r.name not in known[m]]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_rows_of_a_method_are_settings_or_hyper_parameters_of_it(protocol):
+    "FDSE's protocol gave Ditto a `mu`, which is called `lam` here: it was dropped without a word."
+    assert unknown_rows(PROTOCOLS[protocol].rows) == []
+
+
+def test_rows_of_a_method_reach_it():
+    for data, lam, tau in (("office_caltech10", .01, .2), ("pacs", 1e-4, .1)):
+        for method, own in (("ditto", dict(lam=lam)), ("fedheal", dict(tau=tau))):
+            _, hyper, _ = arguments(method_class(method), {}, protocol="fdse", dataset=data)
+            assert hyper == own
+    assert unknown_rows([row("mu", .01, "a mistake", method="ditto")]) == [("ditto", "mu")]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

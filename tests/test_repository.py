@@ -42,18 +42,20 @@ def test_there_are_reports_and_pages_in_every_room():
 
 
 def test_readme_method(small):
-    "The method of the README works as printed, alone and under ga."
+    "The method of the README works as printed, under a free name: it is FedProx, and composes with ga."
     import fdgnb
     from fdgnb.federation.compose import METHODS
+    from fdgnb.federation.toys import same
     blocks = re.findall(r"```python\n(.*?)```", (ROOT/"README.md").read_text(), re.S)
-    had = METHODS.load().pop("fedprox", None)
+    theirs, before = next(b for b in blocks if "class FedProx" in b), set(METHODS.load())
+    how = dict(target="blended", rounds=1, mu=.1, local_steps=3, progress=False)
+    model = lambda name: fdgnb.fit(name, small, **how).fed.server.model
     try:
-        exec(next(b for b in blocks if "class FedProx" in b), {"__name__": "readme"})
-        for name in ("fedprox", "fedprox+ga"):
-            assert fdgnb.fit(name, small, "blended", 1, mu=.1, progress=False).round == 1
-    finally:
-        METHODS.pop("fedprox", None)
-        if had: METHODS["fedprox"] = had
+        exec(theirs, {"__name__": "readme"})
+        assert set(METHODS) - before == {"my_fedprox"}
+        assert same(model("my_fedprox"), model("fedprox"))
+        assert same(model("my_fedprox+ga"), model("fedprox+ga"))
+    finally: METHODS.pop("my_fedprox", None)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)

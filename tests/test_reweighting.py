@@ -20,8 +20,8 @@ MUTATIONS = {
                                            "torch.where(fell > 0, 1 - before, before)"),
     "FedHEAL, rounds counted from one": ("(before*rounds + fell)/(rounds + 1)",
                                          "(before*(rounds + 1) + fell)/(rounds + 2)"),
-    "FedHEAL, beta swapped": ("(1 - self.h.beta)*kept[1, there] + self.h.beta*far",
-                              "self.h.beta*kept[1, there] + (1 - self.h.beta)*far"),
+    "FedHEAL, beta swapped": ("(1 - beta)*kept[1, there] + beta*far",
+                              "beta*kept[1, there] + (1 - beta)*far"),
     "FedHEAL, not shared among the unmasked": ("/torch.where(total > 0, total, torch.ones_like(total))", ""),
 }
 

@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+import fdgnb.methods.personal as personal
 import fdgnb.methods.testtime as testtime
 from conftest import bits, one_line, run, sized
 from fdgnb.core import FdgnbError, seeded
 from fdgnb.data.domain import Domain
+from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client
 from fdgnb.federation.toys import same
 from fdgnb.methods.fdse import images
+from fdgnb.methods.personal import DSBN
 from fdgnb.methods.testtime import BNStats, Tent, by_batch, entropy, reestimate
 from fdgnb.runs.setup import Federation
 
@@ -58,8 +61,8 @@ def test_mutation_running_statistics(monkeypatch):
 
 def test_mutation_answer_after_the_step():
     class After(Tent):
-        def _answer(self, model, x, client):
-            super()._answer(model, x, client)
+        def predict(self, model, x, client):
+            super().predict(model, x, client)
             return model(x)
     assert not follows_tent(After(tent_lr=.01))
 
@@ -144,7 +147,8 @@ def test_training_is_not_touched(shifted, tiny):
             assert bits(run(name, tiny)) == bits(run(base, tiny))
 
 
-@pytest.mark.parametrize("name", ["tent", "bnstats", "dsbn", "fedbn+bnstats", "fdse+tent", "fdse+dsbn"])
+@pytest.mark.parametrize("name", ["tent", "bnstats", "dsbn", "fedbn+bnstats", "fdse+tent", "fdse+dsbn",
+                                  "dsbn+tent", "tent+dsbn"])
 def test_adapted_is_a_point_of_its_own_and_alike_on_any_workers(tiny, name):
     rows = [run(name, tiny, rounds=1, eval_every=1, workers=w).rows for w in (1, 3)]
     assert rows[0] == rows[1]
@@ -158,10 +162,85 @@ def test_unseen_client_holds_the_global_model_until_it_adapts(tiny):
         assert same(r.model_of().state_dict(), r.fed.server.model)
 
 
-def test_two_answers_or_no_batchnorm_are_refused_in_one_line(tiny):
-    for name, kw in (("dsbn+tent", {}), ("tent", dict(backbone="cnn4"))):
-        with pytest.raises(FdgnbError) as e: Federation(name, tiny, "blended", 1, **kw)
-        assert one_line(e)
+def test_no_batchnorm_is_refused_in_one_line(tiny):
+    with pytest.raises(FdgnbError) as e: Federation("tent", tiny, "blended", 1, backbone="cnn4")
+    assert one_line(e)
+
+
+# ---- Tent and DSBN together
+
+def batches_of(name, r, **h):
+    "A sum's answers to three batches of the unseen client of a run of dsbn; the network and branches after."
+    how, who, net = method_class(name)(**h), r.fed.target_client, copy.deepcopy(r.fed.net)
+    who.scratch = {}
+    how.receive(net, who, how.download(r.fed.server, who.id))
+    how.adapt(net.eval(), who.splits["target"].samples(), who)
+    x = images(who.splits["target"].samples(), "cpu")
+    with torch.no_grad(): answers = [how.predict(net, b, who) for b in x.split(14)]
+    return answers, net, who.scratch["dsbn"]
+
+
+@pytest.fixture(scope="module")
+def branched(tiny): return run("dsbn", tiny)
+
+
+def test_dsbn_below_tent_answers_before_the_step_that_moves_every_branch(branched):
+    "With steps of no size the batches are answered by the branches as sent; with some, the first one is."
+    still, _, sent = batches_of("dsbn+tent", branched, tent_lr=0.)
+    moving, _, moved = batches_of("dsbn+tent", branched, tent_lr=.05)
+    assert torch.equal(still[0], moving[0]) and not torch.equal(still[1], moving[1])
+    scales = [k for k in sent[0] if k.endswith(("weight", "bias"))]
+    for a, b in zip(sent, moved):
+        assert {k for k in a if not torch.equal(a[k], b[k]) and "tracked" not in k} == set(scales)
+    low, high = (sum(entropy(v).mean() for v in a) for a in (moving, still))
+    assert low < high
+
+
+def test_dsbn_above_tent_is_tent_on_every_branch_alone(branched):
+    nets, r = [branched.model_of(c.id) for c in branched.fed.clients], branched
+    x = images(r.fed.target_client.splits["target"].samples(), "cpu").split(14)
+    alone = []
+    for net in nets:
+        tent, who = Tent(tent_lr=.05), Client("t", {})
+        tent.adapt(net.eval(), None, who)
+        with torch.no_grad(): alone.append([tent.predict(net, b, who).softmax(1) for b in x])
+    both = batches_of("tent+dsbn", branched, tent_lr=.05)[0]
+    for i, answer in enumerate(both):
+        assert torch.allclose(answer.exp(), sum(a[i] for a in alone)/3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dsbn+tent", "tent+dsbn"])
+@pytest.mark.parametrize("answer", ["nearest", "mean"])
+def test_where_one_branch_answers_it_is_the_one_that_tent_adapts(branched, name, answer):
+    got, net, branches = batches_of(name, branched, answer=answer, tent_lr=.05)
+    how, held = DSBN(answer=answer), copy.deepcopy(branched.model_of())
+    who = copy.copy(branched.fed.target_client)
+    how.receive(held, who, how.download(branched.fed.server, who.id))
+    how.adapt(held.eval(), who.splits["target"].samples(), who)
+    alone, client = Tent(tent_lr=.05), Client("t", {})
+    alone.adapt(held, None, client)
+    x = images(who.splits["target"].samples(), "cpu").split(14)
+    with torch.no_grad(): want = [alone.predict(held, b, client) for b in x]
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    assert same(net.state_dict(), held.state_dict())
+
+
+def test_the_server_keeps_its_branches(branched):
+    before = {k: v.clone() for k, v in branched.fed.server.state.items() if torch.is_tensor(v)}
+    for name in ("dsbn+tent", "tent+dsbn"): batches_of(name, branched, tent_lr=.05)
+    assert all(torch.equal(branched.fed.server.state[k], v) for k, v in before.items())
+
+
+def test_mutation_answer_of_the_mean_branch(branched, monkeypatch):
+    "Asking the network without the branch's entries is noticed."
+    want = batches_of("dsbn+tent", branched)[0]
+    monkeypatch.setattr(personal, "asked_with", lambda model, entries, ask: ask(model))
+    assert not torch.allclose(batches_of("dsbn+tent", branched)[0][0], want[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["fdse+dsbn+tent", "ga+tent+dsbn", "noeval+tent"])
+def test_on_top_of_others(tiny, name):
+    assert "adapted" in {r[3] for r in run(name, tiny, rounds=1, eval_every=1).rows}
 
 
 def test_a_single_sample_is_answered(tiny):

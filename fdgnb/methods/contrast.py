@@ -17,9 +17,11 @@ from ..federation.loop import Method
 from ..federation.compose import method
 
 # %% ../../nbs/methods/10_contrast.ipynb #cont0008
-def frozen(network):
-    "A copy of a network in evaluation mode, without gradients."
-    return copy.deepcopy(network).eval().requires_grad_(False)
+def frozen(network, state=None):
+    "A copy of a network in evaluation mode, without gradients; with other weights where a `state` is given."
+    network = copy.deepcopy(network).eval().requires_grad_(False)
+    if state: network.load_state_dict(state)
+    return network
 
 # %% ../../nbs/methods/10_contrast.ipynb #cont0012
 def model_contrast(z, near, far, tau):
@@ -40,20 +42,18 @@ class MOON(Method):
     "Draw the features to the global model's, away from the client's own of the round before."
     paper = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
     class Hyper:
-        mu: float = hp(1., "weight of the contrast", low=0., source="released code; grid .1, 1, 5, 10")
-        tau: float = hp(.5, "temperature", low=1e-6, source="Section 4.1")
+        mu: float = hp(1., "weight of the contrast", low=0., source="released code 1; FDSE .1, 1, 5, 10")
+        tau: float = hp(.5, "temperature", low=1e-6, source="released code .5")
         project: int = hp(None, "width of a projection head; None: no such head", low=1,
-                          source="paper: 256, for all methods; FLGo: none")
+                          source="released code 256; FLGo: none")
     def build(self, model):
         model = super().build(model)
         return projected(model, self.h.project) if self.h.project else model
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        client.scratch["moon"] = ()
-        if kept := part(client.state, "moon"):
-            client.scratch["moon"] = now, before = frozen(model.features), frozen(model.features)
-            before.load_state_dict(kept)
+        now, kept = model.features, part(client.state, "moon")
+        client.scratch["moon"] = [frozen(now), frozen(now, kept)] if kept else []
 
     def loss(self, model, x, y, client):
         if not client.scratch["moon"]: return super().loss(model, x, y, client)
@@ -84,8 +84,8 @@ class FedNTD(Method):
     "Keep the global model's probabilities of the wrong classes."
     paper = "Lee et al., FedNTD, NeurIPS 2022"
     class Hyper:
-        beta: float = hp(1., "weight of the distillation", low=0., source="released configurations; FedBR")
-        tau: float = hp(1., "temperature", low=1e-6, source="released configurations; FedBR")
+        beta: float = hp(1., "weight of the distillation", low=0., source="released configuration; FedBR")
+        tau: float = hp(1., "temperature", low=1e-6, source="released configuration; FedBR")
     def begin(self, model, client, download):
         super().begin(model, client, download)
         client.scratch["fedntd"] = frozen(model)
@@ -124,7 +124,7 @@ class FedDecorr(Method):
     paper = "Shi et al., FedDecorr, ICLR 2023"
     class Hyper:
         variant: str = variant()
-        beta: float = hp(.1, "weight of the penalty", low=0., source="Section 5.1; released code; FedBR")
+        beta: float = hp(.1, "weight of the penalty", low=0., source="released code; FedBR")
         penalty: str = switch("the squared correlations: their mean, or about N times that", paper="mean",
                               released="sum", label="penalty times the batch size", source="Eq. 8")
     def loss(self, model, x, y, client):

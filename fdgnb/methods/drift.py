@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Anchored', 'half_square', 'displacement', 'moved', 'plus', 'FedProx', 'needs_sgd', 'mean_gradient', 'mean_of',
-           'Scaffold', 'FedDyn', 'step_reach', 'FedNova', 'FedCM', 'ServerHyper', 'server_step', 'FedAdam', 'FedYogi',
-           'FedAdagrad']
+           'Scaffold', 'FedDyn', 'step_reach', 'stretched', 'FedNova', 'FedCM', 'ServerHyper', 'server_step', 'FedAdam',
+           'FedYogi', 'FedAdagrad']
 
 # %% ../../nbs/methods/06_drift.ipynb #9df591c0
 import torch
@@ -49,7 +49,7 @@ def plus(kept, change):
 class FedProx(Anchored):
     "Stay near the received model: a squared distance in the loss."
     paper = "Li et al., MLSys 2020"
-    class Hyper: mu: float = hp(.1, "strength", low=0., source="FedProx, Sec. 5: 0.001 to 1; GA's code 0.1")
+    class Hyper: mu: float = hp(.1, "strength", low=0., source="GA's code 0.1; FedProx's README 0.001 to 1")
     def loss(self, model, x, y, client):
         return super().loss(model, x, y, client) + self.h.mu*half_square(model, client)
 
@@ -108,7 +108,7 @@ class Scaffold(Anchored):
 class FedDyn(Anchored):
     "A linear term for every client, so that their stationary points agree."
     paper, replays = "Acar et al., ICLR 2021", True
-    class Hyper: alpha: float = hp(.01, "strength", low=1e-9, source="FedDyn, App. A: 0.1, 0.01, 0.001")
+    class Hyper: alpha: float = hp(.01, "strength", low=1e-9, source="FedDyn's examples 0.01")
     def loss(self, model, x, y, client):
         loss, h = super().loss(model, x, y, client), part(client.state, "feddyn")
         linear = sum((h[k]*p).sum() for k, p in model.named_parameters() if k in h)
@@ -137,11 +137,16 @@ def step_reach(steps, momentum=0., eta_mu=0.):
     return a
 
 # %% ../../nbs/methods/06_drift.ipynb #e2748c2e
+def stretched(upload, old, names, s):
+    "An upload with the moves of the parameters `names` from the state `old` times s."
+    return upload | {f"model.{k}": old[k] + s*(upload[f"model.{k}"] - old[k]) for k in names}
+
+
 @method("fednova")
 class FedNova(Anchored):
     "Divide every client's move by how far its local steps reach."
     paper, replays = "Wang et al., NeurIPS 2020", True
-    class Hyper: mu: float = hp(0., "proximal term; 0: none", low=0., source="FedNova, Sec. 5; code 0")
+    class Hyper: mu: float = hp(0., "proximal term; 0: none", low=0., source="FedNova's code 0")
     def setup(self, server):
         super().setup(server)
         needs_sgd("fednova", server.settings)
@@ -156,17 +161,16 @@ class FedNova(Anchored):
     def aggregate(self, server, uploads):
         old, names = server.model, [k for k, _ in server.net.named_parameters()]
         effective = float(mean_of(self, server, uploads, "scalars.fednova")["a"])
-        def scaled(upload):
-            s = effective/(float(upload["scalars.fednova.a"]) or 1.)
-            return upload | {f"model.{k}": old[k] + s*(upload[f"model.{k}"] - old[k]) for k in names}
-        super().aggregate(server, [(k, scaled(u)) for k, u in uploads])
+        share = [effective/(float(u["scalars.fednova.a"]) or 1.) for _, u in uploads]
+        super().aggregate(server, [(k, stretched(u, old, names, s)) for (k, u), s in zip(uploads, share)])
 
 # %% ../../nbs/methods/06_drift.ipynb #8c63e987
 @method("fedcm")
 class FedCM(Method):
     "Mix the last round's mean gradient into every local step."
     paper, replays = "Xu et al., arXiv 2106.10874", True
-    class Hyper: alpha: float = hp(.1, "share of the client's own gradient", low=0., high=1., source="FedCM")
+    class Hyper: alpha: float = hp(.1, "share of the client's own gradient", low=0., high=1.,
+                                     source="FedBR's code; FedCM not verified")
     def setup(self, server):
         super().setup(server)
         needs_sgd("fedcm", server.settings)
@@ -192,10 +196,10 @@ class FedCM(Method):
 @dataclass(frozen=True)
 class ServerHyper:
     "The server's optimizer."
-    eta: float = hp(.01, "server's learning rate", low=0., source="Reddi et al., App. D: a grid, 0.001 to 1")
-    beta1: float = hp(.9, "decay of m", low=0., high=1., source="Reddi et al., Sec. 5")
-    beta2: float = hp(.99, "decay of v", low=0., high=1., source="Reddi et al., Sec. 5")
-    tau: float = hp(1e-3, "adaptivity", low=1e-12, source="Reddi et al., Sec. 5")
+    eta: float = hp(.01, "server's learning rate", low=0., source="Flower's FedYogi; App. D not verified")
+    beta1: float = hp(.9, "decay of m", low=0., high=1., source="Flower's code")
+    beta2: float = hp(.99, "decay of v", low=0., high=1., source="Flower's code")
+    tau: float = hp(1e-3, "adaptivity", low=1e-12, source="Flower's FedYogi; its FedAdam 1e-9")
 
 
 def server_step(server, old, name, h, second):
@@ -232,9 +236,9 @@ class FedAdagrad(Method):
     "Adagrad at the server."
     paper = "Reddi et al., ICLR 2021"
     class Hyper:
-        eta: float = hp(.01, "server's learning rate", low=0., source="Reddi et al., App. D: a grid")
-        beta1: float = hp(0., "decay of m", low=0., high=1., source="Reddi et al., Sec. 5: 0 for FedAdagrad")
-        tau: float = hp(1e-3, "adaptivity", low=1e-12, source="Reddi et al., Sec. 5")
+        eta: float = hp(.01, "server's learning rate", low=0., source="Flower's 0.1; App. D not verified")
+        beta1: float = hp(0., "decay of m", low=0., high=1., source="Flower's code: 0 for FedAdagrad")
+        tau: float = hp(1e-3, "adaptivity", low=1e-12, source="as FedYogi; Flower's code 1e-9")
     def aggregate(self, server, uploads):
         old = server.model
         super().aggregate(server, uploads)

@@ -46,7 +46,7 @@ class DANN(Method):
     averages = "model", "stats.dann"
     class Hyper:
         dann_lam: float = hp(.01, "weight of the discriminator's loss; 0: FedAvg", low=0.,
-                             source="FedBR's code: 0.01 of .01, .1, 1")
+                             source="FedBR's code: 0.01")
         dann_width: int = hp(256, "width of the discriminator", low=1, high=2**14, source="FedBR's code")
 
     def setup(self, server):
@@ -235,7 +235,7 @@ class FedADG(Method):
         adg_lam: float = hp(.15, "weight of the discriminator's verdict; 0: FedAvg", low=0., high=1.,
                             source="FedADG's code")
         adg_noise: int = hp(64, "size of the generator's noise", low=1, high=2**14,
-                            source="ours; FedADG's code: 2048")
+                            source="ours, normal; FedADG's code: 2048, uniform")
         adg_warm: float = hp(.3, "share of a round's samples that train on the labels alone", low=0., high=1.,
                              source="FedADG's code: 3 of 10 epochs")
 
@@ -301,9 +301,9 @@ class RSC(Method):
     paper = "Huang et al., RSC, ECCV 2020"
     class Hyper:
         rsc_p: float = hp(1/3, "share of the features that is muted; 0: FedAvg", low=0., high=1.,
-                          source="RSC, Section 4; DomainBed: 1/3")
+                          source="DomainBed: 1/3; RSC not verified")
         rsc_b: float = hp(1/3, "share of the samples of a batch", low=0., high=1.,
-                          source="RSC, Section 4; DomainBed: 1/3")
+                          source="DomainBed: 1/3; RSC not verified")
 
     def loss(self, model, x, y, client):
         if not self.h.rsc_p or not self.h.rsc_b: return super().loss(model, x, y, client)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNSEEN', 'batchnorms', 'entries_of', 'own_part', 'keep_own', 'unsent', 'noting', 'noted', 'Local', 'LGFedAvg',
-           'FedBN', 'split_by_branch', 'first_moments', 'nearest_branch', 'DSBN', 'squared_distance', 'Ditto',
-           'by_layer', 'mix_layers', 'by_statistics', 'learn_gates', 'PartialFed']
+           'FedBN', 'split_by_branch', 'first_moments', 'nearest_branch', 'kept_branches', 'affine', 'Asked',
+           'asked_with', 'ensemble', 'DSBN', 'squared_distance', 'Ditto', 'by_layer', 'mix_layers', 'by_statistics',
+           'learn_gates', 'PartialFed']
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0004
 import copy, torch
@@ -128,9 +129,9 @@ class FedBN(Method):
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0030
 def split_by_branch(entries):
-    "{'0.key': v, '1.key': w} -> [{key: v}, {key: w}]"
+    "{'0.key': v, '1.key': w} -> [{key: v}, {key: w}], copies"
     out = {}
-    for k, v in entries.items(): out.setdefault(k.partition(".")[0], {})[k.partition(".")[2]] = v
+    for k, v in entries.items(): out.setdefault(k.partition(".")[0], {})[k.partition(".")[2]] = v.clone()
     return list(out.values())
 
 
@@ -153,6 +154,42 @@ def nearest_branch(branches, name, mean, var):
                        + (b[f"{name}.running_var"].sqrt() - var.sqrt()).square().sum())
     return min(branches, key=lambda b: float(apart(b)))
 
+# %% ../../nbs/methods/09_personal.ipynb #pers0070
+def kept_branches(server, uploads):
+    "The uploads, while the server keeps their BatchNorm entries as branches."
+    bn = tuple(f"model.{k}" for k in entries_of(server.net, "bn"))
+    for k, u in uploads:
+        own = part({q: u[q] for q in bn if q in u}, "model")
+        server.state |= tagged(f"dsbn.{server.clients.index(k)}", own)
+        yield k, u
+
+
+def affine(model, client):
+    "Scale and shift of BatchNorm that an answer may stand on: the network's, and those of the branches."
+    names = [f"{n}.{k}" for n, bn in batchnorms(model).items() for k, _ in bn.named_parameters()]
+    states = dict(model.named_parameters()), *client.scratch.get("dsbn", ())
+    return [state[k] for state in states for k in names]
+
+
+class Asked(nn.Module):
+    "A network with a question, ask(network): `functional_call` can put other entries into it."
+    def __init__(self, model, ask):
+        super().__init__()
+        self.model, self.ask = model, ask
+
+    def forward(self): return self.ask(self.model)
+
+
+def asked_with(model, entries, ask):
+    "ask(model) while the network has these entries of a state; gradients reach them."
+    return functional_call(Asked(model, ask), tagged("model", entries), ())
+
+
+def ensemble(logits):
+    "Log of the mean probabilities of a list of logits (N, C); below the smallest normal number, of that."
+    p = torch.stack([v.softmax(1) for v in logits]).mean(0)
+    return p.clamp(min=torch.finfo(p.dtype).tiny).log()
+
 # %% ../../nbs/methods/09_personal.ipynb #pers0033
 @method("dsbn")
 class DSBN(Method):
@@ -171,14 +208,7 @@ class DSBN(Method):
         super().receive(model, client, download)
         client.scratch["dsbn"] = split_by_branch(part(download, "stats.dsbn"))
 
-    def aggregate(self, server, uploads): super().aggregate(server, self._keeping(server, uploads))
-
-    def _keeping(self, server, uploads):
-        bn = tuple(f"model.{k}" for k in entries_of(server.net, "bn"))
-        for k, u in uploads:
-            own = part({q: u[q] for q in bn if q in u}, "model")
-            server.state |= tagged(f"dsbn.{server.clients.index(k)}", own)
-            yield k, u
+    def aggregate(self, server, uploads): super().aggregate(server, kept_branches(server, uploads))
 
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
@@ -187,10 +217,9 @@ class DSBN(Method):
         model.load_state_dict(nearest_branch(client.scratch["dsbn"], *found), strict=False)
 
     def predict(self, model, x, client):
-        branches = client.scratch.get("dsbn")
-        if self.h.answer != "ensemble" or not branches: return model(x)
-        p = [model(x).softmax(1) for b in branches if model.load_state_dict(b, strict=False)]
-        return torch.stack(p).mean(0).log()
+        branches, beneath = client.scratch.get("dsbn"), super().predict
+        if self.h.answer != "ensemble" or not branches: return beneath(model, x, client)
+        return ensemble([asked_with(model, b, lambda net: beneath(net, x, client)) for b in branches])
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0037
 def squared_distance(model, anchor):
@@ -203,8 +232,8 @@ class Ditto(Method):
     "A personal model beside the global one, pulled to it."
     paper = "Li et al., Ditto, ICML 2021"
     class Hyper:
-        lam: float = hp(1., "weight of the pull to the global model", low=0., source="Eq. 1; grid .1, 1, 2 "
-                        "(released code); FDSE: .01 (Office-Caltech10), .0001 (PACS)")
+        lam: float = hp(1., "weight of the pull to the global model", low=0., source="Eq. 1; released "
+                        "scripts 1, dynamic .1, 1, 2; FDSE: .01 (Office-Caltech10), .0001 (PACS)")
     def receive(self, model, client, download):
         client.scratch["ditto.w"] = download
         super().receive(model, client, download | own_part(client, "ditto"))
@@ -267,11 +296,12 @@ class PartialFed(Method):
     "Load a part of the global model, keep one's own of the round before in the others; average all."
     paper = "Sun et al., PartialFed, NeurIPS 2021; the adaptive strategy not verified"
     class Hyper:
-        strategy: str = hp("fixed", "layers chosen by hand, or learned", choices=("fixed", "adaptive"))
-        keep: str = hp("bn+head", "fixed: what is not loaded", source="a summary of the paper",
+        strategy: str = hp("fixed", "layers chosen by hand, or learned", choices=("fixed", "adaptive"),
+                           source="the paper's two; no code")
+        keep: str = hp("bn+head", "fixed: what is not loaded", source="a summary of the paper; not verified",
                        choices=("nothing", "bn", "head", "bn+head", "features"))
-        gate_lr: float = hp(1., "adaptive: step size of the logits", low=0., source="not known")
-        temperature: float = hp(.5, "adaptive: of the Gumbel-softmax", low=1e-3, source="not known")
+        gate_lr: float = hp(1., "adaptive: step size of the logits", low=0., source="ours; not verified")
+        temperature: float = hp(.5, "adaptive: of the Gumbel-softmax", low=1e-3, source="ours; not verified")
     def receive(self, model, client, download):
         client.scratch["partialfed"] = theta = part(download, "model")
         own, gates = part(client.state, "partialfed"), client.state.get("partialfedgates")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ByLoss', 'reported', 'weights_of', 'water_filling', 'ARFL', 'GroupDRO', 'agreement', 'client_moves', 'FedGMA',
-           'consistency', 'masked_mean', 'FedHEAL']
+           'consistency', 'direction_masks', 'by_distance', 'masked_mean', 'FedHEAL']
 
 # %% ../../nbs/methods/08_reweighting.ipynb #6a0116cf
 import math, torch
@@ -75,7 +75,7 @@ class ARFL(ByLoss):
 class GroupDRO(ByLoss):
     "Raise the weights of the clients with the largest losses."
     paper = "Sagawa et al., ICLR 2020"
-    class Hyper: eta_q: float = hp(.01, "step of the weights", low=0., source="Alg. 1; FedBR's code 0.01")
+    class Hyper: eta_q: float = hp(.01, "step of the weights", low=0., source="DomainBed, FedBR: 0.01")
     def setup(self, server):
         super().setup(server)
         server.state["groupdro.log_q"] = torch.zeros(len(server.clients), dtype=torch.float64)
@@ -103,7 +103,7 @@ def client_moves(server, uploads, name):
 class FedGMA(Method):
     "Damp the entries on whose direction the clients do not agree."
     paper, replays = "Tenison et al., TMLR 2023", True
-    class Hyper: tau: float = hp(.4, "agreement to move fully", low=0., high=1., source="FedGMA: 0.1 to 1")
+    class Hyper: tau: float = hp(.4, "agreement to move fully", low=0., high=1., source="ours; not verified")
     def aggregate(self, server, uploads):
         old = server.model
         agreed = {k: agreement(client_moves(server, uploads, k)) for k, _ in server.net.named_parameters()}
@@ -122,6 +122,24 @@ def consistency(fell, before, rounds):
     return agrees, (before*rounds + fell)/(rounds + 1)
 
 
+def direction_masks(server, uploads, name, moves, tau):
+    "Whether each entry of the clients' moves (S, ...) agrees with its past, 0 or 1; P is kept at the server."
+    masks = []
+    for (k, _), d in zip(uploads, moves):
+        seen = int(server.state["fedheal.clients"][2, server.clients.index(k)])
+        key, fell = f"fedheal.P.{k}.{name}", (d <= 0).to(d.dtype)
+        agrees, server.state[key] = consistency(fell, server.state.get(key, fell), seen)
+        masks.append((agrees > tau).to(d.dtype))
+    return torch.stack(masks)
+
+
+def by_distance(kept, there, far, beta):
+    "Rows w, step, rounds (3, K) after a round in which the clients `there` moved by `far` (S,), in place."
+    kept[1, there] = (1 - beta)*kept[1, there] + beta*far/(float(far.sum()) or 1.)
+    kept[0, there] += kept[1, there]
+    kept[2, there] += 1
+
+
 def masked_mean(moves, masks, weights):
     "Mean of moves (S, ...) by weights (S,) among those whose mask is on; 0 where none is."
     w = masks*weights.to(moves).view(-1, *[1]*(moves.ndim - 1))
@@ -135,8 +153,8 @@ class FedHEAL(Method):
     paper, replays = "Chen et al., CVPR 2024", True
     class Hyper:
         tau: float = hp(.3, "consistency above which an entry counts; < 0: all", low=-1., high=1.,
-                        source="FedHEAL, Eq. 5; code 0.3")
-        beta: float = hp(.4, "step of the weights", low=0., high=1., source="FedHEAL, Sec. 4.3; code 0.4")
+                        source="FedHEAL's code 0.3; FDSE's 0.2, 0.1")
+        beta: float = hp(.4, "step of the weights", low=0., high=1., source="FedHEAL's code 0.4")
     def setup(self, server):
         super().setup(server)
         K = len(server.clients)                                          # w, step, rounds seen
@@ -144,25 +162,13 @@ class FedHEAL(Method):
     def weight(self, server, k, upload):
         return float(server.state["fedheal.clients"][0, server.clients.index(k)])
     def aggregate(self, server, uploads):
-        old, kept, far = server.model, server.state["fedheal.clients"].cpu().clone(), 0.
+        old, kept = server.model, server.state["fedheal.clients"].cpu().clone()
         moves = {q: client_moves(server, uploads, q) for q, _ in server.net.named_parameters()}
-        masks = {q: self._masks(server, uploads, q, d) for q, d in moves.items()}
-        for q, d in moves.items(): far = far + (masks[q]*d).reshape(len(d), -1).norm(dim=1).double().cpu()
-        there = [server.clients.index(k) for k, _ in uploads]
-        kept[1, there] = (1 - self.h.beta)*kept[1, there] + self.h.beta*far/(float(far.sum()) or 1.)
-        kept[0, there] += kept[1, there]
-        kept[2, there] += 1
+        masks = {q: direction_masks(server, uploads, q, d, self.h.tau) for q, d in moves.items()}
+        far = sum((masks[q]*d).reshape(len(d), -1).norm(dim=1).double().cpu() for q, d in moves.items())
+        by_distance(kept, [server.clients.index(k) for k, _ in uploads], far, self.h.beta)
         server.state["fedheal.clients"] = kept
         super().aggregate(server, uploads)
         w = torch.tensor([self.weight(server, k, u) for k, u in uploads])
         new = {q: old[q] + masked_mean(d, masks[q], w) for q, d in moves.items()}
         server.state |= tagged("model", new)
-    def _masks(self, server, uploads, name, moves):
-        masks = []
-        for (k, _), d in zip(uploads, moves):
-            seen = int(server.state["fedheal.clients"][2, server.clients.index(k)])
-            key = f"fedheal.P.{k}.{name}"
-            fell = (d <= 0).to(d.dtype)
-            agrees, server.state[key] = consistency(fell, server.state.get(key, fell), seen)
-            masks.append((agrees > self.h.tau).to(d.dtype))
-        return torch.stack(masks)

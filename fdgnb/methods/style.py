@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FILES', 'center', 'amplitudes', 'with_amplitudes', 'images_only', 'channel_style', 'with_style', 'pooled_style',
-           'gathered', 'still_lacks', 'noting', 'kept', 'drawn', 'fast_weights', 'judged', 'ELCFS', 'AmplitudeNorm',
+           'gathered', 'still_lacks', 'kept', 'banked', 'drawn', 'fast_weights', 'judged', 'ELCFS', 'AmplitudeNorm',
            'HarmoFL', 'vgg_encoder', 'vgg_decoder', 'coder', 'unscaled', 'encoded', 'decoded', 'CCST', 'stages',
-           'changed', 'redrawn', 'over_clients', 'FedFA']
+           'changed', 'redrawn', 'over_clients', 'recorded', 'FedFA']
 
 # %% ../../nbs/methods/15_style.ipynb #5717e004
 import functools
@@ -19,9 +19,11 @@ from ..core import FdgnbError, generator
 from ..data.domain import scaled
 from ..models import chain, fill, read_weights, weights_dir
 from ..settings import hp, switch, variant
-from ..vectors import part
+from ..vectors import part, tagged
 from ..federation.loop import Method
 from ..federation.compose import method
+from .mixing import noting
+from .sharpness import climb, set_back
 
 # %% ../../nbs/methods/15_style.ipynb #5717e011
 def center(shape, share):
@@ -86,17 +88,28 @@ def still_lacks(server, tag, k):
     return {q: v for q, v in s.items() if q.startswith(f"{tag}.bank.") and q != own}
 
 
-def noting(server, tag, uploads):
-    "The uploads, while it is noted that their senders have the bank."
-    for k, upload in uploads:
-        server.state[f"{tag}.has.{k}"] = 1
-        yield k, upload
-
-
 def kept(client, tag, download):
     "The bank of a client, a list of tensors in the order of the owners' names; what came is kept."
     client.state |= {q: v for q, v in download.items() if q.startswith(f"{tag}.bank.")}
     return [client.state[q] for q in sorted(client.state) if q.startswith(f"{tag}.bank.")]
+
+
+def banked(tag):
+    "A base for a method: what every client offers as `tag`.bank, all others keep, and find in their scratch."
+    class Banked(Method):
+        def gather(self, server, offers):
+            super().gather(server, offers)
+            gathered(server, tag, offers)
+
+        def download(self, server, k):
+            return {**super().download(server, k), **still_lacks(server, tag, k)}
+
+        def begin(self, model, client, download):
+            super().begin(model, client, download)
+            client.scratch[tag] = kept(client, tag, download)
+
+        def aggregate(self, server, uploads): super().aggregate(server, noting(server, tag, uploads))
+    return Banked
 
 
 def drawn(bank, who, rng):
@@ -121,7 +134,7 @@ def judged(model, weights, x):
 
 # %% ../../nbs/methods/15_style.ipynb #5717e03a
 @method("elcfs")
-class ELCFS(Method):
+class ELCFS(banked("images.elcfs")):
     "Judge each step's weights on the batch in another client's amplitudes, and learn from that too."
     paper = "Liu et al., FedDG (ELCFS), CVPR 2021"
     class Hyper:
@@ -129,7 +142,7 @@ class ELCFS(Method):
         elcfs_beta: float = hp(.001, "step of the fast weights", low=0., source="ELCFS's code")
         elcfs_share: float = switch("half the mask's side, of the image's", paper=.01, released=0., low=0.,
                                     high=.5, label="mask of the mean color",
-                                    source="ELCFS, Section 4.1; its demonstration 0.003")
+                                    source="ELCFS (not verified); demonstration 0.003; code 0")
         elcfs_mixed: bool = switch("amplitudes mixed with a random weight; else swapped", paper=True,
                                    released=False, label="amplitudes swapped", source="ELCFS, Section 3.2")
         elcfs_second: bool = switch("derivative through the fast weights' gradient", paper=True,
@@ -144,17 +157,9 @@ class ELCFS(Method):
         x, _ = client.take(order[:max(int(client.n()*self.h.elcfs_sent), 1)])
         return {**super().offer(model, client), "images.elcfs.bank": amplitudes(x, self.h.elcfs_share)}
 
-    def gather(self, server, offers):
-        super().gather(server, offers)
-        gathered(server, "images.elcfs", offers)
-
-    def download(self, server, k):
-        return {**super().download(server, k), **still_lacks(server, "images.elcfs", k)}
-
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        bank = kept(client, "images.elcfs", download)
-        client.scratch["elcfs"] = bank, client.rng("elcfs.draw", client.device)
+        client.scratch["elcfs"] = client.scratch["images.elcfs"], client.rng("elcfs.draw", client.device)
 
     def loss(self, model, x, y, client):
         inner, (bank, rng), h = super().loss(model, x, y, client), client.scratch["elcfs"], self.h
@@ -165,8 +170,6 @@ class ELCFS(Method):
         lam = torch.rand(n, 1, 1, 1, **where) if h.elcfs_mixed else 1.
         logits = judged(model, fast, with_amplitudes(x, low, h.elcfs_share, lam))
         return inner + h.elcfs_gamma*self.criterion(logits, y, client)
-
-    def aggregate(self, server, uploads): super().aggregate(server, noting(server, "images.elcfs", uploads))
 
 # %% ../../nbs/methods/15_style.ipynb #5717e041
 class AmplitudeNorm(nn.Module):
@@ -190,7 +193,8 @@ class HarmoFL(Method):
     class Hyper:
         harmo_norm: bool = hp(True, "normalize amplitudes", source="HarmoFL, Section 3.2")
         harmo_share: float = switch("half the mask's side, of the image's", paper=.5, released=0., low=0.,
-                                    high=.5, label="mean color alone", source="HarmoFL, Eq. 2; its code: 0")
+                                    high=.5, label="mean color alone",
+                                    source="HarmoFL, Eq. 2 (not verified); its code: 0")
         harmo_alpha: float = hp(.05, "length of the perturbation; 0: none", low=0., source="HarmoFL's code")
         variant: str = variant()
     MEAN = "model.features.harmofl.mean"
@@ -213,18 +217,14 @@ class HarmoFL(Method):
 
     def step(self, model, x, y, client):
         if not self.h.harmo_alpha: return super().step(model, x, y, client)
-        theta, loss = [p for p in self.params(model) if p.requires_grad], self.loss(model, x, y, client)
-        grads = torch.autograd.grad(loss, theta, allow_unused=True)
-        theta, grads = zip(*[(p, g) for p, g in zip(theta, grads) if g is not None])
-        size = torch.stack([g.norm() for g in grads]).norm() + 1e-12
-        with torch.no_grad():
-            client.scratch["harmofl"] = [(v, v.clone()) for v in (*theta, *model.buffers())]
-            for p, g in zip(theta, grads): p.add_(self.h.harmo_alpha/size*g)
+        loss = self.loss(model, x, y, client)
+        before = climb(loss, self.params(model), self.h.harmo_alpha)
+        client.scratch["harmofl"] = before + [(v, v.clone()) for v in model.buffers()]
         super().step(model, x, y, client)
         return loss.detach()
 
     def gradients(self, model, client):
-        with torch.no_grad(): [v.copy_(old) for v, old in client.scratch.pop("harmofl", ())]
+        set_back(client.scratch.pop("harmofl", ()))
         super().gradients(model, client)
 
     def upload(self, model, client):
@@ -286,12 +286,12 @@ def decoded(z, x, space, client):
 
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
-class CCST(Method):
+class CCST(banked("stats.ccst")):
     "Render every image in K clients' styles."
     paper = "Chen et al., CCST, WACV 2023"
     class Hyper:
         ccst_k: int = hp(3, "styles an image is rendered in, at most one per client", low=1,
-                         source="CCST, Table 4: 1, 2, 3")
+                         source="CCST's README: 3; its scripts 1, 2, 3")
         ccst_alpha: float = hp(1., "share of the other style; 0 and K=1: FedAvg", low=0., high=1.,
                                source="CCST's code: 1")
         ccst_style: str = hp("overall", "a client's style, or one of each image",
@@ -310,18 +310,11 @@ class CCST(Method):
         else: bank = torch.cat([channel_style(z, 1e-5) for z in maps])
         return {**super().offer(model, client), "stats.ccst.bank": bank}
 
-    def gather(self, server, offers):
-        super().gather(server, offers)
-        gathered(server, "stats.ccst", offers)
-
-    def download(self, server, k):
-        return {**super().download(server, k), **still_lacks(server, "stats.ccst", k)}
-
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        bank, g = kept(client, "stats.ccst", download), generator(client.seed, 0, client.id, "ccst")
-        plan = torch.rand(client.n(), len(bank) + 1, generator=g).argsort(1)[:, :self.h.ccst_k]
-        client.scratch |= {"ccst": bank, "ccst.plan": plan}                          # 0: the own style
+        styles, g = len(client.scratch["stats.ccst"]) + 1, generator(client.seed, 0, client.id, "ccst")
+        plan = torch.rand(client.n(), styles, generator=g).argsort(1)[:, :self.h.ccst_k]
+        client.scratch["ccst.plan"] = plan                                           # 0: the own style
 
     def sample(self, client, rng):
         plan, steps = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1)), client.settings.local_steps
@@ -332,13 +325,12 @@ class CCST(Method):
 
     def batch(self, x, y, client, rng):
         x, y = super().batch(x, y, client, rng)
-        bank, view, a = client.scratch["ccst"], client.scratch["ccst.view"].to(x.device), self.h.ccst_alpha
+        bank, a = client.scratch["stats.ccst"], self.h.ccst_alpha
         if not bank or not a: return x, y
+        view = client.scratch["ccst.view"].to(x.device)
         z, style = encoded(x, self.h.ccst_space, client), drawn(bank, (view - 1).clamp(min=0), rng)
         new = decoded(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
         return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
-
-    def aggregate(self, server, uploads): super().aggregate(server, noting(server, "stats.ccst", uploads))
 
 # %% ../../nbs/methods/15_style.ipynb #5717e061
 def stages(net):
@@ -366,8 +358,16 @@ def redrawn(s, v, noise, eps=1e-6):
 
 
 def over_clients(each):
-    "Variance over a list of two or more clients' statistics {stage: (2, C)}, per channel."
+    "Variance over a list of two or more clients' statistics {stage: (2, C)}, per channel; {} of fewer."
+    if len(each) < 2: return {}
     return {i: torch.stack([s[i] for s in each if i in s]).var(0) for i in each[0]}
+
+
+def recorded(server, owner, uploads):
+    "The uploads, while every client's last statistics `stats.owner` are kept at the server as `owner`.of."
+    for k, upload in uploads:
+        server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
+        yield k, upload
 
 # %% ../../nbs/methods/15_style.ipynb #5717e064
 @method("fedfa")
@@ -386,10 +386,8 @@ class FedFA(Method):
         return super().build(model)
 
     def download(self, server, k):
-        each = [part(server.state, f"fedfa.of.{k}") for k in server.clients]
-        each = [s for s in each if s]
-        v = over_clients(each) if len(each) > 1 else {}
-        return {**super().download(server, k), **{f"stats.fedfa.{i}": u for i, u in v.items()}}
+        each = [part(server.state, f"fedfa.of.{q}") for q in server.clients]
+        return {**super().download(server, k), **tagged("stats.fedfa", over_clients([s for s in each if s]))}
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
@@ -401,15 +399,10 @@ class FedFA(Method):
             return super().loss(model, x, y, client)
 
     def upload(self, model, client):
-        own = {f"stats.fedfa.{i}": s for i, s in part(client.state, "fedfa").items()}
+        own = tagged("stats.fedfa", part(client.state, "fedfa"))
         return {**super().upload(model, client), **own}
 
-    def aggregate(self, server, uploads):
-        def noted():
-            for k, upload in uploads:
-                server.state |= {f"fedfa.of.{k}.{i}": s for i, s in part(upload, "stats.fedfa").items()}
-                yield k, upload
-        super().aggregate(server, noted())
+    def aggregate(self, server, uploads): super().aggregate(server, recorded(server, "fedfa", uploads))
 
     def _augmented(self, i, z, client):
         (v, rng), m, kept = client.scratch["fedfa"], self.h.fa_momentum, f"fedfa.{i}"

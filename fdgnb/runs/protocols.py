@@ -393,8 +393,10 @@ DS_DATA = (
     row("lam", .05, "code, for its own penalty (text: best of .01, .1, 1)", "office_caltech10", "fdse"),
     row("tau", .5, "code; in the text's grid", "pacs office_caltech10", "fdse"),
     row("beta", .001, "text, A7.4 (code: .05 on Office-Caltech10)", method="fdse"),
-    row("mu", .01, "code", "office_caltech10", "ditto"),
-    row("mu", 1e-4, "code", "pacs", "ditto"),
+    row("lam", .01, "code (FLGo calls it mu)", "office_caltech10", "ditto"),
+    row("lam", 1e-4, "code (FLGo calls it mu)", "pacs", "ditto"),
+    row("tau", .2, "code", "office_caltech10", "fedheal"),
+    row("tau", .1, "code", "pacs", "fedheal"),
 )
 
 # %% ../../nbs/runs/06_protocols.ipynb #742f37d1

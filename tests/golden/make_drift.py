@@ -1,9 +1,11 @@
 """Golden numbers of drift, sharpness and reweighting: `python tests/golden/make_drift.py CHECKOUTS`.
 
-CHECKOUTS holds clones named fednova, flower, fedsam, arfl, fedheal, fedbr; their code is run, not copied. What
-they import beside torch and numpy is replaced by empty modules.
+CHECKOUTS holds clones named fednova, flower, fedsam, arfl, fedheal, fedbr, feddyn, domainbed, feddg; their
+code is run, not copied. What they import beside torch and numpy is replaced by empty modules.
 """
-import importlib.util, json, sys, types, warnings
+import importlib.util, json, operator, os, sys, tempfile, types, warnings
+from collections import OrderedDict
+from numbers import Number
 from pathlib import Path
 from unittest.mock import MagicMock
 import numpy as np
@@ -18,7 +20,10 @@ SOURCES = dict(
     fedsam="debcaldarola/fedsam 64bbf93, models/clients/minimizers.py",
     arfl="lishenghui/arfl 0b3b49b, models/server.py",
     fedheal="yuhangchen0/FedHEAL 770e094, models/utils/federated_model.py",
-    fedbr="LINs-lab/FedBR 6c4c539, fedbr/algorithms.py, class FedCM")
+    fedbr="LINs-lab/FedBR 6c4c539, fedbr/algorithms.py, class FedCM",
+    feddyn="alpemreacar/FedDyn 48a19fa (by FedDyn's authors), utils_methods.py",
+    domainbed="facebookresearch/DomainBed b93c22a, domainbed/algorithms.py, class GroupDRO",
+    feddg="inouye-lab/FedDG_Benchmark da58f76, src/server.py, class FedGMA")
 
 
 def load(path, **stubs):
@@ -153,7 +158,83 @@ def fedcm():
     keep("fedcm", "fedbr", WORLD | dict(delta=delta.tolist(), steps=3, alpha=.1), dict(new=w.detach()))
 
 
+def part_of(path, start, end, **space):
+    "What the lines of a file from `start` to `end` define."
+    source = (ROOT/path).read_text()
+    exec(source[source.index(start):source.index(end)], space)
+    return space
+
+
+def feddyn():
+    "Three rounds of a linear classifier, two of three clients in each but the first; batches hold all samples."
+    unused = ("torchvision", "torchvision.transforms", "torchvision.models", "LEAF", "LEAF.utils_eval",
+              "LEAF.utils_eval.language_utils", "LEAF.utils_eval.model_utils")
+    for name in unused: sys.modules[name] = MagicMock(__all__=[])
+    sys.path.insert(0, str(ROOT/"feddyn"))
+    import utils_methods as m
+    rng, steps, rounds, lr = np.random.default_rng(0), 4, 4, .2
+    x, y = rng.normal(size=(3, 6, 2)).astype("float32"), rng.integers(3, size=(3, 6, 1)).astype("float32")
+    data = types.SimpleNamespace(n_client=3, clnt_x=x, clnt_y=y, tst_x=x[0], tst_y=y[0], name="toy",
+                                 dataset="synt")
+    model = lambda: m.client_model("Linear", [2, 3])
+    start = model()
+    with torch.no_grad():
+        for p in start.parameters(): p.copy_(torch.from_numpy(rng.normal(size=p.shape)))
+    flat = lambda net: m.get_mdl_params([net])[0].tolist()
+    def chosen(r, seed):
+        "Who takes part, as the repository draws it."
+        while True:
+            np.random.seed(seed)
+            if len(who := np.flatnonzero(np.random.uniform(size=3) <= .7)): return who.tolist()
+            seed += 1
+    usual = dict(data_obj=data, act_prob=.7, learning_rate=lr, batch_size=6, com_amount=rounds, print_per=99,
+                 weight_decay=0., model_func=model, save_period=1, lr_decay_per_round=1., rand_seed=0)
+    given = dict(x=x.tolist(), y=y[..., 0].astype(int).tolist(), start=flat(start), lr=lr, steps=steps,
+                 who=[chosen(r, r) for r in range(rounds)])
+    where = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        os.makedirs("Output/toy")
+        for key, train, own in (("fedprox", m.train_FedProx, dict(epoch=steps, mu=.5)),
+                                ("scaffold", m.train_SCAFFOLD, dict(n_minibatch=steps)),
+                                ("feddyn", m.train_FedDyn, dict(epoch=steps, alpha_coef=.3))):
+            out = train(init_model=start, **usual, **own)[0]
+            hyper = {k: v for k, v in own.items() if k in ("mu", "alpha_coef")}
+            keep(key, "feddyn", given | hyper, dict(models=[flat(net) for net in out]))
+        os.chdir(where)
+
+
+def groupdro():
+    GroupDRO = part_of("domainbed/domainbed/algorithms.py", "class GroupDRO(ERM)", "class MLDG(ERM)",
+                       ERM=object, torch=torch, F=torch.nn.functional)["GroupDRO"]
+    g, eta, made = torch.Generator().manual_seed(0), .7, []
+    logits = 2*torch.randn(4, 3, 5, 3, generator=g)                          # rounds, clients, samples, classes
+    y = torch.randint(3, (3, 5), generator=g)
+    fake = types.SimpleNamespace(q=torch.Tensor(), hparams=dict(groupdro_eta=eta), predict=lambda x: x,
+                                 optimizer=MagicMock())
+    for x in logits:
+        total = GroupDRO.update(fake, [(v.clone().requires_grad_(), t) for v, t in zip(x, y)])["loss"]
+        made.append(dict(q=fake.q.tolist(), loss=total))
+    keep("groupdro", "domainbed", dict(logits=logits.tolist(), y=y.tolist(), eta=eta), dict(rounds=made))
+
+
+def fedgma():
+    "As released: the mask is not the paper's, see the page."
+    space = part_of("feddg/src/utils.py", "class ParamDict(OrderedDict)", "# class TransformSubset",
+                    OrderedDict=OrderedDict, torch=torch, operator=operator, Number=Number)
+    FedGMA = part_of("feddg/src/server.py", "class FedGMA(FedAvg)", "class ScaffoldServer", FedAvg=object,
+                     tqdm=lambda v, **kw: v, ParamDict=space["ParamDict"])["FedGMA"]
+    net = lambda w: torch.nn.ParameterDict(dict(w=torch.nn.Parameter(torch.tensor(w, dtype=torch.float64))))
+    start, n, tau = [.5, -1., 2., 0.], [10, 30, 20, 40], .4
+    models = [[1., -2., 2.5, .3], [.7, .5, 1., .1], [1.5, -.5, 2.5, 0.], [1., -1.5, 3., -.2]]
+    clients = [types.SimpleNamespace(model=net(w)) for w in models]
+    fake = types.SimpleNamespace(model=net(start), clients=clients, hparam=dict(hparam1=tau))
+    FedGMA.aggregate(fake, range(4), [v/sum(n) for v in n])
+    given = dict(start=start, models=models, n=n, tau=tau)
+    keep("fedgma", "feddg", given, dict(released=fake.model["w"].detach()))
+
+
 if __name__ == "__main__":
-    for make in (fednova, flower, sharpness, arfl, fedheal, fedcm):
+    for make in (fednova, flower, sharpness, arfl, fedheal, fedcm, feddyn, groupdro, fedgma):
         try: make()
         except Exception as e: print(make.__name__, type(e).__name__, e)

@@ -4,10 +4,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from fdgnb.federation.loop import Method, Server, client_update
-from fdgnb.federation.loop import Client
+from fdgnb.core import seeded
+from fdgnb.federation.loop import Client, Method, Server, client_update
 from fdgnb.methods import drift, reweighting, sharpness
 from fdgnb.settings import Settings
+from fdgnb.vectors import part
 
 HERE = Path(__file__).parent
 exact = lambda v: torch.tensor(v, dtype=torch.float64)
@@ -96,7 +97,66 @@ def fedheal(g, made):
         close(server.model["w"], want, 1e-6)
 
 
-REPLAY = dict(fednova=fednova, fedcm=fedcm, arfl=arfl, fedheal=fedheal,
+class Linear(nn.Module):
+    "The linear classifier of FedDyn's repository, its weights in a row."
+    def __init__(self, flat):
+        super().__init__()
+        with seeded(0): self.fc = nn.Linear(2, 3).double()
+        nn.utils.vector_to_parameters(exact(flat), self.parameters())
+
+    def forward(self, x): return self.fc(x)
+
+
+def in_a_row(state): return torch.cat([state["fc.weight"].flatten(), state["fc.bias"]])
+
+
+def rounds_of(cls, g, made, **hyper):
+    "Rounds of FedDyn's repository (its numbers are float32) with the clients that it drew."
+    method, net = cls(**hyper), Linear(g["start"])
+    s = Settings(lr=g["lr"], local_steps=g["steps"], batch_size=6)
+    server = Server({k: v.clone() for k, v in net.state_dict().items()}, "012", s, net=Linear(g["start"]))
+    method.setup(server)
+    clients = [Client(k, dict(train=(exact(x), torch.tensor(y))), s) for k, x, y in zip("012", g["x"], g["y"])]
+    for r, (who, want) in enumerate(zip(g["who"], made["models"])):
+        start = dict(server.model)
+        taking = [clients[i] for i in who]
+        ups = [(c.id, client_update(method, net, c, method.download(server, c.id), r)) for c in taking]
+        method.aggregate(server, ups)
+        new = in_a_row(server.model)
+        if cls is drift.FedDyn: new = sum(in_a_row(part(u, "model")) for _, u in ups)/len(ups)
+        close(new, want, 2e-6)
+        assert not torch.allclose(in_a_row(start), new)
+
+
+def groupdro(g, made):
+    "Our weights of clients, and the loss they make, where DomainBed has them in each of its steps."
+    rule, server = reweighting.GroupDRO(eta_q=g["eta"]), Server({"w": exact([0.])}, "012", net=vector([0.]))
+    rule.setup(server)
+    for logits, want in zip(g["logits"], made["rounds"]):
+        losses = [nn.functional.cross_entropy(exact(x), torch.tensor(y)) for x, y in zip(logits, g["y"])]
+        up = lambda v: {"model.w": v[None], "scalars.n": exact(1.), "scalars.reweighting.loss": v}
+        rule.aggregate(server, [(k, up(v)) for k, v in zip("012", losses)])
+        a = server.state["reweighting.a"]
+        close(a/a.sum(), want["q"], 1e-6)
+        close(server.model["w"], [want["loss"]], 1e-6)
+
+
+def fedgma(g, made):
+    "FedDG_Benchmark's step, written with our agreement and our mean; and where ours goes instead."
+    server = Server({"w": exact(g["start"])}, "0123", net=vector(g["start"]))
+    sent = enumerate(zip(g["models"], g["n"]))
+    ups = [(str(i), {"model.w": exact(w), "scalars.n": exact(n)}) for i, (w, n) in sent]
+    a = reweighting.agreement(reweighting.client_moves(server, ups, "w"))
+    move = exact(g["n"]) @ (exact(g["models"]) - exact(g["start"]))/sum(g["n"])
+    close(exact(g["start"]) + torch.where(a >= g["tau"], g["tau"]*(1 + a), 0.)*move, made["released"])
+    reweighting.FedGMA(tau=g["tau"]).aggregate(server, ups)
+    close(server.model["w"], exact(g["start"]) + torch.where(a >= g["tau"], 1., a)*move)
+
+
+REPLAY = dict(fednova=fednova, fedcm=fedcm, arfl=arfl, fedheal=fedheal, groupdro=groupdro, fedgma=fedgma,
+              fedprox=lambda g, made: rounds_of(drift.FedProx, g, made, mu=g["mu"]),
+              scaffold=lambda g, made: rounds_of(drift.Scaffold, g, made),
+              feddyn=lambda g, made: rounds_of(drift.FedDyn, g, made, alpha=g["alpha_coef"]),
               fedadam=lambda *a: server_step(drift.FedAdam, *a),
               fedyogi=lambda *a: server_step(drift.FedYogi, *a),
               fedadagrad=lambda *a: server_step(drift.FedAdagrad, *a),
