@@ -6,14 +6,15 @@
 __all__ = ['named_methods', 'seeds_of', 'held_out_in_turn', 'name_of', 'own_options', 'grid', 'call_of']
 
 # %% ../../nbs/experiments/01_grid.ipynb #df24dc25
+import numpy as np
 import pandas as pd
 from itertools import product
 from ..core import FdgnbError, echo
-from ..settings import SETTINGS, check_value, hp
+from ..settings import SETTINGS, check_value, hp, plain
 from ..data.catalogue import get_dataset
 from ..data.domain import Dataset
 from ..federation.compose import hyper_names, method_class
-from ..runs.setup import arguments, known_domains, targets_of, together
+from ..runs.setup import arguments, check_device, known_domains, targets_of, together
 
 # %% ../../nbs/experiments/01_grid.ipynb #f70177ec
 def named_methods(method):
@@ -34,10 +35,13 @@ def named_methods(method):
         raise FdgnbError(f"method {twice!r} is there twice: give the two labels, {{label: (name, hyper)}}")
     return out
 
-
+# %% ../../nbs/experiments/01_grid.ipynb #e19bad08
 def seeds_of(seed):
     "A list of different seeds from a number or several."
-    seeds = [seed] if isinstance(seed, int) else list(seed)
+    seed = plain(seed)
+    if not isinstance(seed, (int, tuple, range, np.ndarray)) or isinstance(seed, bool):
+        raise FdgnbError(f"seed={echo(seed)}: wanted a whole number or several")
+    seeds = [seed] if isinstance(seed, int) else [plain(s) for s in seed]
     for s in seeds: check_value("seed", s, hp(0, "a whole number", low=0))
     if not seeds or len(set(seeds)) < len(seeds):
         raise FdgnbError(f"seed={echo(seed)}: wanted different seeds")
@@ -62,15 +66,18 @@ def own_options(cls, options, shared):
 
 
 def grid(method, dataset="digits", target="each", seed=range(3), rounds=None, protocol=None, scale=None,
-         hyper=None, **settings):
-    """DataFrame of runs: label, method, dataset, target, seed, rounds, protocol, scale, options, data.
+         hyper=None, device="cpu", **settings):
+    """DataFrame of runs: label, dataset, target, seed, and what else `fit` takes (`call_of`).
 
     method: names, or {label: name or (name, hyper-parameters)}; dataset: names, folders or Datasets.
     target: 'each' domain held out in turn, one that is named, a list held out together, None: in-domain.
     hyper: hyper-parameters, each for the methods that have it, and settings for all.
     settings: fields of `Settings`, for all. FdgnbError of one line on what `fit` would refuse by name."""
-    methods, seeds, shared = named_methods(method), seeds_of(seed), together({}, hyper)
+    methods, seeds, shared = named_methods(method), seeds_of(seed), hyper or {}
+    together(settings, hyper)                                                      # no name is said twice
+    check_device(device)
     datasets = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
+    if not datasets: raise FdgnbError("a grid needs a data set: none is given")
     classes = {label: method_class(m) for label, m, _ in methods}
     owned = {k for c in classes.values() for k in own_options(c, {}, shared)}
     if unknown := sorted(shared.keys() - owned):
@@ -78,17 +85,16 @@ def grid(method, dataset="digits", target="each", seed=range(3), rounds=None, pr
     rows = []
     for d, (label, m, own) in product(datasets, methods):
         options = settings | own_options(classes[label], own, shared)
-        arguments(classes[label], options, rounds, protocol, scale, d)
-        for t, s in product(held_out_in_turn(d, target, settings.get("load") or {}), seeds):
+        *_, rest = arguments(classes[label], options, rounds, protocol, scale, d)
+        for t, s in product(held_out_in_turn(d, target, rest.get("load") or {}), seeds):
             if t is None and classes[label].uses_target:
                 raise FdgnbError(f"method {m!r} needs unlabeled samples of a target domain: name a target")
             rows.append(dict(label=label, method=m, dataset=name_of(d), target=t, seed=s, rounds=rounds,
-                             protocol=protocol, scale=scale, options=options, data=d))
+                             protocol=protocol, scale=scale, device=device, options=options, data=d))
     return pd.DataFrame(rows, dtype=object)                          # numbers as Python's, None as None
 
 
 def call_of(row):
     "(arguments of `fit` by name) of a grid's line."
-    plain = {k: row[k] for k in ("method", "target", "rounds", "seed", "protocol", "scale")}
-    plain = {k: None if v is None or v != v else v for k, v in plain.items()}
-    return plain | dict(dataset=row["data"], hyper=dict(row["options"]))
+    names = "method", "target", "rounds", "seed", "protocol", "scale", "device"
+    return {k: row[k] for k in names} | dict(dataset=row["data"], hyper=dict(row["options"]))

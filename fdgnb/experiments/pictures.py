@@ -47,8 +47,8 @@ def curve_plot(curves):
     for ax in axes.flat[len(targets):]: ax.set_axis_off()
     for ax in axes[:, 0]: ax.set_ylabel("accuracy, %")
     for ax in axes[-1]: ax.set_xlabel("round")
-    handles = axes[0, 0].get_legend_handles_labels()
-    fig.legend(*handles, loc="outside right upper")
+    named = {n: h for ax in axes.flat for h, n in zip(*ax.get_legend_handles_labels())}
+    fig.legend(named.values(), named, loc="outside right upper")
     return fig
 
 # %% ../../nbs/experiments/04_pictures.ipynb #cc8b77b1

@@ -8,7 +8,7 @@ __all__ = ['FORMAT', 'APART', 'digest_of', 'hardware', 'commit', 'thinned', 'cur
            'scores']
 
 # %% ../../nbs/experiments/02_store.ipynb #0e44ae46
-import hashlib, json, platform, re, subprocess
+import hashlib, json, platform, re, subprocess, time
 import numpy as np
 import pandas as pd
 from functools import cache
@@ -91,14 +91,16 @@ def result_of(run):
     sent = {d: {k: int(v) for k, v in b[d].items()} for d in b.index.unique(0)}
     what = dict(args=run.fed.args(), code=code, rounds=run.round, domains=list(run.fed.data.domains),
                 samples={d: sum(s.values()) for d, s in run.sizes.items()})
-    cost = dict(bytes=sent, flops_round=int(w.flops.sum()), steps_round=int(w.steps.sum()),
-                parameters=n_parameters(run.fed.net))
-    made = dict(seconds=seconds(run), versions=versions() | libraries, hardware=hardware(), commit=commit())
+    val = values(run.history, run.sizes, split="val")["ALL"].max()
+    cost = dict(best_val=rounded(val), bytes=sent, flops_round=int(w.flops.sum()),
+                steps_round=int(w.steps.sum()), parameters=n_parameters(run.fed.net))
+    made = dict(seconds=seconds(run), versions=versions() | libraries, hardware=hardware(), commit=commit(),
+                made=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()))
     return sealed(plain(dict(format=FORMAT, **what, scores=scores_of(run), curves=curves(run), **cost,
                              units=units, **made)))
 
 
-APART = ("result", "code", "units", "confirmed", "seconds", "versions", "hardware", "commit")
+APART = ("result", "code", "units", "confirmed", "seconds", "versions", "hardware", "commit", "made")
 
 
 def outcome(rec):
@@ -126,7 +128,8 @@ class Planner:
         target, seed = call.pop("target"), call.pop("seed")
         one = isinstance(target, str)
         rest = {k: v for k, v in call.items() if k != "dataset"}
-        key = id(row["data"]), row["dataset"], one or frozen(target), frozen(rest)
+        own = row["method"] if isinstance(row["method"], str) else id(row["method"])
+        key = id(row["data"]), row["dataset"], own, one or frozen(target), frozen(rest)
         if key not in self.known:
             fed = Federation(target=target, seed=seed, **call)
             self.known[key] = fed.args(), code_digest(fed)[0]
@@ -141,7 +144,7 @@ def file_name(args, code):
     what = f"{word(args['method'])}-{target}-{args['seed']}"
     return f"{word(args['dataset'])}/{what}-{digest_of(args)}-{code}.json"
 
-
+# %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
 class Store:
     "A folder of records, one JSON file a run. Several processes and machines may fill it at once."
     def __init__(self, folder=None): self.folder = Path(folder) if folder else root()/"reports"/"records"
@@ -162,21 +165,27 @@ class Store:
         if path.exists():
             rec = self.read(path)
             return "failed" if "error" in rec else "done", rec
-        others = path.parent.glob(f"{path.stem.removesuffix(code)}*.json")
-        older = sorted(others, key=lambda p: p.stat().st_mtime)
-        found = [r for r in map(self.read, older) if "error" not in r]
+        found = self.of_other_code(args, code)
         return ("stale", found[-1]) if found else ("missing", None)
 
+    def of_other_code(self, args, code):
+        "The records of a run that other code made, the latest last."
+        path = self.path(args, code)
+        names = {*path.parent.glob(f"{path.stem.removesuffix(code)}*.json")} - {path}
+        found = [r for r in map(self.read, names) if "error" not in r]
+        return sorted(found, key=lambda r: r.get("made", ""))
+
     def put(self, rec):
-        text = json.dumps(rec, separators=(",", ":"))
-        return atomic_write(self.path(rec["args"], rec["code"]), text + "\n")
+        "Write a record. A result stays: a failure does not replace it, and another one is refused."
+        path = self.path(rec["args"], rec["code"])
+        old = self.read(path) if path.exists() else {}
+        if old.get("result") and "error" in rec: return path
+        if old.get("result") and outcome(old) != outcome(rec):
+            raise FdgnbError(f"{path} holds another result of the same run and code: not repeatable here")
+        return atomic_write(path, json.dumps(rec, separators=(",", ":")) + "\n")
 
-    def __iter__(self): return (self.read(p) for p in sorted(self.folder.glob("*/*.json")))
-
-    def size(self):
-        "(records, bytes)"
-        sizes = [p.stat().st_size for p in self.folder.glob("*/*.json")]
-        return len(sizes), sum(sizes)
+    def __iter__(self): return map(self.read, sorted(self.folder.glob("*/*.json")))
+    def size(self): return len(files := [*self.folder.glob("*/*.json")]), sum(p.stat().st_size for p in files)
 
 # %% ../../nbs/experiments/02_store.ipynb #12cae75e
 def results(grid, store, plan=None):
@@ -196,6 +205,6 @@ def scores(results, rule="source_val", point="aggregated"):
         for k, v in line.items():
             if k == "rounds" or v is None: continue
             name = r.record["args"]["target"] if k == "target" else k
-            rows.append(dict(label=r.label, method=r.method, dataset=r.dataset, target=r.target, seed=r.seed,
-                             column=k, value=v, n=r.record["samples"].get(name)))
+            rows.append(dict(label=r.label, method=r.method, dataset=r.dataset, seed=r.seed, column=k,
+                             value=v, target=r.record["args"]["target"], n=r.record["samples"].get(name)))
     return pd.DataFrame(rows, columns="label method dataset target seed column value n".split())
