@@ -1,0 +1,145 @@
+"""Reference pages from the docstrings of fdgnb/, read from the sources: nothing is imported.
+
+A docstring is plain prose with names in backquotes; it is shown word by word.
+"""
+import ast, re
+from pathlib import Path
+from notebook_pages import CODE, NBS, ROOT, place
+
+PACKAGE = ROOT/"fdgnb"
+# what Markdown would read into plain prose
+SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
+
+
+def dotted(path): return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def trees():
+    "{dotted name: syntax tree} of every module that has something public, and of the package's face."
+    files = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
+    found = {dotted(p): ast.parse(p.read_text()) for p in files}
+    return {m: t for m, t in found.items() if m == "fdgnb" or public(t)}
+
+
+def assigned(tree, name):
+    "The value of a top-level assignment to a name; None if there is none."
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name: return node.value
+
+
+def public(tree):
+    "The names that a module lists as its own."
+    value = assigned(tree, "__all__")
+    return ast.literal_eval(value) if value is not None else []
+
+
+def plain(text):
+    "A docstring as Markdown that shows every character of it: only what is in backquotes is code."
+    parts = CODE.split(text)
+    escaped = [p if i % 2 else SPECIAL.sub(r"\\\1", p) for i, p in enumerate(parts)]
+    lines = [l.strip() for l in "".join(escaped).split("\n")]
+    return re.sub(r"^(\d+)([.)])", r"\1\\\2", "\n".join(lines), flags=re.M)
+
+
+def signature(node):
+    "`name(arguments)` of a function, `name(arguments of __init__)` of a class."
+    if isinstance(node, ast.FunctionDef): return f"{node.name}({ast.unparse(node.args)})"
+    init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    if init: return f"{node.name}({re.sub(r'^self(, )?', '', ast.unparse(init.args))})"
+    return node.name
+
+
+def described(kind, signed, body, module, fence):
+    "One entry of the Python domain."
+    ticks = "`"*fence
+    return f"{ticks}{{py:{kind}}} {signed}\n:module: {module}\n\n{body}\n{ticks}\n"
+
+
+def options(node):
+    "The declared hyper-parameters of a class `Hyper`, or of a class of such: a row for each."
+    inner = [n for n in node.body if isinstance(n, ast.ClassDef) and n.name == "Hyper"]
+    rows = [row for n in [node, *inner] for row in n.body if isinstance(row, ast.AnnAssign)]
+    cell = lambda s: re.sub(r"(?<!\\)\|", r"\\|", s.replace("\n", " "))
+    out = []
+    for r in rows:
+        call = r.value if isinstance(r.value, ast.Call) else None
+        if getattr(getattr(call, "func", None), "id", "") not in ("hp", "switch", "variant"): continue
+        texts = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        keys = {k.arg: ast.unparse(k.value) for k in call.keywords}
+        default = keys.get("paper") or (ast.unparse(call.args[0]) if call.args else "")
+        if texts and default == repr(texts[-1]): default = ""
+        cells = [f"`{r.target.id}`", default and f"`{default}`", plain(texts[-1]) if texts else ""]
+        out.append(f"| {' | '.join(map(cell, cells))} |")
+    if not out: return ""
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *out, ""])
+
+
+def entry(node, module):
+    "A function or class with its docstring; of a class, its options and its documented methods."
+    text = plain(ast.get_docstring(node) or "")
+    if isinstance(node, ast.FunctionDef): return described("function", signature(node), text, module, 3)
+    inside = [f"{text}\n", options(node)]
+    for n in node.body:
+        if not isinstance(n, ast.FunctionDef) or n.name.startswith("_") or not ast.get_docstring(n): continue
+        static = any(getattr(d, "id", "") == "staticmethod" for d in n.decorator_list)
+        args = ast.unparse(n.args) if static else re.sub(r"^\w+(, )?", "", ast.unparse(n.args))
+        is_property = any("property" in ast.unparse(d) for d in n.decorator_list)
+        named = f"{node.name}.{n.name}" + ("" if is_property else f"({args})")
+        kind = "property" if is_property else "method"
+        inside.append(described(kind, named, plain(ast.get_docstring(n)), module, 3))
+    return described("class", signature(node), "\n".join(inside), module, 4)
+
+
+def page_in(path):
+    "The notebook that a module comes from, or None."
+    m = re.search(r"File to edit: (\S+\.ipynb)", path.read_text())
+    return (path.parent/m[1]).resolve() if m and (path.parent/m[1]).exists() else None
+
+
+def module_page(module, tree):
+    "The reference of one module as Markdown."
+    path = PACKAGE.parent/Path(*module.split("."))
+    path = path/"__init__.py" if path.is_dir() else path.with_suffix(".py")
+    page, names = page_in(path), public(tree)
+    nodes = {n.name: n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    documented = [n for n in names if n in nodes and ast.get_docstring(nodes[n])]
+    lines = [f"# {module}", f"> {plain(ast.get_docstring(tree) or module)}".replace("\n", " "), ""]
+    if page: lines += [f"Derived and checked in [{page.relative_to(NBS)}](../{place(page)}).", ""]
+    lines += [f"```{{py:module}} {module}\n```", ""]
+    lines += [entry(nodes[n], module) for n in documented]
+    rest = [n for n in names if n not in documented]
+    if rest: lines += ["Also: " + ", ".join(f"`{n}`" for n in rest) + ".", ""]
+    return "\n".join(lines)
+
+
+def face(tree):
+    "{public name of the package: dotted name} from the table of its lazy imports."
+    where = assigned(tree, "_where")
+    return {k.arg: f"fdgnb.{ast.literal_eval(k.value)}.{k.arg}" for k in getattr(where, "keywords", [])}
+
+
+def index_page(found):
+    "The front page of the reference: what `import fdgnb` offers, then every module by folder."
+    lines = ["# Reference", "> What the notebooks export, from its docstrings.", ""]
+    lines += ["## The package's face", "", "| name | |", "|---|---|"]
+    known = lambda m, n: n in public(found.get(m, ast.Module([], [])))
+    for name, whole in sorted(face(found["fdgnb"]).items(), key=lambda kv: kv[0].lower()):
+        module = whole.rpartition(".")[0]
+        if known(module, name): lines.append(f"| `fdgnb.{name}` | [{module}]({module}.md) |")
+    folders = {}
+    for m in found:
+        if m != "fdgnb": folders.setdefault(m.split(".")[1] if m.count(".") > 1 else "core", []).append(m)
+    for folder in sorted(folders, key=lambda f: (f != "core", f)):
+        lines += ["", f"## {folder.capitalize()}", "", "| module | |", "|---|---|"]
+        for m in folders[folder]:
+            text = plain(ast.get_docstring(found[m]) or "").replace("\n", " ")
+            lines.append(f"| [{m}]({m}.md) | {text} |")
+    toc = [m for ms in folders.values() for m in ms]
+    return "\n".join([*lines, "", "```{toctree}", ":hidden:", *sorted(toc), "```", ""])
+
+
+def pages():
+    "{path below the site's sources: Markdown}."
+    found = trees()
+    out = {f"api/{m}.md": module_page(m, t) for m, t in found.items() if m != "fdgnb"}
+    return out | {"api/index.md": index_page(found)}
