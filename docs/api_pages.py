@@ -4,10 +4,11 @@ A docstring is plain prose with names in backquotes; it is shown word by word.
 """
 import ast, re
 from pathlib import Path
-from notebook_pages import CODE, NBS, ROOT, place
+from notebook_pages import NBS, ROOT, place
 
 PACKAGE = ROOT/"fdgnb"
-# what Markdown would read into plain prose
+# what a docstring means as code or as mathematics, and what Markdown would read into the rest of it
+MEANT = re.compile(r"(``[^`]+``|`[^`\n]+`|\$[^\s$][^$\n]*\$)")
 SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
 
 
@@ -34,8 +35,8 @@ def public(tree):
 
 
 def plain(text):
-    "A docstring as Markdown that shows every character of it: only what is in backquotes is code."
-    parts = CODE.split(text)
+    "A docstring as Markdown that shows it word by word; `code` and `$mathematics$` are set."
+    parts = MEANT.split(text)
     escaped = [p if i % 2 else SPECIAL.sub(r"\\\1", p) for i, p in enumerate(parts)]
     lines = [l.strip() for l in "".join(escaped).split("\n")]
     return re.sub(r"^(\d+)([.)])", r"\1\\\2", "\n".join(lines), flags=re.M)
@@ -74,19 +75,30 @@ def options(node):
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *out, ""])
 
 
+def meaning(node):
+    "A function's docstring; of one without, its body, if that is one short statement."
+    if text := ast.get_docstring(node): return plain(text)
+    body = ast.unparse(node.body[0]) if len(node.body) == 1 else ""
+    return f"`{body}`" if body and len(body) <= 100 and not {"`", "\n"} & set(body) else ""
+
+
+def member(node, owner, module):
+    "A method or property of a class."
+    marks = [ast.unparse(d) for d in node.decorator_list]
+    name, text, args = f"{owner}.{node.name}", meaning(node), ast.unparse(node.args)
+    if any("property" in m for m in marks): return described("property", name, text, module, 3)
+    if "staticmethod" not in marks: args = re.sub(r"^\w+(, )?", "", args)
+    return described("method", f"{name}({args})", text, module, 3)
+
+
 def entry(node, module):
-    "A function or class with its docstring; of a class, its options and its documented methods."
+    "A function or class with its docstring; of a class, its options and its methods."
     text = plain(ast.get_docstring(node) or "")
     if isinstance(node, ast.FunctionDef): return described("function", signature(node), text, module, 3)
     inside = [f"{text}\n", options(node)]
-    for n in node.body:
-        if not isinstance(n, ast.FunctionDef) or n.name.startswith("_") or not ast.get_docstring(n): continue
-        static = any(getattr(d, "id", "") == "staticmethod" for d in n.decorator_list)
-        args = ast.unparse(n.args) if static else re.sub(r"^\w+(, )?", "", ast.unparse(n.args))
-        is_property = any("property" in ast.unparse(d) for d in n.decorator_list)
-        named = f"{node.name}.{n.name}" + ("" if is_property else f"({args})")
-        kind = "property" if is_property else "method"
-        inside.append(described(kind, named, plain(ast.get_docstring(n)), module, 3))
+    members = [n for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+    first = {n.name: n for n in reversed(members)}                    # of a property, not its setter
+    inside += [member(n, node.name, module) for n in members if first[n.name] is n]
     return described("class", signature(node), "\n".join(inside), module, 4)
 
 

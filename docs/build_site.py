@@ -1,4 +1,4 @@
-"""The site: `python docs/build_site.py` writes its sources to _docs/source and builds _docs/html with Sphinx."""
+"""The site: `python docs/build_site.py` writes its sources to _docs/source and builds _docs/html."""
 import importlib.util, json, shutil, subprocess, sys, time
 from pathlib import Path
 import api_pages, results_page
@@ -8,14 +8,14 @@ DOCS, OUT = ROOT/"docs", ROOT/"_docs"
 SOURCE, HTML = OUT/"source", OUT/"html"
 # a room's name and what is in it; a folder that is not named here goes last, under its own name
 ROOMS = {
-    "core": ("Core", "Notation, errors, seeds; the arithmetic of models and the ledger; every option; backbones."),
+    "core": ("Core", "Notation, errors, seeds; arithmetic of models, the ledger; every option; backbones."),
     "data": ("Data", "Domains, data sets by name and of your own, random changes of images, partitions."),
-    "federation": ("Federation", "FedAvg derived: the loop and its hooks, sums of methods, clients side by side."),
-    "runs": ("Runs", "One run: arguments, selection rules, records, figures, checkpoints, the papers' protocols."),
+    "federation": ("Federation", "FedAvg derived: the loop and its hooks, sums of methods, evaluation."),
+    "runs": ("Runs", "One run: arguments, selection rules, records, figures, the papers' protocols."),
     "methods": ("Methods", "The five systems and the baselines of their tables, each derived and checked."),
-    "experiments": ("Experiments", "Any methods, targets and seeds by one call: grids, their store, statistics."),
+    "experiments": ("Experiments", "Any methods, targets and seeds by one call; statistics."),
     "tables": ("Tables", "The papers' tables again, and all methods side by side.")}
-FIRST = ("run", "compare", "add")                                    # pages of the top that do not belong to core
+FIRST = ("run", "compare", "add")                                    # beside the front page, in this order
 
 
 def notebooks(folder):
@@ -41,7 +41,8 @@ def rooms(pages):
 
 def toctree(entries, caption=""):
     "A table of contents that only the side bar shows."
-    return "\n".join(["```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *entries, "```", ""])
+    head = ["```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else [])]
+    return "\n".join([*head, "", *entries, "```", ""])
 
 
 def without_suffix(path): return path.removesuffix(".ipynb").removesuffix(".md")
@@ -65,15 +66,17 @@ def contents(pages, reports):
     "The tables of contents of the front page."
     top = [p.stem for p in pages if room_of(p) == "" and p.stem != "index"]
     top = [s for s in FIRST if s in top] + [s for s in top if s not in FIRST]
-    shown = ["results", *(f"{title_of(nb)[0]}, executed <{without_suffix(place(p))}>" for p, nb in reports.items())]
-    return "\n".join([toctree(top, "Begin"), toctree([without_suffix(room_path(r)) for r in rooms(pages)], "Notebooks"),
-                      toctree(shown, "Results"), toctree(["api/index"], "Reference")])
+    executed = [f"{title_of(nb)[0]}, executed <{without_suffix(place(p))}>" for p, nb in reports.items()]
+    fronts = [without_suffix(room_path(r)) for r in rooms(pages)]
+    return "\n".join([toctree(top, "Begin"), toctree(fronts, "Notebooks"),
+                      toctree(["results", *executed], "Results"), toctree(["api/index"], "Reference")])
 
 
 def mathjax():
     "{place below the site's sources: file} of MathJax: the program, its fonts, and what rare commands load."
     top = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent/"static/mathjax"
-    parts = [top/"tex-chtml.js", *(top/"output/chtml/fonts").rglob("*"), *(top/"input/tex/extensions").rglob("*")]
+    folders = [top/"output/chtml/fonts", top/"input/tex/extensions"]
+    parts = [top/"tex-chtml.js", *(p for f in folders for p in f.rglob("*"))]
     return {f"_static/mathjax/{p.relative_to(top).as_posix()}": p for p in parts if p.is_file()}
 
 
@@ -86,15 +89,16 @@ def sources():
     for path, nb in {**nbs, **reports}.items():
         page = page_of(nb, path, modules if path in nbs else (), used)
         if path == NBS/"index.ipynb":
-            page["cells"].append(dict(cell_type="markdown", id="contents", metadata={}, source=contents(nbs, reports)))
+            toc = contents(nbs, reports)
+            page["cells"].append(dict(cell_type="markdown", id="contents", metadata={}, source=toc))
         out[place(path)] = json.dumps(page, ensure_ascii=False)
     out |= {room_path(r): room_page(r, ps, nbs) for r, ps in rooms(nbs).items()} | api
-    out |= {"results.md": results_page.page(reports, used=used)} | results_page.bundle() | results_page.copies()
-    return out | mathjax() | {place(f): f for f in used}
+    out |= {"results.md": results_page.page(reports, used=used)} | results_page.copies()
+    return out | results_page.bundle() | mathjax() | {place(f): f for f in used}
 
 
 def write(wanted, folder):
-    "Make a folder hold just what is wanted; a file that is right already is left alone, so that Sphinx skips it."
+    "Make a folder hold just what is wanted; a file that is right already is left alone: Sphinx skips it."
     for path, what in wanted.items():
         to, new = folder/path, what.read_bytes() if isinstance(what, Path) else what.encode()
         if to.exists() and to.read_bytes() == new: continue
@@ -110,12 +114,13 @@ def main(fresh=False):
     if fresh: shutil.rmtree(OUT, ignore_errors=True)
     wanted = sources()
     write(wanted, SOURCE)
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", DOCS, "-j", "2", "-W", "--keep-going", "-q"]
-    rc = subprocess.run([*command, "-d", OUT/"doctrees", SOURCE, HTML]).returncode
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", DOCS, "-j", "2", "-W", "--keep-going"]
+    rc = subprocess.run([*command, "-q", "-d", OUT/"doctrees", SOURCE, HTML]).returncode
     if rc: sys.exit(f"the site was not built: Sphinx ended with {rc}")
     (OUT/"built").touch()
     pages, size = list(HTML.rglob("*.html")), sum(p.stat().st_size for p in HTML.rglob("*") if p.is_file())
-    print(f"{len(pages)} pages, {size/2**20:.0f} MB, {time.perf_counter() - began:.0f} s: {HTML.relative_to(ROOT)}/index.html")
+    took = f"{len(pages)} pages, {size/2**20:.0f} MB, {time.perf_counter() - began:.0f} s"
+    print(f"{took}: {HTML.relative_to(ROOT)}/index.html")
 
 
 if __name__ == "__main__": main(fresh="--fresh" in sys.argv[1:])

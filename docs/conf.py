@@ -1,4 +1,4 @@
-"""Sphinx's settings for the site; `make docs` gives the sources (_docs/source) and the place of the result."""
+"""Sphinx's settings for the site; build_site.py names the sources (_docs/source) and the result."""
 import sys
 from pathlib import Path
 
@@ -21,6 +21,8 @@ python_maximum_signature_line_length = 90
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "mystnb.unknown_mime_type"]
 
 html_theme = "sphinx_book_theme"
+html_favicon = "static/favicon.svg"
+html_context = {"default_mode": "auto"}
 html_title = html_short_title = "fdgnb"
 html_static_path = ["static", "../_docs/source/_static"]             # the second: MathJax, DataTables
 html_css_files = ["site.css"]

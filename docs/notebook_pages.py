@@ -63,7 +63,7 @@ def place(path):
 
 
 def leads_to(target, page):
-    "(the file meant, the link on the site) of a link on a page; (None, the link as it is) if it is no file's."
+    "(the file meant, the link on the site) of a link on a page; (None, the link itself) if no file is."
     path, _, anchor = target.partition("#")
     anchor = f"#{slug(anchor)}" if anchor else ""
     if re.match(r"[a-z][a-z0-9+.-]*:", target): return None, target
@@ -94,7 +94,7 @@ def prose(cell, page, used=None):
 
 
 def shown(output):
-    "An output for the site; None if it is a widget, which no page can show. Styled tables look like the others."
+    "An output for the site; None for a widget, which no page can show. Styled tables look like the others."
     data = output.get("data", {})
     if WIDGET in data: return None
     if "text/html" not in data: return output

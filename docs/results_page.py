@@ -1,4 +1,4 @@
-"""The page of results: every table and figure of reports/ as it lies there, beside the report that made it."""
+"""The page of results: every table and figure of reports/, beside the report that made it."""
 import os, re
 from pathlib import Path
 import pandas as pd
@@ -14,8 +14,9 @@ ORDER = ("reproduced", "not reproduced", "not run")
 
 def files(folder, *suffixes):
     "What lies in a folder of results and below it, but for the single records."
-    found = sorted(p for p in folder.rglob("*") if p.suffix in suffixes and ".ipynb_checkpoints" not in p.parts)
-    return [p for p in found if RECORDS not in p.relative_to(folder).parts]
+    left_out = {RECORDS, ".ipynb_checkpoints"}
+    found = sorted(p for p in folder.rglob("*") if p.suffix in suffixes)
+    return [p for p in found if not left_out & set(p.relative_to(folder).parts)]
 
 
 def named_by(folder):
@@ -30,7 +31,7 @@ def named_by(folder):
 
 
 def by_name(file, reports):
-    "The report whose name, its number and `table` left out, begins the file's name; None if no report's does."
+    "The report whose name, its number and `table` left out, begins the file's name; None if none does."
     core = lambda p: re.sub(r"^(\d+_)?(table_)?", "", p.stem)
     fits = [r for r in reports if core(file).startswith(core(r))]
     return max(fits, key=lambda r: len(core(r)), default=None)
@@ -58,9 +59,7 @@ def beside(file, folder, *suffixes):
 
 def table(frame, name):
     "A table of HTML; static/tables.js makes it sort by a click on a column and filter by a word."
-    number = lambda v: f"{v:.6g}"
-    return frame.to_html(index=False, border=0, na_rep="", float_format=number, table_id=f"table-{name}",
-                         classes="results display compact")
+    return frame.to_html(index=False, border=0, table_id=f"table-{name}", classes="results display compact")
 
 
 def raw(html): return f"```{{raw}} html\n{html}\n```\n"
@@ -69,9 +68,12 @@ def raw(html): return f"```{{raw}} html\n{html}\n```\n"
 def identifier(path): return re.sub(r"\W+", "-", path).strip("-")
 
 
+def read(file): return pd.read_csv(file, dtype=str, keep_default_na=False)        # shown as it is written
+
+
 def table_section(file, folder, level="###"):
     "Heading, size, links to the file, the table."
-    frame = pd.read_csv(file)
+    frame = read(file)
     size = f"{len(frame):,} rows" if len(frame) != 1 else "1 row"
     links = beside(file, folder, ".md", ".tex")
     name = path_of(file, folder).removesuffix(".csv")
@@ -97,7 +99,7 @@ def sections(made, folder):
 
 def counts(frame):
     "How many numbers are in which state, and by paper where the ledger names it."
-    states = [s for s in ORDER if s in set(frame.state)] + sorted(set(frame.state.dropna()) - set(ORDER))
+    states = [s for s in ORDER if s in set(frame.state)] + sorted(set(frame.state) - set(ORDER))
     head = f"| | {' | '.join(states)} | all |\n|---|{'---:|'*(len(states) + 1)}"
     row = lambda name, part: (f"| {name} | " + " | ".join(f"{(part.state == s).sum():,}" for s in states)
                               + f" | {len(part):,} |")
@@ -109,14 +111,14 @@ def ledger_section(folder):
     "The replication ledger: counts by state on top, then every printed number."
     file = folder/LEDGER
     if not file.exists(): return []
-    frame = pd.read_csv(file)
+    frame = read(file)
     lead = "Every number that the five papers print, and what became of it here."
     top = ["## The replication ledger", "", lead, ""] + ([counts(frame)] if "state" in frame else [])
     return ["\n".join(top), table_section(file, folder)]
 
 
 def readme(folder, used):
-    "The text of reports/README.md without its title; links to tables and figures lead to their sections here."
+    "The text of reports/README.md without its title; links to tables and figures lead to their sections."
     path = folder/"README.md"
     if not path.exists(): return []
     text = re.sub(r"^# .*\n", "", path.read_text())
@@ -133,30 +135,31 @@ def readme(folder, used):
 def records_line(folder):
     "How many runs are on file."
     n = len(list((folder/RECORDS).rglob("*.json"))) if (folder/RECORDS).is_dir() else 0
-    return [f"{n:,} runs are on record in `reports/{RECORDS}`, a file each: metrics, curves, costs, versions."]*(n > 0)
+    return [f"{n:,} runs are on record in `reports/{RECORDS}`, a file each: metrics, curves, costs."]*(n > 0)
 
 
 def page(notebooks, folder=REPORTS, used=None):
     "The page as Markdown; `notebooks` is {executed report: notebook}. A section exists where its files do."
-    lines = ["# Results", "> Every table and figure that the reports wrote, beside the report that made it.", "",
-             raw(ASSETS), *records_line(folder), "", *ledger_section(folder),
+    lead = "> Every table and figure that the reports wrote, beside the report that made it."
+    lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), "", *ledger_section(folder),
              *readme(folder, used)]
     for report, made in by_report(folder).items():
         if report is None: continue
         title, lead = title_of(notebooks[report])
         link = f"[Executed report]({'reports/' + path_of(report, folder)}): {lead}"
         lines += [f"## {title}", "", link, "", *sections(made, folder)]
-    if rest := by_report(folder).get(None): lines += ["## Further tables and figures", "", *sections(rest, folder)]
+    rest = by_report(folder).get(None)
+    if rest: lines += ["## Further tables and figures", "", *sections(rest, folder)]
     return "\n\n".join(lines) + "\n"
 
 
 def bundle():
-    "{place below the site's sources: text} of itables' bundle of DataTables, as a script that no network serves."
+    "{place below the site's sources: text} of itables' bundle of DataTables, as a plain script."
     from itables.utils import find_package_file
     module = Path(find_package_file("html/dt_bundle.js"))
     source = module.read_text(encoding="utf8")
     exported = re.search(r"\bexport\s*\{[^}]*?(\w+) as default[^}]*\};?", source)
-    if not exported: raise ValueError("itables' bundle does not export DataTables as it did: see results_page.bundle")
+    if not exported: raise ValueError("itables' bundle does not export DataTables as it did")
     source = source.replace(exported[0], f"window.DataTable = {exported[1]};")
     return {SCRIPT: f'(() => {{ "use strict";\n{source}\n}})();\n',
             STYLE: module.with_suffix(".css").read_text(encoding="utf8")}

@@ -5,7 +5,8 @@ document.querySelectorAll("table.results").forEach(table => {
   columns.forEach(column => {
     const input = document.createElement("input");
     input.type = "search";
-    input.placeholder = input.ariaLabel = `filter ${column.textContent.trim()}`;
+    input.placeholder = "filter";
+    input.ariaLabel = `filter ${column.textContent.trim()}`;
     foot.insertCell().append(input);
   });
   const shown = new DataTable(table, {
