@@ -16,7 +16,7 @@ PROTOCOL ?=
 SCALE ?=
 OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 
-.PHONY: install run text test fuzz pairs notebooks reports bench lab clean contract docs
+.PHONY: install run compare text test fuzz pairs notebooks reports bench lab clean contract docs
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -67,6 +67,18 @@ notebooks: install
 	for n in $(or $(NB),methods/01_fedsb methods/02_ga methods/03_fedka methods/04_fedbr methods/05_fdse); do \
 	  TQDM_DISABLE=1 jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace nbs/$$n.ipynb; done
 	nbdev_clean
+
+# any methods by targets by seeds, in a table and four pictures: make compare METHODS="fedavg fdse" SEEDS=2
+METHODS ?= fedavg fdse
+SEEDS ?= 2
+COMPARE ?= out/compare-$(subst $(eval ) ,-,$(subst +,_,$(METHODS)))-$(DATASET)
+compare: install
+	mkdir -p "$(COMPARE)"
+	papermill nbs/compare.ipynb "$(COMPARE)/compare.ipynb" -p methods "$(METHODS)" -p dataset "$(DATASET)" \
+	  -p seeds $(SEEDS) $(if $(TARGET),-p target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
+	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE))
+	$(BIN)/jupyter nbconvert --log-level=ERROR --to html --no-input "$(COMPARE)/compare.ipynb"
+	@echo "table and pictures: $(COMPARE)/compare.html"
 
 # every table and figure of reports/; finished runs are kept in runs/ and not run again
 reports: install

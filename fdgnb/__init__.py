@@ -16,7 +16,8 @@ _where = dict(fit="runs.fit", Run="runs.fit", load="runs.records",
               Domain="data.domain", from_folder="data.folders", from_arrays="data.own", from_torch="data.own",
               get_dataset="data.catalogue", list_datasets="data.catalogue", helper="federation.compose",
               from_texts="data.own", FdgnbError="core")
-_modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods")
+_modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods",
+            "experiments", "tables")
 
 
 def __getattr__(name):

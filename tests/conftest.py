@@ -50,7 +50,7 @@ def broken_off(monkeypatch, after, call):
 
 
 def same_bits(monkeypatch, folder, name, data, **given):
-    "One worker or three, ended by Ctrl-C after a round and taken up again, or not: the same bits. The whole run."
+    "One worker or three, ended by Ctrl-C after a round or not: the same bits. Returns the whole run."
     whole = run(name, data, workers=1, **given)
     broken_off(monkeypatch, 1, lambda: run(name, data, workers=3, out=folder, **given))
     assert bits(run(name, data, workers=2, out=folder, **given)) == bits(whole)

@@ -18,7 +18,7 @@ REASONS = {                                             # why a sum may be refus
     "both replace the same hook": r"'\w+' and '\w+' cannot be combined: both replace the hook '\w+'",
     "their hooks need contrary orders": r"'[\w+]+' cannot be combined: their hooks need contrary orders",
 }
-LIGHT = dict(vhl_n=64, mmd_batch=8, votes=16, samples=16, target_samples=16, S=8)      # where a method has them
+LIGHT = dict(vhl_n=64, mmd_batch=8, votes=16, samples=16, target_samples=16, S=8)   # where a method has them
 TINY = dict(target="t", rounds=1, seed=3, lr=.01, batch_size=8, local_steps=1, eval_every=0, workers=1,
             progress=False)
 

@@ -1,5 +1,5 @@
 """The digest of a run's code: what changes it, what does not, and that it holds all a run goes through."""
-import inspect, json, shutil, subprocess, sys
+import copy, inspect, json, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 import torch
@@ -94,6 +94,15 @@ def test_model_and_data_count(small, monkeypatch):
     three = units()
     changed = lambda a, b: [u for u in a.keys() | b.keys() if a.get(u) != b.get(u)]
     assert "fdgnb.models" in changed(one, two) and "fdgnb.data.domain" in changed(two, three)
+
+
+def test_a_copy_or_a_pickle_changes_nothing(small):
+    "Python notes in a class that an object of it was copied."
+    class Fresh(Method): "FedAvg, never copied before."
+    fed = Federation(Fresh, small, "blended", 1)
+    before = folder_args(fed)
+    for o in (fed.method, fed.clients[0], fed.data): copy.copy(o)
+    assert "__slotnames__" in vars(Fresh) and folder_args(fed) == before
 
 
 def test_a_patched_step_is_refused(small, tmp_path, monkeypatch):

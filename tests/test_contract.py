@@ -64,7 +64,7 @@ def test_contract(name, precision):
 
 @pytest.mark.parametrize("name", ALL)
 def test_sum_with_ga(name):
-    "With GA's weights on any workers, in whatever order it is written, or refused in one line before a round."
+    "With GA's weights on any workers, in any order written; or refused in one line before a round."
     data = toy(["a", "b", "t"])
     try: Federation(f"{name}+ga", data, "t", 1)
     except FdgnbError as e:

@@ -140,7 +140,7 @@ class Imports(ast.NodeVisitor):
 # ---- floors
 
 FOLDERS = {"fdgnb.data": 3, "fdgnb.federation": 4, "fdgnb.runs": 5, "fdgnb.methods": 5,
-           "fdgnb.experiments": 6, "fdgnb.tables": 6}
+           "fdgnb.experiments": 6, "fdgnb.tables": 7}
 ROOMS = {"fdgnb.core": 1, "fdgnb.vectors": 2, "fdgnb.settings": 2, "fdgnb.models": 2}
 REGISTRY_LOAD = ("fdgnb.core", "class Registry")        # the one place that imports a name it is given
 REGISTRIES = {("fdgnb.federation.compose", "fdgnb.methods"), ("fdgnb.data.catalogue", "fdgnb.data")}

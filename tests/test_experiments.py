@@ -1,0 +1,130 @@
+"""Grids: killed and taken up again, several processes on one store, other backends, what is refused."""
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+import pytest
+from joblib import parallel_config
+from conftest import one_line
+from digests import data
+from fdgnb import FdgnbError
+from fdgnb.experiments import execution
+from fdgnb.experiments.execution import played, run
+from fdgnb.experiments.grid import call_of, grid
+from fdgnb.experiments.statistics import table
+from fdgnb.experiments.store import Planner, Store, results
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = """
+import sys
+from digests import data
+from fdgnb.experiments.execution import run
+from fdgnb.experiments.grid import grid
+if __name__ == "__main__":
+    run(grid(["fedavg", "ga"], data(n=24), "t", range(2), 4, batch_size=8, lr=.01), sys.argv[1] + "/records",
+        int(sys.argv[2]), sys.argv[1] + "/work", progress=False)
+"""
+
+
+def small(**given):
+    usual = dict(batch_size=8, lr=.01)
+    return grid(["fedavg", "ga"], data(n=24), "t", range(2), 4, **usual | given)
+
+
+def lines(folder):
+    "{file: (result, table and curves)} of a store."
+    return {p.name: (r["result"], r["scores"], r["curves"]) for p in sorted(folder.glob("*/*.json"))
+            for r in [json.loads(p.read_text())]}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    "The records of the small grid, made one after the other in this process."
+    at = tmp_path_factory.mktemp("whole")
+    run(small(), at/"records", 1, at/"work")
+    return lines(at/"records")
+
+
+def started(folder, jobs=1):
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(jobs)]
+    return subprocess.Popen(command, cwd=HERE, start_new_session=True)
+
+
+def test_kill_9_in_the_middle(whole, tmp_path):
+    "Two worker processes, killed with their parent once a run has a checkpoint; the next call ends alike."
+    p = started(tmp_path, 2)
+    until = time.time() + 120
+    while not list(tmp_path.glob("work/*/*/checkpoint.safetensors")) and time.time() < until: time.sleep(.01)
+    os.killpg(p.pid, signal.SIGKILL)
+    p.wait()
+    assert list(tmp_path.glob("work/*/*/checkpoint.safetensors")) and len(lines(tmp_path/"records")) < 4
+    made = run(small(), tmp_path/"records", 1, tmp_path/"work")
+    assert {*made.state} == {"done"} and lines(tmp_path/"records") == whole
+
+
+def test_two_processes_fill_one_store(whole, tmp_path):
+    "Every run is made once, whoever comes first."
+    both = [started(tmp_path), started(tmp_path)]
+    assert [p.wait(240) for p in both] == [0, 0]
+    assert lines(tmp_path/"records") == whole
+
+
+def test_a_busy_run_is_left_to_who_has_it(tmp_path):
+    row = small().iloc[0]
+    args, code = Planner()(row)
+    lock = execution.FileLock(tmp_path/"work"/f"{execution.file_name(args, code).removesuffix('.json')}.lock")
+    Path(lock.lock_file).parent.mkdir(parents=True)
+    with lock: assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "busy"
+    assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "done"
+    assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "there"
+
+
+def test_dask(whole, tmp_path):
+    "The same call inside joblib's Dask backend, on a local cluster of two workers."
+    pytest.importorskip("distributed")
+    from distributed import Client, LocalCluster
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
+        with parallel_config(backend="dask"): made = run(small(), tmp_path/"records", work=tmp_path/"work")
+    assert {*made.state} == {"done"} and lines(tmp_path/"records") == whole
+
+
+def test_a_torn_record_is_named(tmp_path, whole):
+    made = run(small().iloc[:1], tmp_path/"records", 1, tmp_path/"work")
+    path, = tmp_path.glob("records/*/*.json")
+    path.write_text(path.read_text()[:300])
+    with pytest.raises(FdgnbError, match="torn, altered") as e: results(small(), Store(tmp_path/"records"))
+    assert one_line(e) and path.name in str(e.value) and made.state[0] == "done"
+
+
+def test_a_failure_is_kept_and_retried_on_request(tmp_path):
+    wild, at = small(lr=1e30).iloc[:1], (tmp_path/"records", 1, tmp_path/"work")
+    first = run(wild, *at)
+    path, = tmp_path.glob("records/*/*.json")
+    stamp = path.stat().st_mtime_ns
+    assert [*first.state] == ["failed"] and [*run(wild, *at).state] == ["failed"]
+    assert path.stat().st_mtime_ns == stamp
+    run(wild, *at, retry=True)
+    assert path.stat().st_mtime_ns > stamp
+    with pytest.raises(FdgnbError, match="run it first"): table(first)
+
+
+def test_in_domain_and_several_rules(tmp_path):
+    made = run(small().iloc[:0], tmp_path/"r", 1, tmp_path/"w")
+    assert made.empty
+    g = grid(["fedavg", "ga"], data(n=24), None, range(2), 2, batch_size=8)
+    made = run(g, tmp_path/"r", 1, tmp_path/"w")
+    t = table(made, "last")
+    rec = made.record[0]["scores"]["aggregated"]["last"]
+    first = [r["scores"]["aggregated"]["last"] for r in made.record[:2]]
+    assert [*t.mean] == [*data(n=24).names, "Avg", "ALL"]
+    assert t.mean.loc["fedavg", "ALL"] == pytest.approx(sum(r["ALL"] for r in first)/2)
+    assert t.mean.loc["fedavg", "Avg"] == pytest.approx(sum(r["AVG"] for r in first)/2, abs=1e-6)
+    assert rec["ALL"] <= 1
+
+
+def test_papermill_refuses_in_one_line(tmp_path):
+    "Before any run."
+    given = dict(methods="fedavg", scale="smoke", store=tmp_path/"records", rule="lats")
+    page, words = HERE.parent/"nbs"/"compare.ipynb", [w for k, v in given.items() for w in ("-p", k, str(v))]
+    command = [sys.executable, "-m", "papermill", "--log-level", "ERROR", page, tmp_path/"out.ipynb", *words]
+    p = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
+    assert p.returncode and "unknown selection rule 'lats'" in p.stderr.strip().splitlines()[-1]
+    assert not list(tmp_path.glob("records/*/*"))
