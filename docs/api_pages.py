@@ -146,8 +146,9 @@ def index_page(found):
         for m in folders[folder]:
             text = plain(ast.get_docstring(found[m]) or "").replace("\n", " ")
             lines.append(f"| [{m}]({m}.md) | {text} |")
-    toc = [m for ms in folders.values() for m in ms]
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", *sorted(toc), "```", ""])
+    toc = sorted(m for ms in folders.values() for m in ms)
+    entries = [f"{m.removeprefix('fdgnb.')} <{m}>" for m in toc]
+    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
 
 
 def pages():

@@ -114,8 +114,9 @@ def main(fresh=False):
     if fresh: shutil.rmtree(OUT, ignore_errors=True)
     wanted = sources()
     write(wanted, SOURCE)
+    # what changed is read, every page is written: a new page stands in the side bar of all
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", DOCS, "-j", "2", "-W", "--keep-going"]
-    rc = subprocess.run([*command, "-q", "-d", OUT/"doctrees", SOURCE, HTML]).returncode
+    rc = subprocess.run([*command, "-a", "-q", "-d", OUT/"doctrees", SOURCE, HTML]).returncode
     if rc: sys.exit(f"the site was not built: Sphinx ended with {rc}")
     (OUT/"built").touch()
     pages, size = list(HTML.rglob("*.html")), sum(p.stat().st_size for p in HTML.rglob("*") if p.is_file())

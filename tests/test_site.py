@@ -228,6 +228,15 @@ def test_every_notebook_has_its_page(site):
     assert {"results.html", "api/index.html", "search.html"} <= set(site)
 
 
+def test_every_room_stands_in_the_side_bar_of_every_page(site):
+    rooms = {p.parent.name for p in NOTEBOOKS if p.parent.parent == NBS}
+    for name, page in site.items():
+        if name in ("search.html", "genindex.html", "py-modindex.html"): continue
+        paths = [urlsplit(link).path for link in page.links]          # of a page to itself: empty
+        there = {(SITE/name).parent.joinpath(path).resolve() for path in paths if path} | {(SITE/name).resolve()}
+        assert {(SITE/r/"index.html").resolve() for r in rooms} <= there, name
+
+
 def test_no_broken_link(site):
     "Every link and everything loaded, with its anchor, over the whole site."
     broken, followed = [], 0
