@@ -28,7 +28,7 @@ def table_plot(mean, sd):
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5), ncols=1 + len(labels)//20)
     return fig
 
-
+# %% ../../nbs/experiments/04_pictures.ipynb #b6a7e666
 @styled
 def curve_plot(curves):
     "Accuracy over rounds: mean over seeds, band from lowest to highest. curves: label, target, round, value."
@@ -51,7 +51,7 @@ def curve_plot(curves):
     fig.legend(*handles, loc="outside right upper")
     return fig
 
-
+# %% ../../nbs/experiments/04_pictures.ipynb #cc8b77b1
 @styled
 def cost_plot(costs):
     "Gain in points against bytes and FLOPs over the base's. costs: label by gain, low, high, bytes, flops."
@@ -70,7 +70,7 @@ def cost_plot(costs):
     axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5))
     return fig
 
-
+# %% ../../nbs/experiments/04_pictures.ipynb #344f454c
 @styled
 def rules_plot(rules):
     "Accuracy under each selection rule, a label a line. rules: percent, label by rule; oracles are hollow."
