@@ -16,7 +16,7 @@ PROTOCOL ?=
 SCALE ?=
 OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 
-.PHONY: install run compare text test fuzz pairs notebooks reports bench lab clean contract
+.PHONY: install run compare text test fuzz pairs notebooks reports bench lab clean contract docs
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -85,6 +85,15 @@ reports: install
 	papermill nbs/tables/02_fidelity.ipynb reports/46_fidelity.ipynb -p report reports
 	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports
 
+# all pages, results and docstrings as a site: _docs/html/index.html; then its links, equations and tables in Chromium
+docs: install .venv/docs
+	$(BIN)/python docs/build_site.py
+	$(BIN)/python -m pytest tests/test_site.py
+
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	touch $@
+
 # alone on the machine; with the extra `bench` installed, peers too: .venv/bin/pip install -e '.[bench]'
 bench: install
 	$(BIN)/python -m pytest bench -p no:cacheprovider --benchmark-disable-gc -s
@@ -93,5 +102,5 @@ lab: install
 	jupyter lab nbs
 
 clean:
-	rm -rf .venv out .pytest_cache .cache *.egg-info
+	rm -rf .venv out _docs .pytest_cache .cache *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -6,7 +6,7 @@ import shutil, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {".venv", ".git", "data", "runs", "out", ".cache"}             # beside the sources, at the top only
+OURS = {".venv", ".git", "data", "runs", "out", "_docs", ".cache"}    # beside the sources, at the top only
 DROPPINGS = {"__pycache__", ".ipynb_checkpoints"}
 
 

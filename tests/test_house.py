@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-SCRIPTS = sorted([*(ROOT/"tests").glob("*.py"), *(ROOT/"bench").glob("*.py")])
+SCRIPTS = sorted(p for folder in ("tests", "bench", "docs") for p in (ROOT/folder).glob("*.py"))
 name_of = lambda p: str(p.relative_to(ROOT))
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 

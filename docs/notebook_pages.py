@@ -1,0 +1,157 @@
+"""A notebook of nbs/ or reports/ as a page of the site: what MyST reads, without what only nbdev reads.
+
+Directives (`#| export`) are taken out, `#| hide` cells go, `#| fig-cap` becomes the caption below a figure,
+display equations stand on lines of their own, and links lead to where the site has their target.
+"""
+import os, re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NBS, REPORTS, FILES = ROOT/"nbs", ROOT/"reports", "files"
+CODE = re.compile(r"(```.*?```|~~~.*?~~~|``[^`]+``|`[^`\n]+`)", re.S)
+LINK = re.compile(r"(?<=\]\()<?([^)\s>]+)>?(?=(?:\s+[\"'][^\"']*[\"'])?\))")
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def text_of(cell): return "".join(cell["source"])
+
+
+def outside_code(text, change):
+    "A Markdown text with `change` applied to what is neither a fenced block nor a piece in backquotes."
+    parts = CODE.split(text)
+    return "".join(p if i % 2 else change(p) for i, p in enumerate(parts))
+
+
+def displayed(text):
+    "`$$` on lines of their own, which MyST wants; prose before and after an equation stays where it is."
+    masked = CODE.sub(lambda m: "\0"*len(m[0]), text)
+    out, end = [], 0
+    for m in re.finditer(r"(?<!\\)\$\$(.+?)(?<!\\)\$\$", masked, re.S):
+        equation = text[m.start(1):m.end(1)].strip("\n ")
+        before, after = text[end:m.start()].rstrip(" "), text[m.end():]
+        out += [before, "" if not before or before.endswith("\n") else "\n", f"$$\n{equation}\n$$"]
+        skipped = len(after) - len(after.lstrip(" "))
+        out.append("" if after[skipped:skipped + 1] in ("\n", "") else "\n")
+        end = m.end() + skipped
+    return "".join(out) + text[end:]
+
+
+def directives(source):
+    "({name: value}, the rest) of a code cell: nbdev reads `#|` lines at its head only."
+    named, lines = {}, source.split("\n")
+    while lines and (m := re.match(r"#\s?\|\s*([\w-]+):?\s*(.*)", lines[0])):
+        named[m[1]] = m[2].strip().strip("\"'")
+        lines.pop(0)
+    return named, "\n".join(lines).strip("\n")
+
+
+def slug(heading):
+    "The anchor of a heading, as MyST makes it; an anchor as Jupyter writes it gives the same."
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def place(path):
+    "Where the site's sources have a file or folder of the repository, relative to their top."
+    path = Path(path).resolve()
+    if path == REPORTS or path == REPORTS/"README.md": return "results.md"
+    if path == NBS or path == ROOT/"README.md": return "index.ipynb"
+    if path.is_relative_to(NBS):
+        inside = path.relative_to(NBS)
+        return str(inside/"index.md" if path.is_dir() else inside)
+    inside = path.relative_to(ROOT)
+    return str(inside if path.suffix == ".ipynb" else Path(FILES)/inside)
+
+
+def leads_to(target, page):
+    "(the file meant, the link on the site) of a link on a page; (None, the link itself) if no file is."
+    path, _, anchor = target.partition("#")
+    anchor = f"#{slug(anchor)}" if anchor else ""
+    if re.match(r"[a-z][a-z0-9+.-]*:", target): return None, target
+    if not path: return None, anchor
+    homes = [page.parent, *([NBS/"tables"] if page.is_relative_to(REPORTS) else [])]
+    for home in homes:                              # a report is the executed copy of a page of nbs/tables
+        found = (home/path).resolve()
+        if not found.exists() or not found.is_relative_to(ROOT): continue
+        to = os.path.relpath(place(found), os.path.dirname(place(page)) or ".")
+        return found, to + anchor
+    return None, target
+
+
+def linked(text, page, used=None):
+    "A Markdown text of a page whose links lead into the site; files that are no pages are added to `used`."
+    def change(m):
+        found, to = leads_to(m[1], page)
+        if used is not None and found and found.is_file() and place(found).startswith(FILES): used.add(found)
+        return to
+    return outside_code(text, lambda part: LINK.sub(change, part))
+
+
+def prose(cell, page, used=None):
+    "A Markdown cell for the site, or None if nothing of it is left: comments (front matter) are not shown."
+    text = outside_code(text_of(cell), lambda part: re.sub(r"<!--.*?-->\n?", "", part, flags=re.S))
+    text = linked(displayed(text), page, used).strip("\n")
+    return dict(cell, source=text) if text.strip() else None
+
+
+def shown(output):
+    "An output for the site; None for a widget, which no page can show. Styled tables look like the others."
+    data = output.get("data", {})
+    if WIDGET in data: return None
+    if "text/html" not in data: return output
+    html = re.sub(r'<table id="T_', '<table class="dataframe" id="T_', "".join(data["text/html"]))
+    return dict(output, data=data | {"text/html": html})
+
+
+def is_picture(output): return any(k.startswith("image/") for k in output.get("data", {}))
+
+
+def code(cell):
+    "The cells that a code cell becomes: none, itself without its directives, or itself and its caption."
+    named, source = directives(text_of(cell))
+    outputs = [o for o in map(shown, cell.get("outputs", [])) if o]
+    if "hide" in named or not (source or outputs): return []
+    caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
+    metadata = {"tags": tags if source else [*tags, "remove-input"]}
+    if not caption or not any(map(is_picture, outputs)): caption = ""
+    if caption: metadata["mystnb"] = {"image": {"alt": re.sub(r"[`$\\]", "", caption)}}
+    this = dict(cell, source=source, outputs=outputs, execution_count=None, metadata=metadata)
+    below = dict(cell_type="markdown", id=f"{cell.get('id', 'cell')}-caption", metadata={},
+                 source=f":::{{container}} caption\n{caption}\n:::")
+    return [this, below][:1 + bool(caption)]
+
+
+def module_of(nb):
+    "The dotted name of the module that a notebook exports; None if it exports none."
+    sources = [text_of(c) for c in nb["cells"] if c["cell_type"] == "code"]
+    names = [n["default_exp"] for n, _ in map(directives, sources) if "default_exp" in n]
+    return f"fdgnb.{names[0]}".removesuffix(".__init__") if names else None
+
+
+def title_of(nb):
+    "(title, one-line quotation) of a notebook; the quotation is empty where there is none."
+    first = next(text_of(c) for c in nb["cells"] if text_of(c).startswith("# "))
+    title, *rest = first.split("\n")
+    return title[2:].strip(), next((l[2:].strip() for l in rest if l.startswith("> ")), "")
+
+
+def with_module(text, module, page):
+    "The title cell with a line that leads to the module's reference."
+    to = os.path.relpath(f"api/{module}.md", os.path.dirname(place(page)) or ".")
+    line = f":::{{container}} exports\nexports [`{module}`]({to})\n:::"
+    head = re.match(r"# .*\n(?:> .*\n?)*", text + "\n")
+    return f"{head[0].rstrip()}\n\n{line}\n\n{text[head.end():]}".rstrip("\n")
+
+
+def page_of(nb, page, modules=(), used=None):
+    "A notebook as the site's source has it; `modules` have a page of reference each."
+    cells = []
+    for c in nb["cells"]:
+        if c["cell_type"] == "code": cells += code(c)
+        elif c["cell_type"] == "markdown": cells.append(prose(c, page, used))
+    cells = [dict(c) for c in cells if c]
+    title = next((c for c in cells if c["cell_type"] == "markdown" and text_of(c).startswith("# ")), None)
+    module = module_of(nb)
+    if title and module in modules: title["source"] = with_module(title["source"], module, page)
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+              "language_info": {"name": "python", "pygments_lexer": "ipython3"}}
+    return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
