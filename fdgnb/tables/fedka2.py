@@ -9,7 +9,7 @@ __all__ = ['sums', 'whole', 'attainable']
 import math
 from functools import cache
 
-# %% ../../nbs/tables/04_fedka2.ipynb #c3e49be4
+# %% ../../nbs/tables/04_fedka2.ipynb #64edbc31
 @cache
 def sums(runs, most):
     "All (sum, sum of squares) of `runs` whole numbers whose squares sum to at most `most`: a set."
