@@ -1,4 +1,4 @@
-"""The columns dslr and webcam of FedKA's Table 2: what the printed digits allow, and the page that runs the rest."""
+"""FedKA's Table 2, dslr and webcam: what the printed digits allow, and the page that runs the rest."""
 import itertools, json, subprocess, sys
 from pathlib import Path
 import numpy as np
@@ -30,14 +30,15 @@ def test_what_counting_gives_is_attainable_and_nothing_else(n, runs, ddof):
 
 
 def test_the_printed_digits_say_five_runs_over_the_whole_target():
-    office = published().query("paper == 'fedka' and dataset == 'office_caltech10' and target != 'avg'")
+    numbers = published()
+    office = numbers[(numbers.paper == "fedka") & (numbers.dataset == "office_caltech10")]
     def count(target, n, runs, tables=("table2", "table5")):
         own = office[(office.target == target) & office.table.isin(tables)]
         return sum(attainable(float(m), float(s), n, runs) for m, s in zip(own["mean"], own["std"]))
     assert count("dslr", 157, 5) == count("webcam", 295, 5) == 12
     assert count("dslr", 157, 5, ["table2"]) == count("webcam", 295, 5, ["table2"]) == 7
     assert count("dslr", 157, 3) == count("webcam", 295, 3) == 2
-    assert max(count("dslr", n, 5) for n in (128, 144, 156, 158, 160)) <= 4            # parts, dropped batches
+    assert max(count("dslr", n, 5) for n in (128, 144, 156, 158, 160)) <= 4        # parts, dropped batches
 
 
 def test_the_runs_on_file_are_whole():
@@ -64,7 +65,7 @@ def papermill(to, **parameters):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATASETS.get("office_caltech10").info["available"](), reason="no Office-Caltech10 here")
+@pytest.mark.skipif(not DATASETS.get("office_caltech10").info["available"](), reason="no data here")
 def test_a_second_execution_runs_nothing(tmp_path):
     given = dict(rounds=1, limit=24, targets="dslr, webcam", cases="alone, ends", sources="amazon",
                  out=tmp_path/"runs", report=tmp_path/"table.csv")
