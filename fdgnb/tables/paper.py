@@ -6,9 +6,10 @@
 __all__ = ['SB_TABLES', 'rows_of', 'at_hand', 'lies_here', 'calls_of', 'spaced', 'runs_of', 'filled', 'pair', 'Sheet', 'placed',
            'refuse_smoke', 'Report', 'report', 'save_figure', 'converging', 'convergence', 'costs_of', 'costs',
            'by_domain', 'radar', 'varied', 'fits_but_hyper', 'sensitivity', 'short_run', 'along', 'flatness',
-           'gap_variance', 'over_rounds']
+           'gap_variance', 'over_rounds', 'setting_of', 'usual', 'is_tuned', 'common_runs', 'missing_runs', 'stem_of',
+           'blocks', 'interquartile_means', 'draw_interquartile', 'critical_difference', 'verdicts']
 
-# %% ../../nbs/tables/05_paper.ipynb #ccb960f5
+# %% ../../nbs/tables/05_paper.ipynb #386483a7
 import copy, json, torch
 import numpy as np
 import pandas as pd
@@ -19,11 +20,14 @@ from ..core import FdgnbError, atomic_write, echo, nearest, root
 from ..data.catalogue import DATASETS
 from ..experiments.execution import run
 from ..experiments.grid import grid
-from ..experiments.store import Store
+from ..experiments.statistics import in_columns
+from ..experiments.store import Store, scores
+from ..federation.compose import hyper_of, method_class
 from ..methods.ga import trace
 from ..runs.fit import fit
 from ..runs.plots import colors, styled
 from ..runs.protocols import SCALES
+from ..runs.setup import arguments
 from .ledger import HOURS, Records, called, first_of, fits, needs, net_of, ours, plan_of
 from .ledger import SEEDS, short_of, spread, targets_in, tolerance
 from .overview import ROWS, published
@@ -427,3 +431,105 @@ def over_rounds(lines, ylabel):
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(fontsize=8)
     return fig
+
+# %% ../../nbs/tables/05_paper.ipynb #f4c3e1b7
+def setting_of(a):
+    "In words, what runs of one table share: data, held out or in-domain, scale, rounds, network, size."
+    s = a["settings"]
+    size = f", {s['size']} px" if s["size"] else ""
+    weights = f", pretrained ({s['pretrained']})" if s["pretrained"] else ""
+    how = "held-out domains" if a["target"] else "in-domain"
+    first = f"{a['dataset']}, {how}, scale {a['scale'] or 'paper'}, {a['rounds']} rounds, "
+    return first + f"{s['backbone']}{size}{weights}"
+
+
+@cache
+def usual(method, dataset, scale):
+    "(hyper-parameters, settings) of a method under protocol common."
+    cls = method_class(method)
+    _, own, rest = arguments(cls, {}, None, "common", scale, dataset)
+    return json.loads(json.dumps([hyper_of(cls(**own)), rest]))
+
+
+def is_tuned(a):
+    "Whether a run's hyper-parameters, or its learning rate, are not those of the protocol."
+    hyper, settings = usual(a["method"], a["dataset"], a["scale"])
+    return a["hyper"] != hyper or any(a["settings"][k] != v for k, v in settings.items() if k == "lr")
+
+
+def common_runs(records):
+    "{setting: runs (label, method, dataset, target, seed, record)} of the records under protocol common."
+    out = {}
+    for rec in records.all():
+        a = rec["args"]
+        if a["protocol"] != "common": continue
+        row = dict(label=a["method"] + " (tuned)"*is_tuned(a), method=a["method"], dataset=a["dataset"],
+                   target=a["target"], seed=a["seed"], record=rec)
+        out.setdefault(setting_of(a), {})[row["label"], a["target"], a["seed"]] = row
+    return {s: pd.DataFrame(list(rows.values()), dtype=object) for s, rows in sorted(out.items())}
+
+
+def missing_runs(runs, methods, seeds):
+    "[(method, target, seed)] that a whole comparison would have besides."
+    domains = runs.record.iloc[0]["domains"] if runs.target.iloc[0] else [None]
+    there = set(zip(runs.method, runs.target, runs.seed))
+    return [k for m in methods for t in domains for s in range(seeds) if (k := (m, t, s)) not in there]
+
+
+def stem_of(setting): return "_".join("".join(c if c.isalnum() else " " for c in setting).split())
+
+# %% ../../nbs/tables/05_paper.ipynb #d30809c4
+def blocks(runs, rule="source_val", point="aggregated"):
+    "Scores, block (column, seed) by label, of the blocks that every label has; in percent."
+    cells = in_columns(scores(runs, rule, point))
+    wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value", sort=False)
+    return 100*wide.dropna()
+
+
+def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
+    "Label by iqm, low, high: mean of the middle half of the scores, seeds drawn anew within each target."
+    from scipy.stats import trim_mean
+    wide, rng = blocks(runs, rule), np.random.default_rng(seed)
+    groups = [g.to_numpy() for _, g in wide.groupby(level=0, sort=False)]
+    if not groups: return pd.DataFrame(columns=["iqm", "low", "high"])
+    drawn = [trim_mean(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in groups]), .25)
+             for _ in range(draws)]
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    return pd.DataFrame(dict(iqm=trim_mean(wide.to_numpy(), .25), low=low, high=high), wide.columns)
+
+
+@styled
+def draw_interquartile(t):
+    "Interquartile means, the best on top."
+    import matplotlib.pyplot as plt
+    if t.empty: return None
+    t = t.sort_values("iqm")
+    fig, ax = plt.subplots(figsize=(5.8, .24*len(t) + 1.))
+    ax.errorbar(t.iqm, range(len(t)), xerr=[t.iqm - t.low, t.high - t.iqm], fmt="o", ms=4, lw=1.2)
+    ax.set_yticks(range(len(t)), t.index)
+    ax.set_xlabel("interquartile mean of the accuracy, %")
+    return fig
+
+# %% ../../nbs/tables/05_paper.ipynb #5d9866e5
+@styled
+def critical_difference(runs, rule="source_val"):
+    "Mean ranks with bars over what Nemenyi's test cannot part; None of fewer than three methods or blocks."
+    import matplotlib.pyplot as plt
+    wide = blocks(runs, rule)
+    if wide.shape[1] < 3 or len(wide) < 3: return None
+    import scikit_posthocs as posthocs
+    p = posthocs.posthoc_nemenyi_friedman(wide.reset_index(drop=True))
+    fig, ax = plt.subplots(figsize=(7.6, .16*wide.shape[1] + 1.6))
+    posthocs.critical_difference_diagram(wide.rank(axis=1, ascending=False).mean(), p, ax=ax)
+    return fig
+
+
+def verdicts(t):
+    "A Markdown list of what beats a table's base, what does not, and what loses, by the intervals."
+    g = t.extra.drop(index=t.base, errors="ignore")
+    kinds = {f"beats {t.base}": g.low > 0, f"does not beat {t.base} (zero is in the interval)":
+             (g.low <= 0) & (g.high >= 0), f"is worse than {t.base}": g.high < 0,
+             "no interval (one seed, or no common run)": g.low.isna()}
+    names = lambda v: ", ".join(f"{m} ({100*g.gain[m]:+.1f})" for m in g.index[v])
+    lines = [f"* {k}: {names(v)}" for k, v in kinds.items() if v.any()]
+    return "\n".join(lines) or "Nothing to compare yet."
