@@ -129,7 +129,7 @@ def pair(mean, sd, digits=1):
     about = f" ± {float(sd):.{digits}f}" if sd not in ("", None) and sd == sd else ""
     return f"{float(mean):.{digits}f}{about}"
 
-# %% ../../nbs/tables/05_paper.ipynb #8c9b6bf2
+# %% ../../nbs/tables/05_paper.ipynb #9ab9eb3c
 @dataclass
 class Sheet:
     "A published table beside ours, of lines of `filled`."
@@ -159,7 +159,9 @@ class Sheet:
         several = self.lines.metric.nunique() > 1
         nets = bool(self.lines[["dataset", "backbone"]].drop_duplicates().dataset.duplicated().any())
         where = lambda r: r.target if r.target != "all" or not several else ""
-        name = lambda r: " ".join(filter(None, (r.dataset, r.backbone*nets, where(r), r.metric*several)))
+        data = self.lines.dataset.nunique() > 1 or set(self.lines.target) == {"all"}
+        words = lambda r: (r.dataset*data, r.backbone*nets, where(r), r.metric*several)
+        name = lambda r: " ".join(w for w in words(r) if w)
         cells = {}
         for r in self.lines.itertuples(): cells.setdefault(name(r), {})[r.method] = self.cell(r, signs)
         return pd.DataFrame(cells).reindex(list(dict.fromkeys(self.lines.method))).fillna("")
@@ -237,7 +239,7 @@ class Report:
         if self.folder: save_figure(figure, self.folder, f"{self.paper}_{stem}")
         display(figure)
 
-# %% ../../nbs/tables/05_paper.ipynb #e72193ca
+# %% ../../nbs/tables/05_paper.ipynb #03ac9898
 def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=False, limit_runs=None,
            reports=None, jobs=None):
     """A paper's `Report`: its tables and runs from a store, after the missing runs on request.
@@ -256,9 +258,10 @@ def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=F
 
 def save_figure(figure, folder, stem):
     "stem.png and stem.svg of a figure, without the date, so that the same figure is the same file."
+    from matplotlib import rc_context
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder)/f"{stem}.png", dpi=100, metadata={"Software": None})
-    figure.savefig(Path(folder)/f"{stem}.svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": stem}): figure.savefig(Path(folder)/f"{stem}.svg", metadata={"Date": None})
 
 # %% ../../nbs/tables/05_paper.ipynb #48b5c6bf
 def converging(runs, by="rounds"):
