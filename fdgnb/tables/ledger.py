@@ -201,7 +201,7 @@ def net_of(r, dataset):
     "The backbone of a data set of a mean: the protocol's."
     return resolve(r.paper, "paper", DATA.get(dataset, dataset)).get("backbone", "")
 
-# %% ../../nbs/tables/10_ledger.ipynb #49337b87
+# %% ../../nbs/tables/10_ledger.ipynb #377ce8f9
 SEEDS = 3
 ACCURACY = tuple(RULE)
 EXPLAINED = {}                                   # (paper, table, target): what was tried and what explains it
@@ -240,7 +240,7 @@ def line(r, records, beside="cpu"):
     return what | dict(state=state, ours=mean, ours_sd=spread(values), n=len(values),
                        difference=mean - float(r.mean or "nan"), why=why) | {f"at_{beside}": at}
 
-
+# %% ../../nbs/tables/10_ledger.ipynb #b0d4c294
 def ledger(store=None, numbers=None):
     """DataFrame with a line for every published number: state, ours, difference, why.
 
@@ -257,7 +257,7 @@ def counts(book):
     t = t.reindex(columns=states, fill_value=0).rename_axis(index=None, columns=None)
     return pd.concat([t, t.sum().rename("all").to_frame().T]).assign(numbers=lambda t: t.sum(axis=1))
 
-# %% ../../nbs/tables/10_ledger.ipynb #1c43fac4
+# %% ../../nbs/tables/10_ledger.ipynb #12297d10
 def half_step(text):
     "Half a unit of the last printed digit; numbers are read as the file has them."
     return .5*10.**-len(str(text).partition(".")[2].rstrip("0") or "0")
@@ -276,7 +276,7 @@ def odd_averages(numbers):
                             columns=list(cols["mean"])))
     return pd.DataFrame(out, columns=[*keys, "printed", "mean", "off", "columns"])
 
-# %% ../../nbs/tables/10_ledger.ipynb #3787ebe3
+# %% ../../nbs/tables/10_ledger.ipynb #2295b179
 def odd_means(numbers):
     "The printed means over data sets that are off the mean of the printed averages by more than rounding."
     out = []
@@ -288,7 +288,7 @@ def odd_means(numbers):
                             off=r.mean - of.mean()))
     return pd.DataFrame(out, columns="paper table method printed mean off".split())
 
-# %% ../../nbs/tables/10_ledger.ipynb #76f2008d
+# %% ../../nbs/tables/10_ledger.ipynb #be36ff8f
 def printed_twice(numbers):
     "Numbers that a paper prints in several tables with different values."
     keys = ["paper", "method", "dataset", "backbone", "target", "metric"]
@@ -298,7 +298,7 @@ def printed_twice(numbers):
     twice = g.agg(values=("mean", list), tables=("table", list)).reset_index()
     return twice[twice["values"].map(lambda v: len(set(v)) > 1)].reset_index(drop=True)
 
-# %% ../../nbs/tables/10_ledger.ipynb #84c1c7ce
+# %% ../../nbs/tables/10_ledger.ipynb #1588678d
 TENTH = dict(caltech=112, amazon=95, dslr=15, webcam=29)
 
 
