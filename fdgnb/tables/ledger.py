@@ -129,13 +129,14 @@ class Records:
             if fits(r["args"], plan): groups[r["code"], r["args"]["device"]][r["args"]["seed"]] = r
         return max(groups.values(), key=len, default={})
 
-# %% ../../nbs/tables/10_ledger.ipynb #b8b8f5a4
+# %% ../../nbs/tables/10_ledger.ipynb #13f64d81
 RULE = dict(max_over_rounds_target_acc=("target", "aggregated"), target_acc=("source_val", "aggregated"),
             test_acc_in_domain=("source_val", "aggregated"), unseen_target_acc=("source_val", "aggregated"),
             top5_mean_acc=("top5", "aggregated"), top5_mean_acc_100_clients=("top5", "aggregated"),
             local_model_acc=("top5", "local"), aggregated_model_acc=("top5", "aggregated"))
 AT = {("test_acc_in_domain", m): ("source_val", "local") for m in ("FDSE", "FedBN", "LG-FedAvg", "Ditto")}
 AT |= {("unseen_target_acc", m): ("last", "adapted") for m in ("FDSE", "FedBN")}
+AT |= {("target_acc", m): ("last", "adapted") for m in ("Tent", "Tent+GA", "DSBN", "DSBN+GA")}
 
 
 def read_as(metric, method):
@@ -160,7 +161,7 @@ def sent(rec, way):
     at_once = rec["args"]["settings"]["per_round"] or clients
     return rec["bytes"][way]["all"]/rec["rounds"]/min(clients, at_once)
 
-# %% ../../nbs/tables/10_ledger.ipynb #7cb21aee
+# %% ../../nbs/tables/10_ledger.ipynb #7b30a76e
 COSTS = dict(
     params_1e7=lambda r: r["parameters"]/1e7, comm_MB_per_round=lambda r: sent(r, "up")/2**20,
     flops_1e10=lambda r: r["flops_round"]/r["steps_round"]/6/1e10,
@@ -201,7 +202,7 @@ def net_of(r, dataset):
     "The backbone of a data set of a mean: the protocol's."
     return resolve(r.paper, "paper", DATA.get(dataset, dataset)).get("backbone", "")
 
-# %% ../../nbs/tables/10_ledger.ipynb #377ce8f9
+# %% ../../nbs/tables/10_ledger.ipynb #6d898a4f
 SEEDS = 3
 ACCURACY = tuple(RULE)
 EXPLAINED = {}                                   # (paper, table, target): what was tried and what explains it
@@ -240,7 +241,7 @@ def line(r, records, beside="cpu"):
     return what | dict(state=state, ours=mean, ours_sd=spread(values), n=len(values),
                        difference=mean - float(r.mean or "nan"), why=why) | {f"at_{beside}": at}
 
-# %% ../../nbs/tables/10_ledger.ipynb #b0d4c294
+# %% ../../nbs/tables/10_ledger.ipynb #65194b7c
 def ledger(store=None, numbers=None):
     """DataFrame with a line for every published number: state, ours, difference, why.
 
@@ -257,7 +258,7 @@ def counts(book):
     t = t.reindex(columns=states, fill_value=0).rename_axis(index=None, columns=None)
     return pd.concat([t, t.sum().rename("all").to_frame().T]).assign(numbers=lambda t: t.sum(axis=1))
 
-# %% ../../nbs/tables/10_ledger.ipynb #12297d10
+# %% ../../nbs/tables/10_ledger.ipynb #bba01715
 def half_step(text):
     "Half a unit of the last printed digit; numbers are read as the file has them."
     return .5*10.**-len(str(text).partition(".")[2].rstrip("0") or "0")
@@ -276,7 +277,7 @@ def odd_averages(numbers):
                             columns=list(cols["mean"])))
     return pd.DataFrame(out, columns=[*keys, "printed", "mean", "off", "columns"])
 
-# %% ../../nbs/tables/10_ledger.ipynb #2295b179
+# %% ../../nbs/tables/10_ledger.ipynb #0d17209a
 def odd_means(numbers):
     "The printed means over data sets that are off the mean of the printed averages by more than rounding."
     out = []
@@ -288,7 +289,7 @@ def odd_means(numbers):
                             off=r.mean - of.mean()))
     return pd.DataFrame(out, columns="paper table method printed mean off".split())
 
-# %% ../../nbs/tables/10_ledger.ipynb #be36ff8f
+# %% ../../nbs/tables/10_ledger.ipynb #923e06a6
 def printed_twice(numbers):
     "Numbers that a paper prints in several tables with different values."
     keys = ["paper", "method", "dataset", "backbone", "target", "metric"]
@@ -298,7 +299,7 @@ def printed_twice(numbers):
     twice = g.agg(values=("mean", list), tables=("table", list)).reset_index()
     return twice[twice["values"].map(lambda v: len(set(v)) > 1)].reset_index(drop=True)
 
-# %% ../../nbs/tables/10_ledger.ipynb #1588678d
+# %% ../../nbs/tables/10_ledger.ipynb #c34edf84
 TENTH = dict(caltech=112, amazon=95, dslr=15, webcam=29)
 
 
