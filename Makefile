@@ -80,10 +80,37 @@ compare: install
 	$(BIN)/jupyter nbconvert --log-level=ERROR --to html --no-input "$(COMPARE)/compare.ipynb"
 	@echo "table and pictures: $(COMPARE)/compare.html"
 
-# every table and figure of reports/; finished runs are kept in runs/ and not run again
+# every table and figure: what the store lacks at a scale is run, the report notebooks are executed, tables written as .csv, .md
+# and .tex, figures as .png and .svg. smoke: a few runs a paper, all below out/; cpu and paper: into reports/
+REPORTS = $(if $(filter smoke,$(SCALE)),out/reports-smoke,reports)
+RECORDS = $(REPORTS)/records
+SEEDS_OF = $(if $(filter smoke,$(SCALE)),1,3)
+PAPERS ?= 11_fedsb 12_ga 13_fedka 14_fedbr 15_fdse
+LIMIT ?= $(if $(filter smoke,$(SCALE)),2,)
+# the tables that smoke runs and shows: cheap ones (of FedBR one run: decoding CIFAR-10 takes minutes)
+SMOKE_11_fedsb = table1
+SMOKE_12_ga = test_time
+SMOKE_13_fedka = table2
+SMOKE_14_fedbr = table1
+SMOKE_15_fdse = table3
 reports: install
-	papermill nbs/tables/02_fidelity.ipynb reports/46_fidelity.ipynb -p report reports
-	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports
+	mkdir -p "$(REPORTS)"
+	for n in $(PAPERS); do $(MAKE) --no-print-directory paper-report PAGE=$$n; done
+	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
+	papermill nbs/tables/10_ledger.ipynb "$(REPORTS)/10_ledger.ipynb" -p store "$(RECORDS)" -p report "$(REPORTS)"
+	$(if $(filter smoke,$(SCALE)),\
+	papermill nbs/tables/02_fidelity.ipynb "$(REPORTS)/46_fidelity.ipynb" -p systems ga -p datasets digits -p seeds "0" \
+	  -p rounds 1 -p limit 40 -p jobs 1 -p out out/reports-smoke/fidelity -p report "$(REPORTS)",\
+	papermill nbs/tables/02_fidelity.ipynb reports/46_fidelity.ipynb -p report reports)
+	$(if $(filter smoke,$(SCALE)),\
+	papermill nbs/tables/01_fedka.ipynb "$(REPORTS)/42_table_fedka.ipynb" -p rounds 0,\
+	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports)
+
+.PHONY: paper-report
+paper-report:
+	papermill nbs/tables/$(PAGE).ipynb "$(REPORTS)/$(PAGE).ipynb" -p scale "$(or $(SCALE),cpu)" -p seeds $(SEEDS_OF) \
+	  -p store "$(RECORDS)" -p run_missing True -p reports "$(REPORTS)" -p arrays True \
+	  $(if $(LIMIT),-p limit_runs $(if $(filter smoke14_fedbr,$(SCALE)$(PAGE)),1,$(LIMIT))) $(if $(filter smoke,$(SCALE)),-p tables "$(SMOKE_$(PAGE))")
 
 # all pages, results and docstrings as a site: _docs/html/index.html; then its links, equations and tables in Chromium
 docs: install .venv/docs

@@ -186,6 +186,8 @@ ROWS = {
               "Moon": ("moon", dict(project=256)), "DANN": ("dann", {}), "GroupDRO": ("groupdro", {}),
               "FedMix": ("fedmix", {}), "FedCM": ("fedcm", {}), "FedNTD": ("fedntd", {}), "VHL": ("vhl", {}),
               "FedDecorr": ("feddecorr", {}), "Mixup": ("mixup", {}), "FedBR": ("fedbr", {})},
+    "fedsb": {"FedAvg": ("fedavg", {}), "FedProx": ("fedprox", {}), "FedADG": ("fedadg", {}),
+              "FedSR": ("fedsr", {}), "FedIIR": ("fediir", {}), "CCST": ("ccst", {}), "FedSB": ("fedsb", {})},
     "fdse": {"FedAvg": ("fedavg", {}), "Local": ("local", {}), "FedProx": ("fedprox", {}),
              "Scaffold": ("scaffold", {}), "FedDyn": ("feddyn", {}), "MOON": ("moon", {}),
              "PartialFed": ("partialfed", {}), "LG-FedAvg": ("lgfedavg", {}), "FedBN": ("fedbn", {}),
@@ -222,7 +224,7 @@ NETS = dict(alexnet="alexnet_bn", cct="cct_7_3x1")
 TARGETS = dict(mnist_m="mnistm", art="Art", real_world="Real World", product="Product")
 TARGETS |= {f"L{n}": f"location_{n}" for n in (38, 43, 46, 100)}
 MEANS = {"avg3": ("pacs", "office_home", "terra_incognita")}        # of GA's three data sets
-UNSEEN = ("fedka ", "ga ", "fdse table2", "fdse tableA9")           # tables of a domain that is held out
+UNSEEN = ("fedsb ", "fedka ", "ga ", "fdse table2", "fdse tableA9")  # tables of a domain that is held out
 
 
 def joined(*keys):

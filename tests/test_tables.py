@@ -1,0 +1,139 @@
+"""The ledger, the papers' tables and our own comparison: from hand-made records, whose numbers are known."""
+import ast, json
+from pathlib import Path
+import pandas as pd
+import pytest
+from fdgnb.core import FdgnbError
+from fdgnb.data.catalogue import DATASETS
+from fdgnb.experiments.store import FORMAT, Store, sealed
+from fdgnb.runs.setup import Federation
+from fdgnb.tables.ledger import DEFAULT, Records, counts, fits, ledger, plan_of
+from fdgnb.tables.overview import published
+from fdgnb.tables.paper import Sheet, common_runs, filled, missing_runs, report, rows_of
+from test_reports import papermill
+
+ROOT = Path(__file__).resolve().parent.parent
+PAPERS = ("11_fedsb", "12_ga", "13_fedka", "14_fedbr", "15_fdse")
+ROW = "fedka", "table2", "FedAvg", "office_caltech10", "cnn2"
+DOMAINS = ["amazon", "caltech", "dslr", "webcam"]
+
+
+def record(target, seed, value, scale="paper", **settings):
+    "A record of FedKA's FedAvg that holds a value under the paper's rule."
+    plan = plan_of(*ROW, target, scale)
+    args = plan | dict(seed=seed, data="d", device="cpu", settings=DEFAULT | plan["settings"] | settings)
+    line = dict(target=value, rounds="1")
+    return sealed(dict(format=FORMAT, args=args, code="c0de", rounds=plan["rounds"], domains=DOMAINS,
+                       samples={}, scores=dict(aggregated=dict(target=line, source_val=dict(target=.1)))))
+
+
+def booked(folder, records):
+    "The ledger's FedAvg lines of FedKA's Table 2, by target, with some records in a store."
+    for r in records: Store(folder).put(r)
+    mine = published().query("paper == 'fedka' and table == 'table2' and method == 'FedAvg'")
+    return ledger(folder, mine).set_index("target")
+
+
+def test_every_printed_number_has_a_line_a_state_and_a_reason(tmp_path):
+    book = ledger(tmp_path)
+    assert len(book) == 1074 and (book.state == "not run").all() and (book.why != "").all()
+    assert counts(book).loc["all"].to_dict() == {
+        "reproduced": 0, "not reproduced": 0, "not run": 1074, "numbers": 1074}
+    kinds = {w.partition(":")[0] for why in book.why for w in why.split("; ")}
+    assert kinds == {"data", "weights", "method", "machine", "GPU hours", "CPU hours"}
+
+
+def test_three_seeds_at_scale_paper_turn_a_number(tmp_path):
+    "amazon is printed 52.9 ± .56: 1.12 points are allowed; caltech 37.5 ± .50: one point."
+    made = [record(t, s, v) for t, v in dict(amazon=.540, caltech=.386).items() for s in range(3)]
+    book = booked(tmp_path, made + [record("dslr", s, .287) for s in range(2)])
+    assert book.state.to_dict() == dict(amazon="reproduced", caltech="not reproduced", dslr="not run",
+                                        webcam="not run", avg="not run")
+    assert book.loc["amazon", "difference"] == pytest.approx(1.1)
+    assert "+1.10, allowed 1.00" in book.loc["caltech", "why"]
+    assert book.loc["dslr", "why"].endswith("2 of 3 seeds there") and book.loc["webcam", "why"]
+
+
+def test_an_average_needs_every_target(tmp_path):
+    made = [record(t, s, v/100) for t, v in zip(DOMAINS, (52.9, 37.5, 28.7, 22.5)) for s in range(3)]
+    line = booked(tmp_path, made).loc["avg"]
+    assert line.state == "reproduced" and line.ours == pytest.approx(35.4)
+
+
+@pytest.mark.parametrize("other", [dict(lr=.01), dict(limit=100), dict(partition=["lda", 10, .1])])
+def test_a_run_with_another_setting_never_counts(tmp_path, other):
+    assert (booked(tmp_path, [record("amazon", s, .529, **other) for s in range(3)]).state == "not run").all()
+
+
+def test_how_often_a_run_was_evaluated_is_free(tmp_path):
+    made = [record("amazon", s, .529, eval_every=5) for s in range(3)]
+    assert booked(tmp_path, made).loc["amazon", "state"] == "reproduced"
+
+
+def test_a_smaller_scale_stands_beside_and_never_counts(tmp_path):
+    line = booked(tmp_path, [record("amazon", s, .529, "cpu") for s in range(3)]).loc["amazon"]
+    assert line.state == "not run" and line.at_cpu == "52.90 (n = 3)" and line.n == 0
+    lines = rows_of("fedka", "table2").query("method == 'FedAvg' and target == 'amazon'")
+    assert "✓" not in Sheet(filled(lines, Records(tmp_path), "cpu")).to_markdown()
+
+
+def test_codes_are_not_mixed(tmp_path):
+    third = sealed(record("amazon", 2, .529) | dict(code="new"))
+    made = [*(record("amazon", s, .529) for s in range(2)), third]
+    assert booked(tmp_path, made).loc["amazon", "state"] == "not run"
+
+
+@pytest.mark.skipif(not DATASETS.get("office_caltech10").info["available"](), reason="the data are not here")
+def test_a_plan_is_what_a_run_records():
+    fed = Federation("subsample+uniform", "office_caltech10", "dslr", protocol="fedka", scale="smoke",
+                     backbone="cnn2")
+    assert fits(fed.args(), plan_of(*ROW, "dslr", "smoke"))
+    assert not fits(fed.args(), plan_of(*ROW, "dslr", "cpu"))
+
+
+def test_smoke_stays_out_of_reports():
+    for given in (dict(run_missing=True), dict(store="out/x", reports="reports"),
+                  dict(store="out/x", reports=str(ROOT/"reports"/"x"))):
+        with pytest.raises(FdgnbError, match="outside reports/"): report("fdse", "smoke", **given)
+
+
+def test_no_number_of_scale_smoke_in_reports():
+    for p in (ROOT/"reports").rglob("*.json"):
+        assert json.loads(p.read_text()).get("args", {}).get("scale") != "smoke", p.name
+    for p in [*(ROOT/"reports").rglob("*.md"), *(ROOT/"reports").rglob("*.csv")]:
+        assert "scale smoke" not in p.read_text(), p.name
+    for p in (ROOT/"reports").glob("*.ipynb"):
+        given = json.loads(p.read_text())["metadata"].get("papermill", {}).get("parameters", {})
+        assert given.get("scale") != "smoke", p.name
+
+
+@pytest.mark.parametrize("stem", PAPERS)
+def test_parameters_of_a_papers_notebook(stem):
+    nb = json.loads((ROOT/"nbs/tables"/f"{stem}.ipynb").read_text())
+    cell, = [c for c in nb["cells"] if "parameters" in c["metadata"].get("tags", [])]
+    lines = ast.parse("".join(cell["source"])).body
+    given = {n.targets[0].id: ast.literal_eval(n.value) for n in lines}
+    assert given == dict(scale="smoke", seeds=3, store=None, tables="", run_missing=False, limit_runs=None,
+                         arrays=False, reports=None, jobs=None)
+
+
+def test_a_papers_notebook_of_an_empty_store(tmp_path):
+    "Every cell is blank and says why; the table is there in three formats."
+    papermill("tables/15_fdse.ipynb", tmp_path/"x.ipynb", store=tmp_path/"none", reports=tmp_path/"r",
+              scale="cpu", tables="table4")
+    table = pd.read_csv(tmp_path/"r"/"fdse_table4.csv", keep_default_na=False)
+    assert len(table) == 12 and (table.ours == "").all() and (table.why != "").all()
+    assert {"fdse_table4.md", "fdse_table4.tex"} <= {p.name for p in (tmp_path/"r").iterdir()}
+
+
+def test_our_own_runs_are_parted_by_setting(tmp_path):
+    def common(method, seed, rounds, lr=.01):
+        fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr)
+        return sealed(dict(format=FORMAT, args=fed.args(), code="c", domains=list(fed.data.domains)))
+    for r in (common("fedavg", 0, 2), common("fedavg", 1, 2), common("fedprox", 0, 2), common("fedavg", 0, 3),
+              common("fedavg", 0, 2, .1)): Store(tmp_path).put(r)
+    groups = common_runs(Records(tmp_path))
+    labels = [sorted(g.label) for g in groups.values()]
+    assert labels == [["fedavg", "fedavg", "fedavg (tuned)", "fedprox"], ["fedavg"]]
+    first = next(iter(groups.values()))
+    assert len(missing_runs(first, ["fedavg", "fedprox"], 2)) == 2*5*2 - 3
