@@ -18,7 +18,7 @@ OF_SYSTEMS = [n for n in ALL if METHODS.get(n).__module__.rpartition(".")[2] in 
 REST = [n for n in ALL if n not in OF_SYSTEMS]
 # test_methods.py goes over every key; here the systems' and some of the rest, or all with `make contract`
 MOST = ALL if os.environ.get("FDGNB_ALL") else OF_SYSTEMS
-SOME = sorted({*MOST, *REST[::6]})
+SOME = sorted({*MOST, *REST[::12]})
 POINTS = {("training", "loss"), ("local", "accuracy"), ("aggregated", "accuracy")}
 ODD = dict(one_client=["a", "t"], absent_class=["a", "b", "t"], few=["a", "b", "t"])
 
@@ -70,7 +70,7 @@ def test_sum_with_ga(name):
     except FdgnbError as e:
         assert "cannot be combined" in str(e) and "\n" not in str(e), e
         return
-    one, two = short(f"{name}+ga", data, workers=1), short(f"ga+{name}", data, workers=2)
+    one, two = (short(n, data, rounds=1, workers=w) for n, w in ((f"{name}+ga", 1), (f"ga+{name}", 2)))
     assert finite(one) and bits(one) == bits(two)
 
 
