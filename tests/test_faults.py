@@ -191,8 +191,8 @@ def test_args_json_of_another(small, tmp_path):
 
 
 BROAD = {("experiments/execution.py", "Exception"): 1, ("core.py", "BaseException"): 1,
-         ("data/folders.py", "Exception"): 2, ("data/found.py", "Exception"): 1, ("data/text.py", "Exception"): 1,
-         ("models.py", "Exception"): 1}
+         ("data/folders.py", "Exception"): 2, ("data/found.py", "Exception"): 1,
+         ("data/text.py", "Exception"): 1, ("models.py", "Exception"): 1}
 
 
 def test_no_broad_except():
