@@ -110,6 +110,6 @@ def test_leftovers_are_swept(small, tmp_path):
 
 def test_no_chained_traceback(tmp_path):
     "What a user sees of a refusal is the refusal alone."
-    code = f"import fdgnb; fdgnb.fit('fedavg', out='/proc/nowhere')"
+    code = "import fdgnb; fdgnb.fit('fedavg', out='/proc/nowhere')"
     p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert p.returncode and p.stderr.count("Traceback") == 1 and "During handling" not in p.stderr

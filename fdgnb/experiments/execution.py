@@ -6,7 +6,7 @@
 __all__ = ['played', 'pool', 'check_own', 'run', 'passes', 'marked', 'confirm', 'same_result']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import json, math, os, random, shutil
+import math, os, random, shutil
 from pathlib import Path
 from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
@@ -54,9 +54,9 @@ def pool(jobs):
 # %% ../../nbs/experiments/03_execution.ipynb #c68070da
 def check_own(grid, jobs):
     "FdgnbError where other processes would not know a method that was written in this session."
-    home = lambda m: (m if isinstance(m, type) else METHODS.get(m.split("+")[0])).__module__
+    here = lambda m: isinstance(m, type) or any(METHODS.get(k).__module__ == "__main__" for k in m.split("+"))
     for m in dict.fromkeys(grid.method) if jobs != 1 else ():
-        if home(m) == "__main__" or isinstance(m, type):
+        if here(m):
             raise FdgnbError(f"method {echo(m)} is known in this process alone: a module for it, or jobs=1")
 
 # %% ../../nbs/experiments/03_execution.ipynb #0d4fecde

@@ -7,8 +7,7 @@ __all__ = ['table_plot', 'curve_plot', 'cost_plot', 'rules_plot']
 
 # %% ../../nbs/experiments/04_pictures.ipynb #9900bac7
 import numpy as np
-import pandas as pd
-from ..runs.plots import colors, page_style, styled
+from ..runs.plots import colors, styled
 
 # %% ../../nbs/experiments/04_pictures.ipynb #9ddb7f81
 @styled

@@ -69,7 +69,7 @@ def largest(means):
 
 def latex_of(body, caption):
     "A table of texts as a tabular; names are escaped, cells are not."
-    for axis in (0, 1): style = (style if axis else body.style).format_index(escape="latex", axis=axis)
+    style = body.style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
     for a, b in (("%", r"\%"), ("_", r"\_"), ("±", r"$\pm$")): caption = caption.replace(a, b)
     return style.to_latex(hrules=True, caption=caption)
 

@@ -14,9 +14,8 @@ import pandas as pd
 from functools import cache
 from pathlib import Path
 from ..core import FdgnbError, atomic_write, root
-from ..federation.rounds import cores
 from ..runs.fit import folder_args
-from ..runs.metrics import POINTS, oracle_column, seconds, source_and_target, table, traffic, values
+from ..runs.metrics import oracle_column, seconds, source_and_target, table, traffic, values
 from ..runs.records import flops, plain, versions
 from ..runs.setup import Federation
 from ..models import n_parameters

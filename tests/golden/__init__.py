@@ -1,1 +1,1 @@
-"""Golden numbers: what well-known implementations make of a small fixed input, kept as numbers with source."""
+"""Golden numbers: what known implementations make of a small fixed input, kept as numbers with source."""

@@ -117,7 +117,7 @@ def played(algorithms, wrapped, options, x, y, rows, pool):
 
 def numbers(checkout):
     "{name: tensor}: the inputs and, of each case, what came out."
-    torchvision_models()                             # its import, where torchvision's compiled part is missing
+    torchvision_models()                           # its import, where torchvision's compiled part is missing
     sys.meta_path.insert(0, Absent())
     sys.path[0] = checkout                               # not this folder: this file has their package's name
     from fedbr import algorithms, algorithms_fed, networks

@@ -13,7 +13,8 @@ import torch
 
 warnings.filterwarnings("ignore")
 HERE, ROOT = Path(__file__).parent, Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-WORLD = dict(start=[.5, -1., 2.], centers=[[1., 0., -1.], [-2., 1., .5]], curvature=[[1., .5, 2.], [.3, 1., .7]],
+WORLD = dict(start=[.5, -1., 2.], centers=[[1., 0., -1.], [-2., 1., .5]],
+             curvature=[[1., .5, 2.], [.3, 1., .7]],
              steps=[2, 5], n=[30, 10], lr=.1)
 SOURCES = dict(
     fednova="JYWa/FedNova 47b4e09, distoptim/FedNova.py", flower="adap/flower fdef7af, flwr/server/strategy",
@@ -122,7 +123,7 @@ def arfl():
 
 
 def fedheal():
-    stubs = {"torchvision": MagicMock(), "utils": MagicMock(), "utils__conf": MagicMock(), "utils__util": MagicMock()}
+    stubs = {k: MagicMock() for k in ("torchvision", "utils", "utils__conf", "utils__util")}
     M = load("fedheal/models/utils/federated_model.py", **stubs).FederatedModel
     rounds = [[[1., .5, -.3], [.2, .4, -.1]], [[-1., .5, -.3], [.2, .4, .1]],
               [[1., .5, -.2], [.2, -.4, -.1]], [[-2., .1, -.3], [.2, .4, -.1]]]
@@ -166,7 +167,7 @@ def part_of(path, start, end, **space):
 
 
 def feddyn():
-    "Three rounds of a linear classifier, two of three clients in each but the first; batches hold all samples."
+    "Three rounds of a linear classifier, two of three clients in each but the first; whole batches."
     unused = ("torchvision", "torchvision.transforms", "torchvision.models", "LEAF", "LEAF.utils_eval",
               "LEAF.utils_eval.language_utils", "LEAF.utils_eval.model_utils")
     for name in unused: sys.modules[name] = MagicMock(__all__=[])
@@ -208,7 +209,7 @@ def groupdro():
     GroupDRO = part_of("domainbed/domainbed/algorithms.py", "class GroupDRO(ERM)", "class MLDG(ERM)",
                        ERM=object, torch=torch, F=torch.nn.functional)["GroupDRO"]
     g, eta, made = torch.Generator().manual_seed(0), .7, []
-    logits = 2*torch.randn(4, 3, 5, 3, generator=g)                          # rounds, clients, samples, classes
+    logits = 2*torch.randn(4, 3, 5, 3, generator=g)                        # rounds, clients, samples, classes
     y = torch.randint(3, (3, 5), generator=g)
     fake = types.SimpleNamespace(q=torch.Tensor(), hparams=dict(groupdro_eta=eta), predict=lambda x: x,
                                  optimizer=MagicMock())

@@ -116,7 +116,8 @@ def rounds_of(cls, g, made, **hyper):
     s = Settings(lr=g["lr"], local_steps=g["steps"], batch_size=6)
     server = Server({k: v.clone() for k, v in net.state_dict().items()}, "012", s, net=Linear(g["start"]))
     method.setup(server)
-    clients = [Client(k, dict(train=(exact(x), torch.tensor(y))), s) for k, x, y in zip("012", g["x"], g["y"])]
+    data = zip("012", g["x"], g["y"])
+    clients = [Client(k, dict(train=(exact(x), torch.tensor(y))), s) for k, x, y in data]
     for r, (who, want) in enumerate(zip(g["who"], made["models"])):
         start = dict(server.model)
         taking = [clients[i] for i in who]
@@ -160,7 +161,8 @@ REPLAY = dict(fednova=fednova, fedcm=fedcm, arfl=arfl, fedheal=fedheal, groupdro
               fedadam=lambda *a: server_step(drift.FedAdam, *a),
               fedyogi=lambda *a: server_step(drift.FedYogi, *a),
               fedadagrad=lambda *a: server_step(drift.FedAdagrad, *a),
-              fedsam=lambda *a: ascent(sharpness.FedSAM, *a), fedasam=lambda *a: ascent(sharpness.FedASAM, *a))
+              fedsam=lambda *a: ascent(sharpness.FedSAM, *a),
+              fedasam=lambda *a: ascent(sharpness.FedASAM, *a))
 
 
 def compare(key):
