@@ -10,6 +10,7 @@ from fdgnb.runs.setup import Federation
 from fdgnb.tables.ledger import DEFAULT, Records, counts, fits, ledger, plan_of
 from fdgnb.tables.overview import published
 from fdgnb.tables.paper import Sheet, common_runs, filled, missing_runs, report, rows_of
+from conftest import run
 from test_reports import papermill
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,34 @@ def test_an_average_needs_every_target(tmp_path):
     made = [record(t, s, v/100) for t, v in zip(DOMAINS, (52.9, 37.5, 28.7, 22.5)) for s in range(3)]
     line = booked(tmp_path, made).loc["avg"]
     assert line.state == "reproduced" and line.ours == pytest.approx(35.4)
+
+
+def begun(target, seed, value, rounds):
+    "A record of the first rounds of such a run."
+    rec = record(target, seed, value)
+    return sealed(rec | dict(args=rec["args"] | dict(rounds=rounds), rounds=rounds))
+
+
+def test_first_rounds_bound_a_maximum_from_below(tmp_path):
+    "Above what is allowed they decide, also an average; a longer run counts in place of a shorter one."
+    made = [begun(t, s, v, 12) for t, v in zip(DOMAINS, (.50, .37, .60, .40)) for s in range(3)]
+    book = booked(tmp_path, made + [begun("amazon", s, .60, 20) for s in range(3)])
+    assert book.state.to_dict() == dict(amazon="not reproduced", caltech="not run", dslr="not reproduced",
+                                        webcam="not reproduced", avg="not reproduced")
+    assert "at least +7.10 after 20 rounds (n = 3), allowed 1.12" in book.loc["amazon", "why"]
+    assert "at least +13.85 after 12 rounds" in book.loc["avg", "why"] and (book.n == 0).all()
+    two = booked(tmp_path/"two", [begun("dslr", s, .6, 12) for s in range(2)])
+    assert (two.state == "not run").all()
+
+
+def test_fedkas_first_rounds_are_a_shorter_run_with_a_flatter_ramp(tiny):
+    "What the bounds rest on: two rounds of four, gamma half as steep, loss for loss."
+    at = dict(eval_every=1, target_samples=64, votes=64, mmd_batch=16)
+    long, short = run("fedka", tiny, rounds=4, **at), run("fedka", tiny, rounds=2, gamma=2.5, **at)
+    wanted = "round <= 2 and metric == 'loss' and point == 'training'"
+    first = lambda r: r.history.query(wanted)["value"].tolist()
+    assert len(first(short)) >= 2 and first(long) == pytest.approx(first(short), abs=1e-5)
+    assert first(run("fedka", tiny, rounds=2, **at)) != pytest.approx(first(short), abs=1e-5)
 
 
 @pytest.mark.parametrize("other", [dict(lr=.01), dict(limit=100), dict(partition=["lda", 10, .1])])

@@ -29,8 +29,8 @@ from ..runs.fit import fit
 from ..runs.plots import colors, styled
 from ..runs.protocols import SCALES
 from ..runs.setup import arguments
-from .ledger import HOURS, Records, called, first_of, fits, needs, net_of, ours, plan_of
-from .ledger import SEEDS, short_of, spread, targets_in, tolerance
+from .ledger import HOURS, Records, bounds, called, first_of, fits, judged, needs, net_of, ours
+from .ledger import plan_of, short_of, spread, targets_in
 from .overview import ROWS, published
 
 # %% ../../nbs/tables/05_paper.ipynb #fbb378c7
@@ -111,16 +111,22 @@ def runs_of(lines, scale="smoke", seeds=range(3), most=None):
 
 # %% ../../nbs/tables/05_paper.ipynb #02f2d339
 def filled(lines, records, scale):
-    "Printed rows with ours, sd, n, difference, mark (within tolerance; at scale paper alone), why (blank)."
+    """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank).
+
+    At scale paper alone: mark, and least, the mean of bounds below where those decide (see the ledger)."""
     out = []
     for r in lines.itertuples(index=False):
         values, printed = ours(r, records, scale), float(r.mean) if r.mean != "" else np.nan
-        mean = float(np.mean(values)) if values else np.nan
-        judged = scale == "paper" and len(values) >= SEEDS and printed == printed
-        mark = ("yes" if abs(mean - printed) <= tolerance(r) else "no") if judged else ""
+        mean, least = float(np.mean(values)) if values else np.nan, np.nan
         lacks = short_of(r.paper, r.table, r.method, r.dataset, r.backbone, r.metric) or [HOURS]
-        out.append(dict(ours=mean, sd=spread(values), n=len(values), difference=mean - printed, mark=mark,
-                        why="" if values else "; ".join(lacks)))
+        state, why = "not run", "" if values else "; ".join(lacks)
+        if scale == "paper" and printed == printed:
+            below, after = bounds(r, records)
+            state, _ = judged(r, values, below, after)
+            if state != "not run" and not values: least, why = float(np.mean(below)), ""
+        mark = {"reproduced": "yes", "not reproduced": "no"}.get(state, "")
+        out.append(dict(ours=mean, sd=spread(values), n=len(values), difference=mean - printed, least=least,
+                        mark=mark, why=why))
     return pd.concat([lines.reset_index(drop=True), pd.DataFrame(out, index=range(len(out)))], axis=1)
 
 
@@ -142,8 +148,9 @@ def digits_of(lines):
 
 
 def in_cell(r, digits, letters, signs):
-    "'ours / printed (difference mark)', or '– / printed [a]'."
+    "'ours / printed (difference mark)', '≥ ours / printed (mark)', or '– / printed [a]'."
     own, printed = pair(r.ours, r.sd, digits), pair(r.mean, r.std, digits) or "–"
+    if r.least == r.least: return f"≥ {pair(r.least, '', digits)} / {printed} ({signs[r.mark].strip()})"
     if not own: return f"– / {printed} [{letters[r.why]}]"
     gap = f" ({r.difference:+.{digits}f}{signs[r.mark]})" if r.difference == r.difference else ""
     return f"{own} / {printed}{gap}"
@@ -164,7 +171,7 @@ def in_words(lines, signs):
 
 def escaped(text):
     "A text for LaTeX."
-    for plain, tex in {"_": r"\_", "%": r"\%", "&": r"\&", "±": r"$\pm$", "–": "--"}.items():
+    for plain, tex in {"_": r"\_", "%": r"\%", "&": r"\&", "±": r"$\pm$", "–": "--", "≥": r"$\geq$"}.items():
         text = text.replace(plain, tex)
     return text
 
