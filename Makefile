@@ -46,7 +46,7 @@ text: .venv/text
 # everything CI checks; the pages that run longest begin first, the tests are shared out between two processes
 test: install text
 	$(BIN)/python tests/clean.py
-	cd nbs && nbdev_test --n_workers 2
+	cd nbs && nbdev_test --n_workers 2 --timing
 	$(BIN)/python -m pytest -n 2
 
 # 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; fewer: make fuzz N=500;

@@ -1,4 +1,4 @@
-"""`make bench`: rounds beside hand-written loops and peers, evaluation, memory by number of clients, imports.
+"""`make bench`: rounds beside hand-written loops and peers, evaluation, memory by number of clients, imports, grids.
 
 Each competitor runs in a process of its own (bench/runner.py); they take turns, block by block, so that a
 busy machine slows all alike. Printed are the least and the median seconds per round, the ratios of both, and
@@ -223,3 +223,33 @@ def test_digits(benchmark, capsys):
     seconds = benchmark.stats.stats.max
     met = "met" if seconds <= 20 else "MISSED"
     show(capsys, [f"digits made in {seconds:.1f} s   goal at most 20   {met}"])
+
+
+def eight_runs(jobs, folder):
+    "Seconds of a process of its own for eight equal runs, so many at once."
+    code = f"""
+import time
+from fdgnb.experiments.execution import run
+from fdgnb.experiments.grid import grid
+g = grid("fedavg", "digits", "blended", range(8), 3, limit=300)
+start = time.perf_counter()
+done = run(g, r"{folder}/store", {jobs}, r"{folder}/work", progress=False)
+assert (done.state == "done").all()
+print(time.perf_counter() - start)
+"""
+    env = os.environ | dict(OMP_NUM_THREADS="1")
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+    return float(out.stdout.split()[-1])
+
+
+def test_grid(benchmark, capsys, tmp_path):
+    "Eight equal runs by two workers over one worker, one torch thread each."
+    times, before = {1: [], 2: []}, load()
+    def turn():
+        for jobs in times: times[jobs].append(eight_runs(jobs, tmp_path/f"{jobs}-{len(times[jobs])}"))
+    benchmark.pedantic(turn, rounds=3)
+    parts = [b/a for a, b in zip(times[1], times[2])]
+    met = "met" if statistics.median(parts) <= .6 else "MISSED"
+    show(capsys, [f"eight runs: one worker {statistics.median(times[1]):.1f} s, two "
+                  f"{statistics.median(times[2]):.1f} s, paired {statistics.median(parts):.2f}   "
+                  f"goal at most .60   {met}   {before} before"])

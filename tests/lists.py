@@ -1,16 +1,22 @@
-"""The lists of methods in README.md and nbs/index.ipynb: `python tests/lists.py` writes them anew."""
+"""What README.md and nbs/index.ipynb list: `python tests/lists.py` writes the methods and the results anew."""
 import itertools, json
 from pathlib import Path
+from fdgnb.experiments.statistics import table
 from fdgnb.federation.compose import METHODS
+from fdgnb.tables.ledger import Records, counts, ledger
 from fdgnb.tables.overview import home
+from fdgnb.tables.paper import common_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {"README.md": "nbs/", "nbs/index.ipynb": ""}                # file -> what is before a page's path
-BEGIN, END = "<!-- methods: tests/lists.py -->", "<!-- end -->"
+BEGIN, RESULTS, END = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.py -->", "<!-- end -->"
+SHOWN = "digits, held-out domains, scale cpu, 12 rounds, cnn2"
+COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p seeds {} -p rounds 12 -p scale cpu '
+           "-p store reports/records")
 
 
 def lines(prefix):
-    "The list, a line per page."
+    "The list of methods, a line per page."
     page = lambda key: home(key)
     for path, keys in itertools.groupby(sorted(METHODS.names(), key=lambda k: (page(k), k)), page):
         stem = Path(path).stem.split("_", 1)[1]
@@ -18,8 +24,32 @@ def lines(prefix):
 
 
 def listed(file):
-    "The list as it stands in a file."
+    "The list of methods as it stands in a file."
     return "\n".join([BEGIN, *lines(FILES[file]), END])
+
+
+def shown(records):
+    "The main comparison: its table, on what and how long it ran, by which command; [] before there is one."
+    runs = common_runs(records).get(SHOWN)
+    if runs is None: return
+    names, made = ", ".join(dict.fromkeys(runs.method)), list(runs.record)
+    hours = sum(r["seconds"]["total"] for r in made)/3600
+    yield table(runs).to_markdown()
+    yield f"*{SHOWN}*: {len(made)} runs, {hours:.1f} hours of one thread each on {made[0]['hardware']}, by\n"
+    yield "    " + COMMAND.format(names, runs.seed.nunique()) + "\n"
+
+
+def ledger_line(records):
+    "The counts of the ledger, in words."
+    c = counts(ledger(records)).loc["all"]
+    few = "; ".join(f"{c[k]:,} {k}" for k in ("reproduced", "not reproduced", "not run"))
+    return f"Of the {c.numbers:,} numbers that the papers print ([ledger](reports/ledger.csv)): {few}."
+
+
+def results():
+    "The results as they stand in README.md."
+    records = Records()
+    return "\n".join([RESULTS, *shown(records), ledger_line(records), END])
 
 
 def text_of(file):
@@ -28,16 +58,18 @@ def text_of(file):
     return "\n\n".join("".join(c["source"]) for c in json.loads(text)["cells"]) if "{" == text[0] else text
 
 
-def rewritten(file, text):
-    "A text with the list between its marks."
-    before, rest = text.split(BEGIN)
-    return before + listed(file) + rest.split(END)[1]
+def rewritten(text, begin, new):
+    "A text with something new between its marks."
+    before, rest = text.split(begin)
+    return before + new + rest.split(END, 1)[1]
 
 
 if __name__ == "__main__":
-    (ROOT/"README.md").write_text(rewritten("README.md", text_of("README.md")))
+    readme = rewritten(text_of("README.md"), BEGIN, listed("README.md"))
+    (ROOT/"README.md").write_text(rewritten(readme, RESULTS, results()))
     page = ROOT/"nbs/index.ipynb"
     nb = json.loads(page.read_text())
     cell, = (c for c in nb["cells"] if BEGIN in "".join(c["source"]))
-    cell["source"] = rewritten("nbs/index.ipynb", "".join(cell["source"])).splitlines(keepends=True)
+    new = rewritten("".join(cell["source"]), BEGIN, listed("nbs/index.ipynb"))
+    cell["source"] = new.splitlines(keepends=True)
     page.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + "\n")

@@ -185,10 +185,11 @@ def test_the_same_in_all_versions_of_python():
 def test_where_the_package_lies_does_not_matter(tmp_path):
     "A copy in another folder, with comments and docstrings changed, has the same digest; edited, another."
     shutil.copytree(ROOT/"fdgnb", tmp_path/"fdgnb", ignore=shutil.ignore_patterns("__pycache__"))
-    script = ("import fdgnb, json; from fdgnb.runs.fit import folder_args\n"
+    script = ("import fdgnb, json, torch; from fdgnb.runs.fit import folder_args\n"
               "from fdgnb.runs.setup import Federation\n"
-              "d = fdgnb.get_dataset('digits')\n"
-              "print(json.dumps(folder_args(Federation('fedavg', d, 'blended', 1))['code']))")
+              "x, y = torch.zeros(20, 3, 28, 28, dtype=torch.uint8), torch.arange(20) % 2\n"
+              "d = fdgnb.Dataset('d', {k: fdgnb.Domain(k, x, y) for k in 'abc'}, list('01'))\n"
+              "print(json.dumps(folder_args(Federation('fedavg', d, 'a', 1, backbone='cnn2'))['code']))")
     def digests(where):
         p = subprocess.run([sys.executable, "-c", script], cwd=where, capture_output=True, text=True,
                            env={**__import__("os").environ, "PYTHONPATH": str(where)})

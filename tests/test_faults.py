@@ -211,9 +211,9 @@ def test_no_broad_except():
     assert not {k: n for k, n in found.items() if n > BROAD.get(k, 0)}
 
 
-@pytest.mark.parametrize("where", ["fdgnb.runs.setup.data_digest", "fdgnb.runs.setup.targets_of",
-                                   "fdgnb.settings.fitter", "fdgnb.runs.fit.same_args"])
-@pytest.mark.parametrize("bug", [TypeError, KeyError, ValueError, RuntimeError])
+@pytest.mark.parametrize("where, bug", {
+    "fdgnb.runs.setup.data_digest": TypeError, "fdgnb.runs.setup.targets_of": KeyError,
+    "fdgnb.settings.fitter": ValueError, "fdgnb.runs.fit.same_args": RuntimeError}.items())
 def test_a_bug_of_our_own_gives_its_traceback(where, bug, small, tmp_path, monkeypatch):
     "A planted bug comes out as what it is, and not as bad input."
     run("fedavg", small, rounds=1, out=tmp_path)

@@ -77,6 +77,15 @@ def test_bfloat16(key, small):
     assert all(v.isfinite().all() and v.dtype == torch.float32 for v in floats)
 
 
+@each
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_gives_finite_and_repeatable_results(key, small):
+    one, two = (short(key, small, device="cuda").model.state_dict() for _ in range(2))
+    for k, v in one.items():
+        assert v.isfinite().all(), k
+        assert torch.allclose(v.float(), two[k].float(), rtol=1e-4, atol=1e-5), k
+
+
 # ---- no two keys are one
 
 SAME = {                                                # keys of one digest -> why they agree here

@@ -8,7 +8,7 @@ from fdgnb.runs.records import flops
 from fdgnb.runs.setup import arguments
 from fdgnb.federation.compose import method_class
 from fdgnb.tables.overview import LEFT, home, is_personal, key_of, published, row_map, row_run, trial
-from lists import FILES, listed, text_of
+from lists import FILES, listed, results, text_of
 from pairs import outcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +79,10 @@ def test_rows_with_hyper_parameters_run_a_round(row):
 @pytest.mark.parametrize("file", FILES)
 def test_lists_of_methods_are_those_of_the_registry(file):
     assert listed(file) in text_of(file), "python tests/lists.py writes them"
+
+
+def test_the_readme_shows_the_records_on_file():
+    assert results() in text_of("README.md"), "python tests/lists.py writes them"
 
 
 def test_every_page_of_the_registry_is_there():

@@ -41,8 +41,6 @@ def test_the_tables_on_file_are_made_of_the_runs_on_file(tmp_path):
         assert (tmp_path/name).read_text() == FIDELITY.with_name(name).read_text()
 
 
-@pytest.mark.xfail(strict=True, reason="the report on file is older than the switches mended in November "
-                   "2026: it has to be made again; then this mark goes")
 @pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
 def test_the_report_on_file_has_every_difference():
     "A switch that was added or renamed since makes the report stale."
