@@ -1,4 +1,4 @@
-"""`make bench`: rounds beside hand-written loops and peers, evaluation, memory by number of clients, imports, grids.
+"""`make bench`: rounds beside hand-written loops and peers, evaluation, memory, imports, grids.
 
 Each competitor runs in a process of its own (bench/runner.py); they take turns, block by block, so that a
 busy machine slows all alike. Printed are the least and the median seconds per round, the ratios of both, and

@@ -1,4 +1,4 @@
-"""What README.md and nbs/index.ipynb list: `python tests/lists.py` writes the methods and the results anew."""
+"""What README.md and nbs/index.ipynb list: `python tests/lists.py` writes methods and results anew."""
 import itertools, json
 from pathlib import Path
 from fdgnb.experiments.statistics import table
@@ -9,7 +9,8 @@ from fdgnb.tables.paper import common_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {"README.md": "nbs/", "nbs/index.ipynb": ""}                # file -> what is before a page's path
-BEGIN, RESULTS, END = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.py -->", "<!-- end -->"
+BEGIN, RESULTS = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.py -->"
+END = "<!-- end -->"
 SHOWN = "digits, held-out domains, scale cpu, 12 rounds, cnn2"
 COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p seeds {} -p rounds 12 -p scale cpu '
            "-p store reports/records")
