@@ -35,16 +35,21 @@ def shown(records):
     if runs is None: return
     names, made = ", ".join(dict.fromkeys(runs.method)), list(runs.record)
     hours = sum(r["seconds"]["total"] for r in made)/3600
+    on = " and ".join(sorted({r["hardware"] for r in made}))
     yield table(runs).to_markdown()
-    yield f"*{SHOWN}*: {len(made)} runs, {hours:.1f} hours of one thread each on {made[0]['hardware']}, by\n"
+    yield (f"*{SHOWN}*: {len(made)} runs, {hours:.1f} hours in all of one process, other work beside it, "
+           f"on {on}; by\n")
     yield "    " + COMMAND.format(names, runs.seed.nunique()) + "\n"
 
 
 def ledger_line(records):
     "The counts of the ledger, in words."
-    c = counts(ledger(records)).loc["all"]
+    book = ledger(records)
+    c, early = counts(book).loc["all"], int(book.at_least.notna().sum())
     few = "; ".join(f"{c[k]:,} {k}" for k in ("reproduced", "not reproduced", "not run"))
-    return f"Of the {c.numbers:,} numbers that the papers print ([ledger](reports/ledger.csv)): {few}."
+    said = f"Of the {c.numbers:,} numbers that the papers print ([ledger](reports/ledger.csv)): {few}."
+    return said + (f" {early} of those not reproduced were decided by the first rounds of runs, which can "
+                   "show a number to be too low and nothing else.")*bool(early)
 
 
 def results():

@@ -11,11 +11,15 @@ import fdgnb
 from digests import data
 from fdgnb.core import FdgnbError
 from fdgnb.federation.compose import METHODS, hyper_names, method_class
+from fdgnb.runs.setup import Federation
 
 REASONS = {                                             # why a sum may be refused -> how the refusal reads
     "one of them contains the other": r"'[\w+]+' cannot be combined: '\w+' already contains '\w+'",
     "they share a part": r"'[\w+]+' cannot be combined: '\w+' is in it twice",
     "both replace the same hook": r"'\w+' and '\w+' cannot be combined: both replace the hook '\w+'",
+    "no layer to drop units of": r"feddrop: \w+ has no fully connected hidden layer",
+    "to be written the other way round": r"fedsr: it changes the features that a discriminator reads: "
+                                         r"write fedsr first",
 }
 LIGHT = dict(vhl_n=64, mmd_batch=8, votes=16, samples=16, target_samples=16, S=8)   # where a method has them
 TINY = dict(target="t", rounds=1, seed=3, lr=.01, batch_size=8, local_steps=1, eval_every=0, workers=1,
@@ -39,15 +43,19 @@ def outcome(key, **given):
     "'' where a method runs a round with finite weights, else the reason for which it is refused."
     try: method_class(key)
     except FdgnbError as e: return reason(e)
-    run = fdgnb.fit(key, data(n=12), **TINY | light(key) | given)
+    small, given = data(n=12), TINY | light(key) | given
+    try: Federation(key, small, **{k: v for k, v in given.items() if k not in ("workers", "progress")})
+    except FdgnbError as e: return reason(e)                                # before anything is trained
+    run = fdgnb.fit(key, small, **given)
     state = run.model.state_dict()
     assert all(torch.isfinite(v).all() for v in state.values() if v.is_floating_point()), "not finite"
     return ""
 
 
-def pairs(only=""):
-    "All pairs of registered methods, or those with one of them."
-    return [f"{a}+{b}" for a, b in itertools.combinations(METHODS.names(), 2) if only in ("", a, b)]
+def pairs(only="", back=False):
+    "All pairs of registered methods, or those with one of them; back: written the other way round."
+    found = [p for p in itertools.combinations(METHODS.names(), 2) if only in ("", *p)]
+    return ["+".join(p[::-1] if back else p) for p in found]
 
 
 def tried(key):
@@ -61,9 +69,11 @@ if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("only", nargs="?", default="", help="pairs with this method only")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
+    p.add_argument("--back", action="store_true", help="every pair written the other way round")
     a = p.parse_args()
     count, bad = collections.Counter(), []
-    for key, why, failed in Parallel(a.jobs, return_as="generator")(map(delayed(tried), pairs(a.only))):
+    pool = Parallel(a.jobs, return_as="generator")
+    for key, why, failed in pool(map(delayed(tried), pairs(a.only, a.back))):
         count["FAILED" if failed else why or "ran a round"] += 1
         if failed: bad.append(key)
         if why: print(f"{key:28} {why}", flush=True)

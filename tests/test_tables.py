@@ -77,6 +77,10 @@ def test_first_rounds_bound_a_maximum_from_below(tmp_path):
     assert "at least +13.85 after 12 rounds" in book.loc["avg", "why"] and (book.n == 0).all()
     two = booked(tmp_path/"two", [begun("dslr", s, .6, 12) for s in range(2)])
     assert (two.state == "not run").all()
+    mixed = booked(tmp_path/"mixed", [begun("dslr", s, v, 12) for s, v in enumerate((.30, .30, .40))])
+    assert (mixed.state == "not run").all()                                 # one alone lies far above
+    one = [record("amazon", 0, .535)] + [begun("amazon", s, .58, 12) for s in (1, 2)]
+    assert (booked(tmp_path/"one", one).state == "not run").all()
 
 
 def test_fedkas_first_rounds_are_a_shorter_run_with_a_flatter_ramp(tiny):
@@ -89,14 +93,22 @@ def test_fedkas_first_rounds_are_a_shorter_run_with_a_flatter_ramp(tiny):
     assert first(run("fedka", tiny, rounds=2, **at)) != pytest.approx(first(short), abs=1e-5)
 
 
+def test_the_ledger_on_file_is_of_the_records_on_file():
+    file = pd.read_csv(ROOT/"reports"/"ledger.csv", keep_default_na=False)
+    assert file[["state", "why"]].equals(ledger()[["state", "why"]]), "execute tables/10_ledger into reports"
+
+
 @pytest.mark.parametrize("other", [dict(lr=.01), dict(limit=100), dict(partition=["lda", 10, .1])])
 def test_a_run_with_another_setting_never_counts(tmp_path, other):
     assert (booked(tmp_path, [record("amazon", s, .529, **other) for s in range(3)]).state == "not run").all()
 
 
-def test_how_often_a_run_was_evaluated_is_free(tmp_path):
-    made = [record("amazon", s, .529, eval_every=5) for s in range(3)]
-    assert booked(tmp_path, made).loc["amazon", "state"] == "reproduced"
+def test_a_maximum_over_some_of_the_rounds_is_a_bound_only(tmp_path):
+    at = dict(amazon=.529, caltech=.40)
+    made = [record(t, s, v, eval_every=5) for t, v in at.items() for s in range(3)]
+    book = booked(tmp_path, made)
+    assert book.loc["amazon", "state"] == "not run" and book.loc["caltech", "state"] == "not reproduced"
+    assert book.loc["caltech", "at_least"] == pytest.approx(40.) and (book.n == 0).all()
 
 
 def test_a_smaller_scale_stands_beside_and_never_counts(tmp_path):
@@ -110,6 +122,13 @@ def test_codes_are_not_mixed(tmp_path):
     third = sealed(record("amazon", 2, .529) | dict(code="new"))
     made = [*(record("amazon", s, .529) for s in range(2)), third]
     assert booked(tmp_path, made).loc["amazon", "state"] == "not run"
+    new = lambda t, s, v: sealed(record(t, s, v) | dict(code="new", made="2026"))
+    right = [(new if t in ("dslr", "webcam") else record)(t, s, v/100)
+             for t, v in zip(DOMAINS, (52.9, 37.5, 28.7, 22.5)) for s in range(3)]
+    book = booked(tmp_path/"avg", right)
+    assert book.drop("avg").state.eq("reproduced").all() and book.loc["avg", "state"] == "not run"
+    both = [record("amazon", s, .7) for s in range(4)] + [new("amazon", s, .529) for s in range(3)]
+    assert booked(tmp_path/"both", both).loc["amazon", "state"] == "reproduced"       # the newer code's
 
 
 @pytest.mark.skipif(not DATASETS.get("office_caltech10").info["available"](), reason="the data are not here")
@@ -156,13 +175,14 @@ def test_a_papers_notebook_of_an_empty_store(tmp_path):
 
 
 def test_our_own_runs_are_parted_by_setting(tmp_path):
-    def common(method, seed, rounds, lr=.01):
-        fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr)
+    def common(method, seed, rounds, lr=.01, **own):
+        fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr,
+                         **own)
         return sealed(dict(format=FORMAT, args=fed.args(), code="c", domains=list(fed.data.domains)))
     for r in (common("fedavg", 0, 2), common("fedavg", 1, 2), common("fedprox", 0, 2), common("fedavg", 0, 3),
-              common("fedavg", 0, 2, .1)): Store(tmp_path).put(r)
+              common("fedavg", 0, 2, .1), common("fedavg", 1, 2, momentum=.5)): Store(tmp_path).put(r)
     groups = common_runs(Records(tmp_path))
     labels = [sorted(g.label) for g in groups.values()]
-    assert labels == [["fedavg", "fedavg", "fedavg (tuned)", "fedprox"], ["fedavg"]]
+    assert labels == [["fedavg", "fedavg", "fedavg (tuned)", "fedavg (tuned)", "fedprox"], ["fedavg"]]
     first = next(iter(groups.values()))
     assert len(missing_runs(first, ["fedavg", "fedprox"], 2)) == 2*5*2 - 3

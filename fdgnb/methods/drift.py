@@ -68,7 +68,8 @@ def mean_gradient(model, client):
 
 
 def mean_of(method, server, uploads, tag):
-    "Mean of the uploads' parts under a tag, with the weights of the average."
+    "Mean of the uploads' parts under a tag, with the weights of the average, decided first where need be."
+    if hasattr(method, "decide"): method.decide(server, uploads)
     w = [method.weight(server, k, u) for k, u in uploads]
     parts = [scale(part(u, tag), v/sum(w)) for (_, u), v in zip(uploads, w)]
     return {k: sum(q[k] for q in parts) for k in parts[0]}
@@ -159,7 +160,8 @@ class FedNova(Anchored):
         a = step_reach(client.scratch["steps"], client.settings.momentum, client.lr*self.h.mu)
         return super().upload(model, client) | {"scalars.fednova.a": scalar(a)}
     def aggregate(self, server, uploads):
-        old, names = server.model, [k for k, _ in server.net.named_parameters()]
+        old, known = server.model, [k for k, _ in server.net.named_parameters()]
+        names = [k for k in known if all(f"model.{k}" in u for _, u in uploads)]
         effective = float(mean_of(self, server, uploads, "scalars.fednova")["a"])
         share = [effective/(float(u["scalars.fednova.a"]) or 1.) for _, u in uploads]
         super().aggregate(server, [(k, stretched(u, old, names, s)) for (k, u), s in zip(uploads, share)])

@@ -20,8 +20,13 @@ DENSE = nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Dropout, Dropout, nn.Identity
 
 
 def hidden_units(model):
-    "[(names of the layers whose rows are hidden units, name of the linear layer that reads them)]."
-    leaves, end = [(n, m) for n, m in model.named_modules() if not len(list(m.children()))], []
+    """[(names of the layers whose rows are hidden units, name of the linear layer that reads them)].
+
+    Of the network itself: features and head, where it has these, without what a method put beside them."""
+    own = [n for n, _ in model.named_children() if n in ("features", "head")]
+    mine = lambda n: not own or n.split(".")[0] in own
+    leaves = [(n, m) for n, m in model.named_modules() if not len(list(m.children())) and mine(n)]
+    end = []
     while leaves and isinstance(leaves[-1][1], DENSE): end.insert(0, leaves.pop())
     at = [i for i, (_, m) in enumerate(end) if isinstance(m, nn.Linear)]
     rows = lambda i, j: [n for n, m in end[i:j] if isinstance(m, (nn.Linear, nn.BatchNorm1d))]

@@ -11,7 +11,7 @@ __all__ = ['discriminator', 'own_copy', 'learn', 'DANN', 'kl_normal', 'Gaussian'
 import torch
 import torch.nn.functional as F
 from torch import nn
-from ..core import seeded
+from ..core import FdgnbError, seeded
 from ..models import Dropout, chain, outputs_of
 from ..settings import hp, switch, variant
 from ..vectors import part, scalar, tagged
@@ -132,6 +132,8 @@ class FedSR(Method):
 
     def build(self, model):
         model, dim = super().build(model), self.h.z_dim
+        if hasattr(model, "discriminator"):
+            raise FdgnbError("fedsr: it changes the features that a discriminator reads: write fedsr first")
         model.features = Gaussian(model.features, model.feature_dim, dim)
         model.head, model.reference = nn.Linear(dim, model.n_classes), Reference(model.n_classes, dim)
         model.feature_dim = dim
@@ -143,7 +145,8 @@ class FedSR(Method):
         if kept: model.reference.load_state_dict(kept)
 
     def loss(self, model, x, y, client):
-        with outputs_of(model.features.code) as code, outputs_of(model.features) as z:
+        encoder = next(m for m in model.modules() if isinstance(m, Gaussian))
+        with outputs_of(encoder.code) as code, outputs_of(model.features) as z:
             loss = super().loss(model, x, y, client)
         r, hard = model.reference, y if y.ndim == 1 else y.argmax(1)
         mu, sigma = (v*r.C if self.h.scaled else v for v in moments(code[0]))

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FILES', 'center', 'amplitudes', 'with_amplitudes', 'images_only', 'channel_style', 'with_style', 'pooled_style',
            'gathered', 'still_lacks', 'kept', 'banked', 'drawn', 'fast_weights', 'judged', 'ELCFS', 'AmplitudeNorm',
-           'HarmoFL', 'vgg_encoder', 'vgg_decoder', 'coder', 'unscaled', 'encoded', 'decoded', 'CCST', 'stages',
-           'changed', 'redrawn', 'over_clients', 'recorded', 'FedFA']
+           'mean_key', 'HarmoFL', 'vgg_encoder', 'vgg_decoder', 'coder', 'unscaled', 'encoded', 'decoded', 'CCST',
+           'stages', 'changed', 'redrawn', 'over_clients', 'recorded', 'FedFA']
 
 # %% ../../nbs/methods/15_style.ipynb #5717e004
 import functools
@@ -186,6 +186,11 @@ class AmplitudeNorm(nn.Module):
         super()._load_from_state_dict(state, prefix, *rest)
 
 # %% ../../nbs/methods/15_style.ipynb #5717e04a
+def mean_key(net):
+    "Where a payload holds the mean amplitude of a network's `AmplitudeNorm`; '' without one."
+    return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
+
+
 @method("harmofl")
 class HarmoFL(Method):
     "One amplitude for all images; gradients at perturbed weights."
@@ -197,7 +202,6 @@ class HarmoFL(Method):
                                     source="HarmoFL, Eq. 2 (not verified); its code: 0")
         harmo_alpha: float = hp(.05, "length of the perturbation; 0: none", low=0., source="HarmoFL's code")
         variant: str = variant()
-    MEAN = "model.features.harmofl.mean"
 
     def build(self, model):
         model = super().build(model)
@@ -213,7 +217,7 @@ class HarmoFL(Method):
     def gather(self, server, offers):
         super().gather(server, offers)
         means = torch.stack([payload["stats.harmofl.mean"] for _, payload in offers])
-        if self.h.harmo_norm: server.state[self.MEAN] = means.mean(0)
+        if self.h.harmo_norm: server.state[mean_key(server.net)] = means.mean(0)
 
     def step(self, model, x, y, client):
         if not self.h.harmo_alpha: return super().step(model, x, y, client)
@@ -228,7 +232,7 @@ class HarmoFL(Method):
         super().gradients(model, client)
 
     def upload(self, model, client):
-        return {k: v for k, v in super().upload(model, client).items() if k != self.MEAN}
+        return {k: v for k, v in super().upload(model, client).items() if k != mean_key(model)}
 
 # %% ../../nbs/methods/15_style.ipynb #5717e051
 FILES = "vgg_normalised.pth", "decoder.pth"
@@ -327,7 +331,8 @@ class CCST(banked("stats.ccst")):
         x, y = super().batch(x, y, client, rng)
         bank, a = client.scratch["stats.ccst"], self.h.ccst_alpha
         if not bank or not a: return x, y
-        view = client.scratch["ccst.view"].to(x.device)
+        anew = lambda: torch.randint(len(bank) + 1, (len(x),), generator=rng)       # others chose the samples
+        view = (client.scratch["ccst.view"] if "ccst.view" in client.scratch else anew()).to(x.device)
         z, style = encoded(x, self.h.ccst_space, client), drawn(bank, (view - 1).clamp(min=0), rng)
         new = decoded(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
         return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y

@@ -133,7 +133,7 @@ def groupdro(g, made):
     "Our weights of clients, and the loss they make, where DomainBed has them in each of its steps."
     rule, server = reweighting.GroupDRO(eta_q=g["eta"]), Server({"w": exact([0.])}, "012", net=vector([0.]))
     rule.setup(server)
-    for logits, want in zip(g["logits"], made["rounds"]):
+    for server.round, (logits, want) in enumerate(zip(g["logits"], made["rounds"])):
         losses = [nn.functional.cross_entropy(exact(x), torch.tensor(y)) for x, y in zip(logits, g["y"])]
         up = lambda v: {"model.w": v[None], "scalars.n": exact(1.), "scalars.reweighting.loss": v}
         rule.aggregate(server, [(k, up(v)) for k, v in zip("012", losses)])
