@@ -2,12 +2,14 @@
 
 Tests import the helpers: `from conftest import bits, run, slice_of, sized`; `small` and `tiny` are fixtures.
 """
-import dataclasses, inspect, os, subprocess, sys
+import dataclasses, inspect, os, signal, subprocess, sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CI", "1")
 import pytest
 import torch
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:            # as for what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)     # else no process of a test could be interrupted
 import fdgnb
 from fdgnb.federation.toys import slice_of
 from fdgnb.vectors import digest
