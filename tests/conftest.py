@@ -8,8 +8,8 @@ os.environ.setdefault("CI", "1")
 import pytest
 import torch
 torch.set_num_threads(1)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:            # as for what a shell starts in the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)     # else no process of a test could be interrupted
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:       # as for what a shell starts in the background:
+    signal.signal(signal.SIGINT, signal.default_int_handler)          # no process of a test could be stopped
 import fdgnb
 from fdgnb.federation.toys import slice_of
 from fdgnb.vectors import digest

@@ -30,7 +30,8 @@ def hidden_units(model):
     while leaves and isinstance(leaves[-1][1], DENSE): end.insert(0, leaves.pop())
     at = [i for i, (_, m) in enumerate(end) if isinstance(m, nn.Linear)]
     rows = lambda i, j: [n for n, m in end[i:j] if isinstance(m, (nn.Linear, nn.BatchNorm1d))]
-    return [(rows(i, j), end[j][0]) for i, j in zip(at, at[1:])]
+    read = lambda i, j: end[i][1].out_features == end[j][1].in_features
+    return [(rows(i, j), end[j][0]) for i, j in zip(at, at[1:]) if read(i, j)]
 
 # %% ../../nbs/methods/12_dropout.ipynb #drop0012
 def put_back(model, before, rows, reader, dropped):
