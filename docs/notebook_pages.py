@@ -93,22 +93,28 @@ def prose(cell, page, used=None):
     return dict(cell, source=text) if text.strip() else None
 
 
-def shown(output):
-    "An output for the site; None for a widget, which no page can show. Styled tables look like the others."
+def shown(output, page=ROOT/"page"):
+    """An output for the site; None for a widget, which no page can show. Styled tables look like the others.
+
+    Links of a table to notebooks lead to their pages: MyST does not touch what is HTML already."""
     data = output.get("data", {})
     if WIDGET in data: return None
     if "text/html" not in data: return output
     html = re.sub(r'<table id="T_', '<table class="dataframe" id="T_', "".join(data["text/html"]))
+    def to_page(m):
+        found, to = leads_to(m[1], page)
+        return m[0] if found is None else f'href="{to.replace(".ipynb", ".html")}"'
+    html = re.sub(r'href="([^"]+\.ipynb(?:#[^"]*)?)"', to_page, html)
     return dict(output, data=data | {"text/html": html})
 
 
 def is_picture(output): return any(k.startswith("image/") for k in output.get("data", {}))
 
 
-def code(cell):
+def code(cell, page=ROOT/"page"):
     "The cells that a code cell becomes: none, itself without its directives, or itself and its caption."
     named, source = directives(text_of(cell))
-    outputs = [o for o in map(shown, cell.get("outputs", [])) if o]
+    outputs = [o for o in (shown(o, page) for o in cell.get("outputs", [])) if o]
     if "hide" in named or not (source or outputs): return []
     caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
     metadata = {"tags": tags if source else [*tags, "remove-input"]}
@@ -146,7 +152,7 @@ def page_of(nb, page, modules=(), used=None):
     "A notebook as the site's source has it; `modules` have a page of reference each."
     cells = []
     for c in nb["cells"]:
-        if c["cell_type"] == "code": cells += code(c)
+        if c["cell_type"] == "code": cells += code(c, page)
         elif c["cell_type"] == "markdown": cells.append(prose(c, page, used))
     cells = [dict(c) for c in cells if c]
     title = next((c for c in cells if c["cell_type"] == "markdown" and text_of(c).startswith("# ")), None)
