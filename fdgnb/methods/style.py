@@ -232,7 +232,8 @@ class HarmoFL(Method):
         super().gradients(model, client)
 
     def upload(self, model, client):
-        return {k: v for k, v in super().upload(model, client).items() if k != mean_key(model)}
+        mean = mean_key(model)
+        return {k: v for k, v in super().upload(model, client).items() if k != mean}
 
 # %% ../../nbs/methods/15_style.ipynb #5717e051
 FILES = "vgg_normalised.pth", "decoder.pth"
