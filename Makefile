@@ -68,7 +68,7 @@ notebooks: install
 	  TQDM_DISABLE=1 jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace nbs/$$n.ipynb; done
 	nbdev_clean
 
-# any methods by targets by seeds, in a table and four pictures: make compare METHODS="fedavg fdse" SEEDS=2
+# any methods by targets by seeds, in a table and five pictures: make compare METHODS="fedavg fdse" SEEDS=2
 METHODS ?= fedavg fdse
 SEEDS ?= 2
 COMPARE ?= out/compare-$(subst $(eval ) ,-,$(subst +,_,$(METHODS)))-$(DATASET)

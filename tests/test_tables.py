@@ -9,7 +9,8 @@ from fdgnb.experiments.store import FORMAT, Store, sealed
 from fdgnb.runs.setup import Federation
 from fdgnb.tables.ledger import DEFAULT, Records, counts, fits, ledger, plan_of
 from fdgnb.tables.overview import published
-from fdgnb.tables.paper import Sheet, common_runs, filled, missing_runs, report, rows_of
+from fdgnb.tables.comparison import common_runs, missing_runs
+from fdgnb.tables.paper import Sheet, filled, report, rows_of
 from conftest import run
 from test_reports import papermill
 
@@ -174,15 +175,38 @@ def test_a_papers_notebook_of_an_empty_store(tmp_path):
     assert {"fdse_table4.md", "fdse_table4.tex"} <= {p.name for p in (tmp_path/"r").iterdir()}
 
 
+def common(method, seed, rounds, code="c", val=.5, lr=.01, **own):
+    "A record of a run under protocol common, its score .8 less the learning rate."
+    fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr,
+                     **own)
+    scores = dict(aggregated=dict(source_val=dict(target=.8 - lr)))
+    return sealed(dict(format=FORMAT, args=fed.args(), code=code, domains=list(fed.data.domains),
+                       scores=scores, best_val=val, made=code, samples={}))
+
+
 def test_our_own_runs_are_parted_by_setting(tmp_path):
-    def common(method, seed, rounds, lr=.01, **own):
-        fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr,
-                         **own)
-        return sealed(dict(format=FORMAT, args=fed.args(), code="c", domains=list(fed.data.domains)))
     for r in (common("fedavg", 0, 2), common("fedavg", 1, 2), common("fedprox", 0, 2), common("fedavg", 0, 3),
-              common("fedavg", 0, 2, .1), common("fedavg", 1, 2, momentum=.5)): Store(tmp_path).put(r)
-    groups = common_runs(Records(tmp_path))
+              common("fedavg", 0, 2, lr=.1), common("fedavg", 0, 2, limit=7)): Store(tmp_path).put(r)
+    groups, left = common_runs(Store(tmp_path))
     labels = [sorted(g.label) for g in groups.values()]
-    assert labels == [["fedavg", "fedavg", "fedavg (tuned)", "fedavg (tuned)", "fedprox"], ["fedavg"]]
+    assert labels == [["fedavg", "fedavg", "fedavg (tuned)", "fedprox"], ["fedavg"], ["fedavg"]] and not left
     first = next(iter(groups.values()))
     assert len(missing_runs(first, ["fedavg", "fedprox"], 2)) == 2*5*2 - 3
+    assert len(missing_runs(first[first.label == "fedavg (tuned)"], ["fedavg"], 1)) == 5
+
+
+def test_a_search_shows_the_trial_that_source_validation_chose(tmp_path):
+    "Not the newest, nor the one that is best on the target."
+    for lr, val in ((.02, .6), (.03, .9), (.04, .7)):
+        Store(tmp_path).put(common("fedavg", 0, 2, lr=lr, val=val))
+    groups, left = common_runs(Store(tmp_path))
+    runs, = groups.values()
+    assert [r["args"]["settings"]["lr"] for r in runs.record] == [.03] and left == [
+        "fedavg (tuned): other trials of a search (2)"]
+
+
+def test_codes_are_not_mixed_in_our_own_comparison(tmp_path):
+    for seed, code in ((0, "a"), (0, "b"), (1, "a")): Store(tmp_path).put(common("fedavg", seed, 2, code))
+    groups, left = common_runs(Store(tmp_path))
+    assert [(r["code"], r["args"]["seed"]) for g in groups.values() for r in g.record] == [("b", 0)]
+    assert left == ["fedavg: of older code (2)"]

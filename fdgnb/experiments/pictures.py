@@ -72,7 +72,7 @@ def cost_plot(costs):
 # %% ../../nbs/experiments/04_pictures.ipynb #344f454c
 @styled
 def choices_plot(table, marks):
-    "Accuracies of each label on a line. table: percent, label by choice; marks: {choice: (mark, color, name)}."
+    "Accuracies of each label on a line. table: percent, by choice; marks: {choice: (mark, color, name)}."
     import matplotlib.pyplot as plt
     fig, ax = plt.subplots(figsize=(6.4, max(2.2, .26*len(table) + 1.1)))
     rows = np.arange(len(table))[::-1]

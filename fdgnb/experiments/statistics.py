@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['paired_gain', 'by_target', 'chance', 'gain_of', 'whole_blocks', 'mean_ranks', 'in_columns', 'averages', 'cell_text',
            'largest', 'latex_of', 'Table', 'gain_text', 'caption_of', 'check_cells', 'table', 'deployed', 'cost_of',
-           'curves_of', 'avg_of', 'all_rules', 'all_points']
+           'curves_of', 'avg_of', 'all_rules', 'all_points', 'verdicts']
 
 # %% ../../nbs/experiments/05_statistics.ipynb #fb4d62ca
 import numpy as np
@@ -37,7 +37,7 @@ def by_target(differences):
 
 
 def chance(scores, base):
-    "p of Student's t that the mean of the targets' mean differences is zero; NaN where a target has one seed."
+    "p of Student's t that the mean of targets' mean differences is zero; NaN where a target has one seed."
     from scipy.stats import t as student
     groups = by_target(scores.iloc[:, 0] - base)
     if min(map(len, groups), default=0) < 2: return np.nan
@@ -125,9 +125,8 @@ class Table:
         return cell_text(m, s, n if n < self.n[column].max() else 0, digits)
 
     def best(self, column):
-        "The labels of the highest mean of a column, as it is printed, among those with all its seeds."
-        whole = self.n[column] == self.n[column].max()
-        return largest(self.mean.loc[whole, column].dropna())
+        "The labels of the highest mean of a column, as it is printed, among those with every column."
+        return largest(self.mean[column][self.mean.notna().all(axis=1)])
 
     def text(self, bold="**{}**", pm="±"):
         "The table as a DataFrame of texts, the best of a column in bold."
@@ -169,8 +168,8 @@ def caption_of(tidy, cells, how, gaps, results):
     out += f"; {how}; gain in points"
     out += ", with a 95 % bootstrap interval, paired within target and seed"*(n > 1)
     libraries = {r["versions"]["torch"] for r in results.record if r and "versions" in r}
-    out += (f"; {gaps} cells without a run: (n) marks a mean over fewer seeds, bold and rank are among methods "
-            "with every target, rank over the seeds that all of these have")*bool(gaps)
+    out += (f"; {gaps} cells without a run: (n) marks a mean over fewer seeds, bold and rank are of methods "
+            "with every target, ranks over the seeds that all of these have")*bool(gaps)
     return out + f"; torch {' and '.join(sorted(libraries))}"*(len(libraries) > 1)
 
 
@@ -192,8 +191,8 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
 
     rule: of metrics.RULES. point: aggregated, local or adapted. base: the label that gains are over.
     rows, columns: label, method, dataset or target; columns 'target' are the clients of in-domain runs.
-    A label whose runs are not all there has (n) at its means, no bold, and no gain. What a method does with
-    the target at test time is a row of its own in `deployed` results."""
+    A label whose runs are not all there has (n) at its means; one that lacks a column has no bold and no
+    gain. What a method does at test time is a row of its own in `deployed` results."""
     axes = "label", "method", "dataset", "target"
     for what, given, known in (("selection rule", rule, RULES), ("point", point, (*POINTS, "adapted")),
                                ("rows", rows, axes), ("columns", columns, axes)):
@@ -223,14 +222,14 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     said = caption_of(tidy, cells, f"rule {rule}, {point} model", int(wide.isna().to_numpy().sum()), results)
     return Table(*frames, extra, said, base)
 
-# %% ../../nbs/experiments/05_statistics.ipynb #99d1511e
+# %% ../../nbs/experiments/05_statistics.ipynb #99057a39
 def deployed(results):
-    "Results with one more line, 'label (adapted)', for each run whose method adapts the last model to the target."
+    "Results, and a line 'label (adapted)' for each run whose method adapts the last model to the target."
     of = lambda r: r["scores"].get("adapted", {}).get("last") if r else None
     more = results[[bool(of(r)) for r in results.record]]
     same = lambda r: r | dict(scores=dict(aggregated=dict.fromkeys(RULES, of(r))))
     more = more.assign(label=more.label + " (adapted)", record=[same(r) for r in more.record])
-    return pd.concat([results, more], ignore_index=True)
+    return pd.concat([results, more]).sort_index(kind="stable", ignore_index=True)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #7bd6a3a1
 def cost_of(results, of):
@@ -268,3 +267,18 @@ def all_points(results, **kw):
     aggregated: the server's model; local: mean over the clients' own models; adapted: to the target."""
     there = [p for p in (*POINTS, "adapted") if len(scores(results, "last", p))]
     return pd.DataFrame({p: avg_of(table(results, "last", p, **kw)) for p in there})
+
+# %% ../../nbs/experiments/05_statistics.ipynb #5f7c6e2d
+def verdicts(t, level=.05):
+    "A Markdown list of what beats a `Table`'s base, what does not, what loses: by p, corrected after Holm."
+    from statsmodels.stats.multitest import multipletests
+    g = t.extra.drop(index=t.base, errors="ignore")
+    tested = g.p.dropna()
+    sure = tested.index[multipletests(tested, level, "holm")[0]] if len(tested) else []
+    found = g.index.isin(sure)
+    kinds = {f"beats {t.base}": found & (g.gain > 0), f"is worse than {t.base}": found & (g.gain < 0),
+             "no difference shown": g.p.notna() & ~found, "one seed, so no test": g.p.isna() & g.gain.notna(),
+             "not all runs there": g.gain.isna()}
+    said = lambda m: f"{m} ({100*g.gain[m]:+.1f})" if g.gain[m] == g.gain[m] else m
+    lines = [f"* {k}: {', '.join(map(said, g.index[v]))}" for k, v in kinds.items() if v.any()]
+    return "\n".join(lines) or "Nothing to compare yet."

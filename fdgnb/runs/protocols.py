@@ -441,6 +441,7 @@ COMMON_TRAINING = (
     row("lr_drops", (.8,), "ours: as GA"),
     row("batch_size", 32, "ours"),
     row("client_weights", "samples", "ours: FedAvg's"),
+    row("momentum", 0., "its definition: control variates of plain SGD", method="scaffold"),
 )
 
 # %% ../../nbs/runs/06_protocols.ipynb #5530ee1b
