@@ -440,7 +440,7 @@ EXPLAINED = (                          # paper, tables, data set, targets: what 
     ("fdse", "table4", "", "", f"printed is {AT_256}, as our run"),
 )
 NOTED = (                              # paper, tables, data set, targets: how our number differs in kind
-    ("fedbr", "table6", "", "", "test set: the caption's are global and balanced; here a model is tested "
+    ("fedbr", "table6", "", "", "test set: the caption's are global and balanced, here a model is tested "
      "on its client's own tenth of the test images, each turned once"),
 )
 
@@ -450,7 +450,7 @@ def said_of(r, rules):
     own, holds = (r.paper, r.table, r.dataset, r.target), lambda rule, own: not rule or own in rule.split()
     return next((text for *rule, text in rules if all(map(holds, rule, own))), "")
 
-
+# %% ../../nbs/tables/10_ledger.ipynb #f27b774a
 def tolerance(r):
     "How far our mean may lie from a printed value: one point or two printed deviations; else a tenth."
     if r.metric in ACCURACY: return max(1., 2*float(r.std or 0))
