@@ -7,7 +7,8 @@ from fdgnb.federation.compose import METHODS
 from fdgnb.runs.records import flops
 from fdgnb.runs.setup import arguments
 from fdgnb.federation.compose import method_class
-from fdgnb.tables.overview import LEFT, home, is_personal, key_of, published, row_map, row_run, trial
+from fdgnb.tables.overview import HUNDRED, LEFT, MIXTURE, home, is_personal, key_of, published, row_map
+from fdgnb.tables.overview import row_run, trial
 from lists import FILES, listed, results, text_of
 from pairs import outcome
 
@@ -33,8 +34,16 @@ def test_the_published_numbers_are_whole():
     ("fdse table2 FedBN office_caltech10", "fedbn+bnstats", {}),
     ("fdse table2 FDSE_-_align domainnet", "fdse", dict(adapt="never")),
     ("fdse table1 FedBN pacs", "fedbn", {}), ("fdse table3 FDSE[A+C] pacs", "fdse", dict(tau=0.)),
-    ("fedbr table3 FedCM_+_FedBR cifar100", "fedcm+fedbr+mixup", {}),
-    ("fedbr table3 FedCM_+_FedBR cifar10", "fedcm+fedbr", {}), ("fedbr table3 FedAvg cifar100", "mixup", {}),
+    ("fedbr table2 FedBR_(32_pseudo-data) cifar10", "fedbr", MIXTURE),
+    ("fedbr table3 FedAvg_+_FedBR cifar10", "fedbr", MIXTURE),
+    ("fedbr table3 FedCM_+_FedBR cifar100", "fedcm+fedbr+mixup", MIXTURE),
+    ("fedbr table3 FedCM_+_FedBR cifar10", "fedcm+fedbr", MIXTURE),
+    ("fedbr table3 FedAvg cifar100", "mixup", {}),
+    ("fedbr table6 FedBR cifar10", "fedbr", dict(refresh="once", eval_local=1)),
+    ("fedbr table6 VHL cifar10", "vhl", dict(eval_local=1)),
+    ("fedbr table7 FedBR cifar10", "fedbr", dict(refresh="once")),
+    ("fedbr table7 FedBR cifar100", "fedbr+mixup", dict(refresh="once")),
+    ("fedbr table1 FedBR cifar10", "fedbr", {}), ("fedbr table5 FedBR cifar10", "fedbr", HUNDRED),
     ("fedbr table1 FedAvg cifar100", "fedavg", {}), ("fedbr table1 FedBR_+_Mixup cifar10", "fedbr+mixup", {}),
     ("fedbr table4 Component_1 cifar10", "fedbr", dict(component2=False)),
     ("ga main FedAvg+GA pacs", "ga", {}), ("ga main FedProx+GA pacs", "fedprox+ga", {}),

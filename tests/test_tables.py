@@ -7,10 +7,11 @@ from fdgnb.core import FdgnbError
 from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments.store import FORMAT, Store, sealed
 from fdgnb.runs.setup import Federation
-from fdgnb.tables.ledger import DEFAULT, Records, counts, fits, ledger, plan_of
+from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, counts, every_round, fits, ledger, oddities
+from fdgnb.tables.ledger import plan_of, read_as, short_of
 from fdgnb.tables.overview import published
 from fdgnb.tables.comparison import common_runs, missing_runs
-from fdgnb.tables.paper import Sheet, filled, report, rows_of
+from fdgnb.tables.paper import Sheet, calls_of, filled, report, rows_of
 from conftest import run
 from test_reports import papermill
 
@@ -37,12 +38,102 @@ def booked(folder, records):
 
 
 def test_every_printed_number_has_a_line_a_state_and_a_reason(tmp_path):
+    "The parameters of FedBR's Table 7 are counted on built networks, without a run."
     book = ledger(tmp_path)
-    assert len(book) == 1074 and (book.state == "not run").all() and (book.why != "").all()
-    assert counts(book).loc["all"].to_dict() == {
-        "reproduced": 0, "not reproduced": 0, "not run": 1074, "numbers": 1074}
-    kinds = {w.partition(":")[0] for why in book.why for w in why.split("; ")}
-    assert kinds == {"data", "weights", "method", "machine", "GPU hours", "CPU hours"}
+    built = book.metric == "params_M"
+    assert len(book) == 1074 and (book.state == "not run").eq(~built).all()
+    assert (book[book.state != "reproduced"].why != "").all()
+    states = book[built].groupby("dataset").state.unique().map(list).to_dict()
+    assert states == dict(cifar10=["reproduced"], cifar100=["not reproduced"])
+    assert {k: v for k, v in counts(book).loc["all"].items() if k != "odd"} == {
+        "reproduced": 5, "not reproduced": 5, "not run": 1064, "numbers": 1074}
+    kinds = {w.partition(":")[0] for why in book[~built].why for w in why.split("; ")}
+    assert kinds == {"data", "weights", "method", "machine", "GPU hours", "CPU hours", "test set"}
+
+
+def test_prices_wait_for_one_round_alone(tmp_path):
+    "Of any number of images and rounds, of one seed; but of the paper's own network, batch and image size."
+    book = ledger(tmp_path/"none", published().query("metric in @PRICES and paper == 'fdse'"))
+    assert book.why.eq(HOURS).all() and len(book) == 9
+    def priced(folder, **other):
+        plan = plan_of("fdse", "table4", "FedBN", "", "alexnet", None)
+        settings = DEFAULT | plan["settings"] | dict(limit=62) | other
+        args = plan | dict(rounds=1, seed=0, data="d", device="cpu", settings=settings)
+        of = dict(up=dict(all=4*int(49.52*2**20)), down=dict(all=0))
+        cost = dict(bytes=of, flops_round=4.41e10*24, steps_round=4, parameters=13_000_000)
+        Store(folder).put(sealed(cost | dict(format=FORMAT, args=args, code="c", rounds=1, domains=DOMAINS,
+                                             scores={}, samples={})))
+        mine = published().query("paper == 'fdse' and table == 'table4' and method == 'FedBN'")
+        return ledger(folder, mine).set_index("metric").state.to_dict()
+    some = dict.fromkeys(("params_1e7", "comm_MB_per_round", "flops_1e10"), "reproduced")
+    assert priced(tmp_path/"a") == some | dict(train_time_s="not run")
+    assert set(priced(tmp_path/"b", batch_size=10).values()) == {"not run"}
+
+
+def test_the_best_five_need_every_round_of_local_models_too():
+    for m in ("local_model_acc", "aggregated_model_acc", "top5_mean_acc", "max_over_rounds_target_acc"):
+        needed = every_round(m, read_as(m, "FedBR"))
+        assert needed == ["eval_every"] + ["eval_local"]*(m == "local_model_acc")
+    assert every_round("test_acc_in_domain", read_as("test_acc_in_domain", "FDSE")) == []
+
+
+def test_fedbrs_table_6_of_every_fifth_round_does_not_count(tmp_path):
+    "Local models scored in every fifth round say nothing of the best five; the aggregated ones do."
+    plan = plan_of("fedbr", "table6", "FedAvg", "cifar10", "vgg11", None)
+    for s in range(6):
+        settings = DEFAULT | plan["settings"] | dict(eval_every=1 if s < 3 else 2, eval_local=5)
+        args = plan | dict(seed=s, data="d", device="cpu", settings=settings)
+        scores = dict(local=dict(top5=dict(AVG=.2101)), aggregated=dict(top5=dict(AVG=.4637)))
+        Store(tmp_path).put(sealed(dict(format=FORMAT, args=args, code="c", rounds=plan["rounds"], domains=[],
+                                        samples={}, scores=scores)))
+    mine = published().query("paper == 'fedbr' and table == 'table6' and method == 'FedAvg'")
+    book = ledger(tmp_path, mine).set_index("metric")
+    assert book.n.to_dict() == dict(local_model_acc=0, aggregated_model_acc=3)
+    assert book.why.str.contains("balanced").all()
+
+
+@pytest.mark.parametrize("row, lacks", [
+    ("table1 officehome resnet50", ["data: OfficeHome", "weights: resnet50 trained on ImageNet"]),
+    ("table2 pacs resnet50", ["weights: resnet50 trained on ImageNet"]),
+    ("table3 pacs vit_b_16", ["weights: vit_b_16 trained on ImageNet"])])
+def test_fedsbs_rows_lack_their_own_data_and_weights(row, lacks):
+    table, dataset, net = row.split()
+    given = "fedsb", table, "FedSB", dataset, net, "target_acc"
+    said = short_of(*given)
+    assert said[-len(lacks):] == lacks and not any(w.startswith("weights: resnet18") for w in said)
+    assert not any(w.startswith(("weights", "GPU")) for w in short_of(*given, "cpu"))
+
+
+def test_fedkas_reviews_are_not_the_distributed_ones():
+    assert "2,834" in short_of("fedka", "table3", "FedKA", "amazon_review", "mlp2", "")[0]
+
+
+@pytest.mark.parametrize("paper", ["fedsb", "ga", "fedka", "fedbr", "fdse"])
+def test_a_cell_whose_runs_are_at_hand_waits_for_time_alone(paper):
+    "At scale cpu; one row a table and data set."
+    lines = rows_of(paper).drop_duplicates(["table", "dataset", "backbone"])
+    lines = lines[~lines.metric.isin([*PRICES, "sim_time_s", "train_time_s"])]
+    none = Records(ROOT/"no such folder")
+    for i, why in enumerate(filled(lines, none, "cpu").why):
+        one = lines.iloc[[i]]
+        here, there = (len(calls_of(one, "cpu", h)) for h in (True, False))
+        assert (why == HOURS) == (here == there) or not DATASETS.get("pacs").info["available"](), (i, why)
+        assert not {"weights", "GPU hours"} & {w.partition(":")[0] for w in why.split("; ")}
+
+
+def test_what_is_odd_is_found_by_its_check():
+    p = published()
+    odd = oddities(p)
+    column = lambda q: {bool(odd.get(i)) for i in p.query(q).index}
+    assert column("table == 'table6' and method in ('FedAvg', 'VHL', 'FedBR') and metric != 'local_model_acc'"
+                  " and paper == 'fedbr'") == {True}
+    assert column("paper == 'fedka' and target in ('svhn', 'dslr', 'webcam')") == {True}
+    assert column("metric == 'params_M' and backbone == 'cct'") == {True}
+    assert not odd.keys() & set(p.query("paper == 'fedbr' and table == 'table5'").index)
+    moved = p.assign(mean=p["mean"].where(p["mean"] != 46.80, 46.81))
+    moved.loc[moved.query("table == 'table6' and method == 'VHL'").index, "mean"] = 46.79
+    index = p.query("table == 'table6' and method == 'VHL' and metric == 'aggregated_model_acc'").index[0]
+    assert index in odd and index not in oddities(moved)
 
 
 def test_three_seeds_at_scale_paper_turn_a_number(tmp_path):
@@ -138,6 +229,15 @@ def test_a_plan_is_what_a_run_records():
                      backbone="cnn2")
     assert fits(fed.args(), plan_of(*ROW, "dslr", "smoke"))
     assert not fits(fed.args(), plan_of(*ROW, "dslr", "cpu"))
+
+
+def test_fewer_seeds_than_wanted_are_told(tmp_path):
+    for s in range(2): Store(tmp_path).put(record("amazon", s, .529, "cpu"))
+    lines = rows_of("fedka", "table2").query("method == 'FedAvg' and target == 'amazon'")
+    cells = filled(lines, Records(tmp_path), "cpu")
+    assert "n = 2 †" in Sheet(cells).to_markdown() and "n =" not in Sheet(cells, seeds=2).to_markdown()
+    title = report("fedka", "cpu", 5, store=str(tmp_path), tables="table2").sheet("table2").title
+    assert "5 seeds" in title
 
 
 def test_smoke_stays_out_of_reports():
