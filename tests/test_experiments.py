@@ -1,5 +1,5 @@
 """Grids: killed and taken up again, several processes on one store, other backends, what is refused."""
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 import pytest
 from joblib import parallel_config
@@ -7,10 +7,10 @@ from conftest import one_line
 from digests import data
 from fdgnb import FdgnbError
 from fdgnb.experiments import execution
-from fdgnb.experiments.execution import played, run
+from fdgnb.experiments.execution import held, played, run
 from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.statistics import table
-from fdgnb.experiments.store import Planner, Store, results
+from fdgnb.experiments.store import Planner, Store, result_of, results, sealed
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
@@ -68,13 +68,50 @@ def test_two_processes_fill_one_store(whole, tmp_path):
 
 
 def test_a_busy_run_is_left_to_who_has_it(tmp_path):
-    row = small().iloc[0]
+    "Who shares the store alone sees the lock too; nothing of it is left in the end."
+    row, store = small().iloc[0], Store(tmp_path/"records")
     args, code = Planner()(row)
-    lock = execution.FileLock(tmp_path/"work"/f"{execution.file_name(args, code).removesuffix('.json')}.lock")
-    Path(lock.lock_file).parent.mkdir(parents=True)
-    with lock: assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "busy"
-    assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "done"
-    assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "there"
+    here, there = ((call_of(row), args, code, tmp_path/"records", tmp_path/w) for w in ("here", "there"))
+    with held(store.folder, args, code): assert played(*here) == played(*there) == "busy"
+    assert played(*here) == "done" and played(*there) == "there"
+    assert not [*tmp_path.rglob("*.lock")]
+
+
+def test_a_lock_that_is_deleted_on_release_is_held_by_one(tmp_path):
+    "Eight threads raise a counter that loses steps unless one of them at a time is at it."
+    counter, args = tmp_path/"n", dict(dataset="d", method="m", target="t", seed=0)
+    counter.write_text("0")
+
+    def steps():
+        for _ in range(25):
+            with held(tmp_path, args, "c0de", timeout=-1):
+                n = int(counter.read_text())
+                time.sleep(.0005)
+                counter.write_text(str(n + 1))
+    threads = [threading.Thread(target=steps) for _ in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert counter.read_text() == "200" and not [*tmp_path.rglob("*.lock")]
+
+
+def test_a_run_that_is_not_repeatable_ends_no_grid(tmp_path, whole, monkeypatch):
+    "Another machine, whose lock is not seen, has filed a run that is under way here, different in a bit."
+    store, first, fit = Store(tmp_path/"records"), [], execution.fit
+
+    def overtaken(**call):
+        made = fit(**call)
+        if not first:
+            rec = result_of(made)
+            first.append(sealed(rec | dict(flops_round=rec["flops_round"] + 1, hardware="a machine of 1999")))
+            store.put(first[0])
+        return made
+    monkeypatch.setattr(execution, "fit", overtaken)
+    with pytest.warns(UserWarning, match="fedavg, target t, seed 0: not the result"):
+        made = run(small(), store, 1, tmp_path/"work")
+    assert [*made.state] == ["done"]*4 and made.record[0] == first[0]
+    assert "a machine of 1999" in made.error[0] and [*made.error[1:]] == [None]*3
+    mine = lines(tmp_path/"records")
+    assert sum(mine[name] != whole[name] for name in whole) == 1 and mine.keys() == whole.keys()
 
 
 def test_dask(whole, tmp_path):
