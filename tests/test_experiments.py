@@ -1,6 +1,7 @@
 """Grids: killed and taken up again, several processes on one store, other backends, what is refused."""
-import json, os, signal, subprocess, sys, threading, time
+import json, os, re, signal, subprocess, sys, threading, time
 from pathlib import Path
+from shutil import which
 import pytest
 from joblib import parallel_config
 from conftest import one_line
@@ -157,11 +158,81 @@ def test_in_domain_and_several_rules(tmp_path):
     assert rec["ALL"] <= 1
 
 
+# ---- the notebooks and the Makefile
+
+def papermill(page, to, **given):
+    "The finished process of one of nbs/ with parameters."
+    words = [str(w) for k, v in given.items() for w in ("-p", k, v)]
+    command = [sys.executable, "-m", "papermill", "--log-level", "ERROR", HERE.parent/"nbs"/page, to, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
+
+
+def shown(notebook, kind):
+    "What an executed notebook's outputs hold of a kind, a text each."
+    outputs = [o for c in json.loads(notebook.read_text())["cells"] for o in c.get("outputs", [])]
+    return ["".join(o["data"][kind]) for o in outputs if kind in o.get("data", {})]
+
+
 def test_papermill_refuses_in_one_line(tmp_path):
     "Before any run."
-    given = dict(methods="fedavg", scale="smoke", store=tmp_path/"records", rule="lats")
-    page, words = HERE.parent/"nbs"/"compare.ipynb", [w for k, v in given.items() for w in ("-p", k, str(v))]
-    command = [sys.executable, "-m", "papermill", "--log-level", "ERROR", page, tmp_path/"out.ipynb", *words]
-    p = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
+    p = papermill("compare.ipynb", tmp_path/"out.ipynb", methods="fedavg", scale="smoke",
+                  store=tmp_path/"records", rule="lats")
     assert p.returncode and "unknown selection rule 'lats'" in p.stderr.strip().splitlines()[-1]
     assert not list(tmp_path.glob("records/*/*"))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    "The folder of two methods' comparison, and the process that made it."
+    at = tmp_path_factory.mktemp("compared")
+    done = papermill("compare.ipynb", at/"compare.ipynb", methods="fedavg, fedprox", target="optical",
+                     rounds=1, scale="smoke", jobs=1, store=at/"records")
+    return at, done
+
+
+def test_a_comparison_by_papermill(compared):
+    "Four records, the table of them, four pictures."
+    at, done = compared
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = lines(at/"records")
+    assert len(made) == 4 and len(shown(at/"compare.ipynb", "image/png")) == 4
+    target = [scores["aggregated"]["source_val"]["target"] for _, scores, _ in made.values()]
+    first, *_, last = shown(at/"compare.ipynb", "text/html")
+    assert f"{50*sum(target[:2]):.1f}" in first and "fedprox" in first            # in percent, of two seeds
+    assert all(result in last for result, *_ in made.values())
+
+
+def test_our_own_comparison_by_papermill(compared):
+    "Of the same store: the counts, the table in three formats, the figures in two."
+    at, _ = compared
+    done = papermill("tables/16_ours.ipynb", at/"ours.ipynb", store=at/"records", reports=at/"reports",
+                     methods="fedavg,fedprox,fdse", seeds=2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    table, = [p for p in (at/"reports").glob("ours_*.csv")]
+    assert {table.with_suffix(s).exists() for s in (".md", ".tex")} == {True}
+    assert {"fedavg", "fedprox"} <= {line.split(",")[0] for line in table.read_text().split("\n")}
+    pictures = {p.stem.removeprefix(table.stem) for p in (at/"reports").glob("*.svg")}
+    assert {"_cost", "_rules"} <= pictures
+    there = shown(at/"ours.ipynb", "text/html")[0]
+    assert "<td>4</td>" in there and re.search(r"optical|digits", there)
+
+
+@pytest.mark.skipif(not which("make"), reason="make is not installed")
+def test_another_comparison_is_another_folder():
+    "`make compare` with one choice changed never writes over a page."
+    choices = [[], ["TARGET=optical"], ["SEEDS=3"], ["ROUNDS=9"], ["SCALE=smoke"], ["PROTOCOL=fdse"],
+               ["DATASET=pacs"], ["METHODS=fedavg ga"]]
+    plan = lambda *given: subprocess.run(["make", "-n", "-o", "install", "compare", *given], cwd=HERE.parent,
+                                         capture_output=True, text=True, check=True).stdout
+    folders = {re.search(r'mkdir -p "(.+)"', plan(*c))[1] for c in choices}
+    assert len(folders) == len(choices)
+
+
+def test_the_records_on_file_are_small_and_whole():
+    "At most 10 KB each and 20 MB in all, each as it was written."
+    store = Store()
+    files = [*store.folder.glob("*/*.json")]
+    if not files: pytest.skip("no record on file")
+    large = {p.name: p.stat().st_size for p in files if p.stat().st_size > 10_000}
+    assert not large and store.size()[1] <= 20_000_000
+    for p in files: store.read(p)
