@@ -12,7 +12,8 @@ ASSETS = f'''<link rel="stylesheet" href="{STYLE}">
 ORDER = ("reproduced", "not reproduced", "not run")
 NAMES = dict(fedsb="FedSB", ga="GA", fedka="FedKA", fedbr="FedBR", fdse="FDSE")
 TITLES = dict(ledger="Every printed number")
-FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against cost", rules="selection rules")
+FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against cost",
+               rules="selection rules")
 # what a wide table folds away first, until its columns fit the page
 FOLDED = """metric backbone at_least at_cpu least printed_sd ours_sd sd largest_sd last_sd sd_difference n
     dataset note hyper signs""".split()
@@ -33,6 +34,7 @@ def named_by(folder):
     for row in readme.read_text().split("\n"):
         targets = [folder/t for t in LINK.findall(row)] if row.startswith("|") else []
         made = [t for t in targets if t.suffix != ".ipynb"]
+        made += [t.with_suffix(".csv") for t in made if t.suffix in (".md", ".tex")]
         for report in [t for t in targets if t.suffix == ".ipynb"][:1]: out |= dict.fromkeys(made, report)
     return out
 
@@ -92,7 +94,8 @@ def said_once(same):
 def table(frame, name):
     "A table of HTML; static/tables.js makes it sort by a click on a column, filter by a word, and unfold."
     with pd.option_context("display.max_colwidth", None):
-        html = frame.to_html(index=False, border=0, table_id=f"table-{name}", classes="results display compact")
+        html = frame.to_html(index=False, border=0, table_id=f"table-{name}",
+                             classes="results display compact")
     hidden = [list(frame).index(c) for c in folded(frame)]
     return html.replace("<table ", f'<table data-folded="{hidden}" ', 1) if hidden else html
 
@@ -131,7 +134,7 @@ def words(stem, settings=()):
         if f"{stem}_".startswith(f"ours_{begin}_"):
             what = stem[len(f"ours_{begin}_"):]
             return capital(settings[begin] + f": {FIGURES.get(what, what)}"*bool(what))
-    parts = re.sub(r"([a-z])(\d+)\b", r"\1_\2", stem.replace("/", ": ")).split("_")
+    parts = re.sub(r"([a-z])(\d+)(?![a-z\d])", r"\1_\2", stem.replace("/", ": ")).split("_")
     return TITLES.get(stem) or capital(" ".join(NAMES.get(w, w) for w in parts))
 
 

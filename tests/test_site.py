@@ -145,7 +145,7 @@ def test_results_of_files_that_come_later(tmp_path):
 def test_a_table_stands_beside_the_report_that_made_it(tmp_path):
     folder = reports(tmp_path, {"1_x.ipynb": "", "2_y.ipynb": "", "x_runs.csv": "a\n1\n", "z.csv": "a\n1\n",
                                 "x.png": "", "q.csv": "a\n1\n",
-                                "README.md": "# R\n| [y](2_y.ipynb), [z](z.csv) |\n"})
+                                "README.md": "# R\n| [y](2_y.ipynb), [z](z.md) |\n"})
     found = {r and r.stem: [f.name for f in fs] for r, fs in results_page.by_report(folder).items()}
     assert found == {"1_x": ["x.png", "x_runs.csv"], "2_y": ["z.csv"], None: ["q.csv"]}
 
@@ -162,6 +162,7 @@ def test_a_heading_says_the_setting_in_words(tmp_path):
     for s in settings: assert f"### D{s[1:]}\n" in text and f"### D{s[1:]}: gain against cost\n" in text
     assert "<th>method</th>" in text and "Unnamed" not in text
     assert results_page.words("fedka_table2") == "FedKA table 2"
+    assert results_page.words("table_fedka2_sources") == "Table FedKA 2 sources"
 
 
 def test_what_all_rows_share_is_said_once_and_wide_tables_fold(tmp_path):
@@ -179,8 +180,8 @@ def test_what_all_rows_share_is_said_once_and_wide_tables_fold(tmp_path):
 
 def test_the_ledger_stands_once_in_the_contents(tmp_path):
     files = {"10_ledger.ipynb": "", "ledger.csv": "paper,state\nGA,not run\n"}
-    notebooks = {tmp_path/"10_ledger.ipynb": dict(cells=[markdown("# The replication ledger\n> Each number.")])}
-    text = results_page.page(notebooks, reports(tmp_path, files))
+    report = dict(cells=[markdown("# The replication ledger\n> Each number.")])
+    text = results_page.page({tmp_path/"10_ledger.ipynb": report}, reports(tmp_path, files))
     assert text.count("# The replication ledger") == 1 and "(reports/10_ledger.ipynb): Each number." in text
 
 

@@ -47,6 +47,7 @@ function withFold(table, shown) {
 
 function dress(table) {
   orderByNumber(table);
+  table.querySelectorAll("tbody td").forEach(cell => cell.classList.toggle("long", cell.textContent.length > 60));
   const inputs = withFilters(table);
   const shown = new DataTable(table, {
     order: [], autoWidth: false, scrollX: false, pageLength: 10,

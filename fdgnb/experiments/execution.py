@@ -105,7 +105,8 @@ def noted(found, twice):
         r = found.record.iloc[i]
         why = f"not the result of its record of {r['made']}, {r['hardware']}, which stays: not repeatable"
         found.iloc[i, found.columns.get_loc("error")] = why
-        warnings.warn(f"{found.label.iloc[i]}, target {found.target.iloc[i]}, seed {found.seed.iloc[i]}: {why}")
+        label, target, seed = found.iloc[i][["label", "target", "seed"]]
+        warnings.warn(f"{label}, target {target}, seed {seed}: {why}")
     return found
 
 
