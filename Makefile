@@ -71,7 +71,7 @@ notebooks: install
 # any methods by targets by seeds, in a table and five pictures: make compare METHODS="fedavg fdse" SEEDS=2
 METHODS ?= fedavg fdse
 SEEDS ?= 2
-COMPARE ?= out/compare-$(subst $(eval ) ,-,$(subst +,_,$(METHODS)))-$(DATASET)
+COMPARE ?= out/compare-$(subst $(eval ) ,-,$(subst +,_,$(METHODS)))-$(DATASET)$(TARGET:%=-%)-$(SEEDS)seeds$(ROUNDS:%=-%rounds)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 compare: install
 	mkdir -p "$(COMPARE)"
 	papermill nbs/compare.ipynb "$(COMPARE)/compare.ipynb" -p methods "$(METHODS)" -p dataset "$(DATASET)" \
@@ -81,7 +81,8 @@ compare: install
 	@echo "table and pictures: $(COMPARE)/compare.html"
 
 # every table and figure: what the store lacks at a scale is run, the report notebooks are executed, tables written as .csv, .md
-# and .tex, figures as .png and .svg. smoke: a few runs a paper, all below out/; cpu and paper: into reports/
+# and .tex, figures as .png and .svg. smoke: a few runs a paper, all below out/; cpu and paper: into reports/. Then the site,
+# where `make docs` was called before; it shows reports/
 REPORTS = $(if $(filter smoke,$(SCALE)),out/reports-smoke,reports)
 RECORDS = $(REPORTS)/records
 SEEDS_OF = $(if $(filter smoke,$(SCALE)),1,3)
@@ -93,9 +94,14 @@ SMOKE_12_ga = test_time
 SMOKE_13_fedka = table2
 SMOKE_14_fedbr = table1
 SMOKE_15_fdse = table3
+# our own comparison: all methods on digits; smoke: two on one target
+OURS_METHODS = $(if $(filter smoke,$(SCALE)),fedavg fdse,$$(python -c "import fdgnb; print(*fdgnb.list_methods().index)"))
+OURS = -p protocol common -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) -p dataset digits \
+  $(if $(filter smoke,$(SCALE)),-p target optical -p rounds 2,-p rounds $(if $(filter paper,$(SCALE)),None,12))
 reports: install
-	mkdir -p "$(REPORTS)"
+	mkdir -p "$(REPORTS)" out
 	for n in $(PAPERS); do $(MAKE) --no-print-directory paper-report PAGE=$$n; done
+	papermill nbs/compare.ipynb out/ours-$(or $(SCALE),cpu).ipynb -p methods "$(OURS_METHODS)" $(OURS) -p store "$(RECORDS)"
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/10_ledger.ipynb "$(REPORTS)/10_ledger.ipynb" -p store "$(RECORDS)" -p report "$(REPORTS)"
 	$(if $(filter smoke,$(SCALE)),\
@@ -105,6 +111,8 @@ reports: install
 	$(if $(filter smoke,$(SCALE)),\
 	papermill nbs/tables/01_fedka.ipynb "$(REPORTS)/42_table_fedka.ipynb" -p rounds 0,\
 	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports)
+	@if python -c "import itables, myst_nb, sphinx_book_theme" 2>/dev/null; then python docs/build_site.py; \
+	else echo "the page of results: make docs"; fi
 
 .PHONY: paper-report
 paper-report:
@@ -115,7 +123,7 @@ paper-report:
 # all pages, results and docstrings as a site: _docs/html/index.html; then its links, equations and tables in Chromium
 docs: install .venv/docs
 	$(BIN)/python docs/build_site.py
-	$(BIN)/python -m pytest tests/test_site.py
+	FDGNB_SITE=1 $(BIN)/python -m pytest tests/test_site.py
 
 .venv/docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[docs]'

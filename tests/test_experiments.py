@@ -1,16 +1,17 @@
 """Grids: killed and taken up again, several processes on one store, other backends, what is refused."""
-import json, os, signal, subprocess, sys, time
+import json, os, re, signal, subprocess, sys, threading, time
 from pathlib import Path
+from shutil import which
 import pytest
 from joblib import parallel_config
 from conftest import one_line
 from digests import data
 from fdgnb import FdgnbError
 from fdgnb.experiments import execution
-from fdgnb.experiments.execution import played, run
+from fdgnb.experiments.execution import held, played, run
 from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.statistics import table
-from fdgnb.experiments.store import Planner, Store, results
+from fdgnb.experiments.store import Planner, Store, result_of, results, sealed
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
@@ -68,13 +69,50 @@ def test_two_processes_fill_one_store(whole, tmp_path):
 
 
 def test_a_busy_run_is_left_to_who_has_it(tmp_path):
-    row = small().iloc[0]
+    "Who shares the store alone sees the lock too; nothing of it is left in the end."
+    row, store = small().iloc[0], Store(tmp_path/"records")
     args, code = Planner()(row)
-    lock = execution.FileLock(tmp_path/"work"/f"{execution.file_name(args, code).removesuffix('.json')}.lock")
-    Path(lock.lock_file).parent.mkdir(parents=True)
-    with lock: assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "busy"
-    assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "done"
-    assert played(call_of(row), args, code, tmp_path/"records", tmp_path/"work") == "there"
+    here, there = ((call_of(row), args, code, tmp_path/"records", tmp_path/w) for w in ("here", "there"))
+    with held(store.folder, args, code): assert played(*here) == played(*there) == "busy"
+    assert played(*here) == "done" and played(*there) == "there"
+    assert not [*tmp_path.rglob("*.lock")]
+
+
+def test_a_lock_that_is_deleted_on_release_is_held_by_one(tmp_path):
+    "Eight threads raise a counter that loses steps unless one of them at a time is at it."
+    counter, args = tmp_path/"n", dict(dataset="d", method="m", target="t", seed=0)
+    counter.write_text("0")
+
+    def steps():
+        for _ in range(25):
+            with held(tmp_path, args, "c0de", timeout=-1):
+                n = int(counter.read_text())
+                time.sleep(.0005)
+                counter.write_text(str(n + 1))
+    threads = [threading.Thread(target=steps) for _ in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert counter.read_text() == "200" and not [*tmp_path.rglob("*.lock")]
+
+
+def test_a_run_that_is_not_repeatable_ends_no_grid(tmp_path, whole, monkeypatch):
+    "Another machine, whose lock is not seen, has filed a run that is under way here, different in a bit."
+    store, first, fit = Store(tmp_path/"records"), [], execution.fit
+
+    def overtaken(**call):
+        made = fit(**call)
+        if not first:
+            rec = result_of(made)
+            first.append(sealed(rec | dict(flops_round=rec["flops_round"] + 1, hardware="a machine of 1999")))
+            store.put(first[0])
+        return made
+    monkeypatch.setattr(execution, "fit", overtaken)
+    with pytest.warns(UserWarning, match="fedavg, target t, seed 0: not the result"):
+        made = run(small(), store, 1, tmp_path/"work")
+    assert [*made.state] == ["done"]*4 and made.record[0] == first[0]
+    assert "a machine of 1999" in made.error[0] and [*made.error[1:]] == [None]*3
+    mine = lines(tmp_path/"records")
+    assert sum(mine[name] != whole[name] for name in whole) == 1 and mine.keys() == whole.keys()
 
 
 def test_dask(whole, tmp_path):
@@ -83,6 +121,18 @@ def test_dask(whole, tmp_path):
     from distributed import Client, LocalCluster
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
         with parallel_config(backend="dask"): made = run(small(), tmp_path/"records", work=tmp_path/"work")
+    assert {*made.state} == {"done"} and lines(tmp_path/"records") == whole
+
+
+def test_ray(whole, tmp_path):
+    "And inside joblib's Ray backend, on this machine alone."
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install fdgnb[ray]")
+    from ray.util.joblib import register_ray
+    register_ray()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        with parallel_config(backend="ray"): made = run(small(), tmp_path/"records", work=tmp_path/"work")
+    finally: ray.shutdown()
     assert {*made.state} == {"done"} and lines(tmp_path/"records") == whole
 
 
@@ -120,11 +170,81 @@ def test_in_domain_and_several_rules(tmp_path):
     assert rec["ALL"] <= 1
 
 
+# ---- the notebooks and the Makefile
+
+def papermill(page, to, **given):
+    "The finished process of one of nbs/ with parameters."
+    words = [str(w) for k, v in given.items() for w in ("-p", k, v)]
+    command = [sys.executable, "-m", "papermill", "--log-level", "ERROR", HERE.parent/"nbs"/page, to, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
+
+
+def shown(notebook, kind):
+    "What an executed notebook's outputs hold of a kind, a text each."
+    outputs = [o for c in json.loads(notebook.read_text())["cells"] for o in c.get("outputs", [])]
+    return ["".join(o["data"][kind]) for o in outputs if kind in o.get("data", {})]
+
+
 def test_papermill_refuses_in_one_line(tmp_path):
     "Before any run."
-    given = dict(methods="fedavg", scale="smoke", store=tmp_path/"records", rule="lats")
-    page, words = HERE.parent/"nbs"/"compare.ipynb", [w for k, v in given.items() for w in ("-p", k, str(v))]
-    command = [sys.executable, "-m", "papermill", "--log-level", "ERROR", page, tmp_path/"out.ipynb", *words]
-    p = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
+    p = papermill("compare.ipynb", tmp_path/"out.ipynb", methods="fedavg", scale="smoke",
+                  store=tmp_path/"records", rule="lats")
     assert p.returncode and "unknown selection rule 'lats'" in p.stderr.strip().splitlines()[-1]
     assert not list(tmp_path.glob("records/*/*"))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    "The folder of two methods' comparison, and the process that made it."
+    at = tmp_path_factory.mktemp("compared")
+    done = papermill("compare.ipynb", at/"compare.ipynb", methods="fedavg, fedprox", target="optical",
+                     rounds=1, scale="smoke", jobs=1, store=at/"records")
+    return at, done
+
+
+def test_a_comparison_by_papermill(compared):
+    "Four records, the table of them, four pictures."
+    at, done = compared
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = lines(at/"records")
+    assert len(made) == 4 and len(shown(at/"compare.ipynb", "image/png")) == 4
+    target = [scores["aggregated"]["source_val"]["target"] for _, scores, _ in made.values()]
+    first, *_, last = shown(at/"compare.ipynb", "text/html")
+    assert f"{50*sum(target[:2]):.1f}" in first and "fedprox" in first            # in percent, of two seeds
+    assert all(result in last for result, *_ in made.values())
+
+
+def test_our_own_comparison_by_papermill(compared):
+    "Of the same store: the counts, the table in three formats, the figures in two."
+    at, _ = compared
+    done = papermill("tables/16_ours.ipynb", at/"ours.ipynb", store=at/"records", reports=at/"reports",
+                     methods="fedavg,fedprox,fdse", seeds=2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    table, = [p for p in (at/"reports").glob("ours_*.csv")]
+    assert {table.with_suffix(s).exists() for s in (".md", ".tex")} == {True}
+    assert {"fedavg", "fedprox"} <= {line.split(",")[0] for line in table.read_text().split("\n")}
+    pictures = {p.stem.removeprefix(table.stem) for p in (at/"reports").glob("*.svg")}
+    assert {"_cost", "_rules"} <= pictures
+    there = shown(at/"ours.ipynb", "text/html")[0]
+    assert "<td>4</td>" in there and re.search(r"optical|digits", there)
+
+
+@pytest.mark.skipif(not which("make"), reason="make is not installed")
+def test_another_comparison_is_another_folder():
+    "`make compare` with one choice changed never writes over a page."
+    choices = [[], ["TARGET=optical"], ["SEEDS=3"], ["ROUNDS=9"], ["SCALE=smoke"], ["PROTOCOL=fdse"],
+               ["DATASET=pacs"], ["METHODS=fedavg ga"]]
+    plan = lambda *given: subprocess.run(["make", "-n", "-o", "install", "compare", *given], cwd=HERE.parent,
+                                         capture_output=True, text=True, check=True).stdout
+    folders = {re.search(r'mkdir -p "(.+)"', plan(*c))[1] for c in choices}
+    assert len(folders) == len(choices)
+
+
+def test_the_records_on_file_are_small_and_whole():
+    "At most 10 KB each and 20 MB in all, each as it was written."
+    store = Store()
+    files = [*store.folder.glob("*/*.json")]
+    if not files: pytest.skip("no record on file")
+    large = {p.name: p.stat().st_size for p in files if p.stat().st_size > 10_000}
+    assert not large and store.size()[1] <= 20_000_000
+    for p in files: store.read(p)

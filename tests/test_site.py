@@ -1,7 +1,7 @@
 """The site: what a notebook becomes; where `make docs` has built it, its links, equations, tables, search.
 
 The pages are opened in a headless Chromium; where it, or the site, is missing these tests are skipped."""
-import json, re, sys
+import json, os, re, sys
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_results_of_files_that_come_later(tmp_path):
                                 "records/ab/c.json": "{}", "records/d.json": "{}",
                                 "records/hidden.csv": "a\n1\n"})
     text = results_page.page({}, folder)
-    assert "## Further tables and figures" in text and "### tables/common" in text and "1.50" in text
+    assert "## Further tables and figures" in text and "### Tables: common" in text and "1.50" in text
     assert "2 runs are on record" in text and "hidden" not in text and "ledger" not in text
     states = ["reproduced"]*2 + ["not run"]*3 + ["not reproduced"]
     ledger = pd.DataFrame(dict(paper=["FDSE"]*4 + ["GA"]*2, printed=1., state=states))
@@ -145,9 +145,44 @@ def test_results_of_files_that_come_later(tmp_path):
 def test_a_table_stands_beside_the_report_that_made_it(tmp_path):
     folder = reports(tmp_path, {"1_x.ipynb": "", "2_y.ipynb": "", "x_runs.csv": "a\n1\n", "z.csv": "a\n1\n",
                                 "x.png": "", "q.csv": "a\n1\n",
-                                "README.md": "# R\n| [y](2_y.ipynb), [z](z.csv) |\n"})
+                                "README.md": "# R\n| [y](2_y.ipynb), [z](z.md) |\n"})
     found = {r and r.stem: [f.name for f in fs] for r, fs in results_page.by_report(folder).items()}
     assert found == {"1_x": ["x.png", "x_runs.csv"], "2_y": ["z.csv"], None: ["q.csv"]}
+
+
+def test_a_heading_says_the_setting_in_words(tmp_path):
+    "Two networks whose names part late are two headings; the column of the methods has a name."
+    settings = [f"digits, held-out domains, scale cpu, 12 rounds, {net}" for net in ("cnn2", "cnn2_wide")]
+    shown = [dict(data={"text/markdown": [f"### {s}"]}) for s in settings]
+    notebooks = {tmp_path/"16_ours.ipynb": dict(cells=[coded("", shown), markdown("# Ours\n> All.")])}
+    files = {"16_ours.ipynb": ""}
+    for s in settings: files |= {f"ours_{results_page.stem_of(s)}{end}": ",Avg\nfedavg,1\n"
+                                 for end in (".csv", "_cost.png")}
+    text = results_page.page(notebooks, reports(tmp_path, files))
+    for s in settings: assert f"### D{s[1:]}\n" in text and f"### D{s[1:]}: gain against cost\n" in text
+    assert "<th>method</th>" in text and "Unnamed" not in text
+    assert results_page.words("fedka_table2") == "FedKA table 2"
+    assert results_page.words("table_fedka2_sources") == "Table FedKA 2 sources"
+
+
+def test_what_all_rows_share_is_said_once_and_wide_tables_fold(tmp_path):
+    "Nothing of a cell is cut."
+    long = "why " + "x"*300
+    frame = pd.DataFrame(dict(row=[*"abc"], metric="accuracy", why=long, empty="", n=[*"123"]))
+    same = dict(metric="accuracy", why=long, empty="")
+    assert results_page.constant(frame) == same
+    assert results_page.said_once(same) == f"In every row: metric `accuracy`, why `{long}`; empty: empty"
+    wide = frame.assign(why=[long, "b", "c"], metric=[*"abc"], **{f"c{i}": "1234567890" for i in range(7)})
+    assert results_page.folded(wide) == ["metric"] and results_page.folded(frame) == []
+    html = results_page.table(wide, "w")
+    assert long in html and 'data-folded="[1]"' in html
+
+
+def test_the_ledger_stands_once_in_the_contents(tmp_path):
+    files = {"10_ledger.ipynb": "", "ledger.csv": "paper,state\nGA,not run\n"}
+    report = dict(cells=[markdown("# The replication ledger\n> Each number.")])
+    text = results_page.page({tmp_path/"10_ledger.ipynb": report}, reports(tmp_path, files))
+    assert text.count("# The replication ledger") == 1 and "(reports/10_ledger.ipynb): Each number." in text
 
 
 def test_results_as_they_are():
@@ -209,17 +244,20 @@ class Page(HTMLParser):
 
 
 def older():
-    "A source that is newer than the site, or None."
+    "A source that is newer than the site, or None; of the records the site shows the number alone."
     tops = [(NBS, "*.ipynb"), (REPORTS, "*"), (ROOT/"docs", "*"), (ROOT/"fdgnb", "*.py")]
-    found = [p for top, kind in tops for p in top.rglob(kind) if p.is_file() and "__pycache__" not in p.parts]
+    found = [p for top, kind in tops for p in top.rglob(kind) if p.is_file() and "__pycache__" not in p.parts
+             and REPORTS/results_page.RECORDS not in p.parents]
     made = BUILT.stat().st_mtime
     return next((p.relative_to(ROOT) for p in found if p.stat().st_mtime > made), None)
 
 
 @pytest.fixture(scope="module")
 def site():
-    if not BUILT.exists(): pytest.skip("the site is not built: make docs")
-    if newer := older(): pytest.skip(f"the site is older than {newer}: make docs")
+    "{page: what is in it}; where `make docs` calls, it fails instead of being skipped."
+    refuse = pytest.fail if os.environ.get("FDGNB_SITE") else pytest.skip
+    if not BUILT.exists(): refuse("the site is not built: make docs")
+    if newer := older(): refuse(f"the site is older than {newer}: make docs")
     return {p.relative_to(SITE).as_posix(): Page(p) for p in SITE.rglob("*.html") if "_static" not in p.parts}
 
 
@@ -322,7 +360,8 @@ def test_a_table_sorts_and_filters(chromium, start):
     assert tables == len(results_page.files(REPORTS, ".csv"))
     assert b.js("document.querySelectorAll('table.results.dataTable').length") == tables
     table, frame = "#table-table_fedka2", pd.read_csv(REPORTS/"table_fedka2.csv")
-    column = list(frame).index("largest")
+    column = b.js(f"[...document.querySelectorAll('{table} thead th')].findIndex("
+                  "th => th.textContent.trim() === 'largest')")
     click = f"document.querySelectorAll('{table} thead th')[{column}].click()"
     rows = lambda i: b.js(ROWS.format(table, i))
     b.js(click)
@@ -340,6 +379,37 @@ def test_a_table_sorts_and_filters(chromium, start):
     b.js(typed.format("fedka", f"document.querySelector('{table} tfoot input')"))
     b.wait(ROWS.format(table, 0) + ".every(t => t === 'fedka')")
     assert len(rows(0)) == min(10, frame.method.str.contains("fedka").sum())
+
+
+CELLS = ["-21.2 [-25.0, -17.9]", "", "+12.0 [8.1, 15.9]", "+3.5", "1,204 ± 3", "63.1 (1)"]
+DRESSED = """(cells => {
+    const table = Object.assign(document.createElement("table"), {className: "results", id: "trial"});
+    table.innerHTML = "<thead><tr><th>gain</th><th>name</th></tr></thead><tbody>" +
+        cells.map(c => `<tr><td>${c}</td><td>3 of ${c.length}</td></tr>`).join("") + "</tbody>";
+    table.dataset.folded = "[1]";
+    document.querySelector("article").append(table);
+    dress(table);
+})(%s)"""
+
+
+def test_gains_with_intervals_sort_by_their_number(chromium):
+    "And a column that is folded away comes back by its button."
+    b, address = chromium
+    b.screen(1600)
+    b.open(f"{address}/results.html")
+    b.js(DRESSED % json.dumps(CELLS))
+    for order, wanted in (("ascending", ["", *[CELLS[i] for i in (0, 3, 2, 5, 4)]]),
+                          ("descending", [*[CELLS[i] for i in (4, 5, 2, 3, 0)], ""])):
+        b.js("document.querySelector('#trial thead th').click()")
+        b.wait(f"document.querySelector('#trial th[aria-sort={order}]')")
+        assert b.js(ROWS.format("#trial", 0)) == wanted
+    assert b.js("document.querySelectorAll('#trial td[data-order]').length") == len(CELLS)
+    heads = "document.querySelectorAll('#trial thead th').length"
+    button = "[...document.querySelectorAll('button.fold')].at(-1)"
+    assert b.js(heads) == 1 and b.js(f"{button}.textContent") == "show also name"
+    b.js(f"{button}.click()")
+    assert b.js(heads) == 2 and b.js("document.querySelectorAll('#trial tfoot input').length") == 2
+    assert not b.errors
 
 
 def test_search_finds_scaffold(chromium):
