@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 import pandas as pd
 import pytest
+from fdgnb.experiments.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 FIDELITY = ROOT/"reports"/"fidelity.csv"
@@ -21,24 +22,45 @@ def papermill(notebook, to, **parameters):
 def differences(system): return set(import_module(f"fdgnb.methods.{system}").DIFFERENCES)
 
 
+def fidelity(to, **given):
+    "The page at scale smoke, GA alone; its records and its report below `to`."
+    papermill("tables/02_fidelity.ipynb", to/"x.ipynb", scale="smoke", systems="ga", jobs=1,
+              store=to/"records", report=to/"report", **given)
+    return pd.read_csv(to/"report"/"fidelity.csv")
+
+
 def test_fidelity_in_the_small(tmp_path):
-    papermill("tables/02_fidelity.ipynb", tmp_path/"x.ipynb", systems="ga", datasets="digits", seeds="0",
-              rounds=1, limit=40, jobs=1, out=tmp_path/"runs", report=tmp_path/"report")
-    table = pd.read_csv(tmp_path/"report"/"fidelity.csv")
+    "Its table has every difference, of records in a store; the second call runs nothing and gives the same."
+    table = fidelity(tmp_path, run_missing=True)
     assert set(table.label) == differences("ga")
     assert table.accuracy.between(0, 100).all() and (table[table.label == "as printed"].difference == 0).all()
-    assert len(list((tmp_path/"runs").glob("*/result.json"))) == len(table)
-    made = {p.name for p in (tmp_path/"report").iterdir()}
-    assert {"fidelity.md", "fidelity.png", "fidelity_runs.csv"} <= made
+    null = table[table.label == "first weights by size"].iloc[0]
+    assert null.why and null.difference == 0 and pd.isna(null.holm)
+    runs = pd.read_csv(tmp_path/"report"/"fidelity_runs.csv")
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/digits/*.json")}
+    assert len(stamps) == len(runs) == len(table) + 1                                # and FedAvg
+    assert {"fidelity.md", "fidelity.png"} <= {p.name for p in (tmp_path/"report").iterdir()}
+    assert fidelity(tmp_path, run_missing=False).equals(table)
+    assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/digits/*.json")}
 
 
 @pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
-def test_the_tables_on_file_are_made_of_the_runs_on_file(tmp_path):
-    "Drawn from the file of finished runs, without a run, every number comes out as it is."
-    runs = FIDELITY.with_name("fidelity_runs.csv")
-    papermill("tables/02_fidelity.ipynb", tmp_path/"x.ipynb", runs_csv=runs, report=tmp_path)
-    for name in ("fidelity.csv", "fidelity_runs.csv"):
-        assert (tmp_path/name).read_text() == FIDELITY.with_name(name).read_text()
+def test_the_tables_on_file_are_made_of_the_runs_on_file():
+    "Means and deviations of the paired differences, worked out again from the file of the runs."
+    runs = pd.read_csv(FIDELITY.with_name("fidelity_runs.csv"))
+    wide = runs.pivot_table(index=["dataset", "system", "label"], columns="seed", values="accuracy")
+    for r in pd.read_csv(FIDELITY).itertuples():
+        d = wide.loc[r.dataset, r.system, r.label] - wide.loc[r.dataset, r.system, "as printed"]
+        assert abs(d.mean() - r.difference) < .01 and abs(d.std() - r.sd_difference) < .01, r
+
+
+@pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
+def test_the_runs_on_file_are_records():
+    runs = pd.read_csv(FIDELITY.with_name("fidelity_runs.csv"))
+    if "result" not in runs: pytest.skip("made before the runs were records")
+    known = {r["result"]: r for r in Store() if "error" not in r}
+    for r in runs.itertuples():
+        assert abs(100*known[r.result]["scores"]["aggregated"]["last"]["target"] - r.accuracy) < 1e-3, r
 
 
 @pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
