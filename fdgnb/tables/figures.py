@@ -322,7 +322,8 @@ def short_run(method, scale="smoke", dataset="digits", target="blended", **given
     "A run for a figure: seconds at scale smoke, a minute or two else."
     usual = SMALL.get(scale, dict(rounds=12, limit=400))
     if dataset in ("pacs", "office_caltech10"): usual = usual | PHOTOS
-    return fit(method, dataset, target=target, progress=False, workers=1, **dict(eval_local=0) | usual | given)
+    usual = dict(eval_local=0, progress=False, workers=1) | usual | given
+    return fit(method, dataset, target=target, **usual)
 
 # %% ../../nbs/tables/06_figures.ipynb #53b4cd30
 def along(run, steps, seed=0):
