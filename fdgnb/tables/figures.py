@@ -133,6 +133,7 @@ def convergence(runs, by="rounds"):
             ax.plot(line.x, 100*line.value, lw=1.4, color=color[label], label=label)
         ax.set_title(f"{title_of(part)}{extent(part)}\n{mean_of(part)}")
         ax.set_xlabel("round" if by == "rounds" else "seconds on one core")
+        if by == "rounds": ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("accuracy, aggregated model, %")
     shown = {word: h for ax in axes[0] for h, word in zip(*ax.get_legend_handles_labels())}
     fig.legend(shown.values(), shown.keys(), loc="outside right upper")
