@@ -133,6 +133,7 @@ def convergence(runs, by="rounds"):
             ax.plot(line.x, 100*line.value, lw=1.4, color=color[label], label=label)
         ax.set_title(f"{title_of(part)}{extent(part)}\n{mean_of(part)}")
         ax.set_xlabel("round" if by == "rounds" else "seconds on one core")
+        if by == "rounds": ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("accuracy, aggregated model, %")
     shown = {word: h for ax in axes[0] for h, word in zip(*ax.get_legend_handles_labels())}
     fig.legend(shown.values(), shown.keys(), loc="outside right upper")
@@ -322,7 +323,8 @@ def short_run(method, scale="smoke", dataset="digits", target="blended", **given
     "A run for a figure: seconds at scale smoke, a minute or two else."
     usual = SMALL.get(scale, dict(rounds=12, limit=400))
     if dataset in ("pacs", "office_caltech10"): usual = usual | PHOTOS
-    return fit(method, dataset, target=target, progress=False, workers=1, **dict(eval_local=0) | usual | given)
+    usual = dict(eval_local=0, progress=False, workers=1) | usual | given
+    return fit(method, dataset, target=target, **usual)
 
 # %% ../../nbs/tables/06_figures.ipynb #53b4cd30
 def along(run, steps, seed=0):
