@@ -195,7 +195,7 @@ def test_a_comparison_by_papermill(compared):
     at, done = compared
     assert done.returncode == 0, done.stderr[-2000:]
     made = lines(at/"records")
-    assert len(made) == 4 and len(shown(at/"compare.ipynb", "image/png")) == 4
+    assert len(made) == 4 and len(shown(at/"compare.ipynb", "image/png")) == 5
     target = [scores["aggregated"]["source_val"]["target"] for _, scores, _ in made.values()]
     first, *_, last = shown(at/"compare.ipynb", "text/html")
     assert f"{50*sum(target[:2]):.1f}" in first and "fedprox" in first            # in percent, of two seeds
