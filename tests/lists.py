@@ -13,8 +13,8 @@ FILES = {"README.md": "nbs/", "nbs/index.ipynb": ""}                # file -> wh
 BEGIN, RESULTS = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.py -->"
 END = "<!-- end -->"
 SHOWN = "digits, held-out domains, scale cpu, 12 rounds, cnn2"
-ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled images "
-           "at test time. Verdicts, gains by target, ranks, costs, selection rules: "
+ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
+           "images at test time. Verdicts, gains by target, ranks, costs, selection rules: "
            "[our own comparison](reports/16_ours.ipynb).\n")
 COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p seeds {} -p rounds 12 -p scale cpu '
            "-p store reports/records")
