@@ -47,7 +47,10 @@ function withFold(table, shown) {
 
 function dress(table) {
   orderByNumber(table);
-  table.querySelectorAll("tbody td").forEach(cell => cell.classList.toggle("long", cell.textContent.length > 60));
+  table.querySelectorAll("tbody td").forEach(cell => {
+    const length = cell.textContent.length;
+    if (length > 30) cell.classList.add(length > 60 ? "long" : "phrase");
+  });
   const inputs = withFilters(table);
   const shown = new DataTable(table, {
     order: [], autoWidth: false, scrollX: false, pageLength: 10,
