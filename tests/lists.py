@@ -1,7 +1,7 @@
 """What README.md and nbs/index.ipynb list: `python tests/lists.py` writes methods and results anew."""
 import itertools, json
 from pathlib import Path
-from fdgnb.experiments.statistics import deployed, table
+from fdgnb.experiments.statistics import deployed, table, verdicts
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
 from fdgnb.tables.comparison import common_runs
@@ -14,7 +14,8 @@ BEGIN, RESULTS = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.
 END = "<!-- end -->"
 SHOWN = "digits, held-out domains, scale cpu, 12 rounds, cnn2"
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
-           "images at test time. Verdicts, gains by target, ranks, costs, selection rules: "
+           "images at test time, which no other row looks at. Learning rate, momentum and rounds are the "
+           "protocol's for all, untuned. Verdicts, gains by target, ranks, costs, selection rules: "
            "[our own comparison](reports/16_ours.ipynb).\n")
 COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p seeds {} -p rounds 12 -p scale cpu '
            "-p store reports/records")
@@ -40,7 +41,8 @@ def shown(store):
     names, made = ", ".join(dict.fromkeys(runs.method)), list(runs.record)
     hours = sum(r["seconds"]["total"] for r in made)/3600
     on = " and ".join(sorted({r["hardware"] for r in made}))
-    yield table(deployed(runs)).to_markdown()
+    yield (t := table(deployed(runs))).to_markdown()
+    yield f"By Student's t over these runs at 5 %, corrected after Holm:\n\n{verdicts(t)}\n"
     yield ADAPTED
     yield (f"*{SHOWN}*: {len(made)} runs, {hours:.1f} hours in all of one process, other work beside it, "
            f"on {on}; by\n")
