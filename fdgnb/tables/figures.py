@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['SMALL', 'PHOTOS', 'scattered', 'save_figure', 'draw', 'network', 'parted', 'draw_each', 'alike', 'mean_of',
-           'title_of', 'first_rounds', 'extent', 'converging', 'convergence', 'costs_of', 'costs', 'by_domain',
-           'read_how', 'radar', 'Study', 'fill', 'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'sensitivity',
-           'variant_bars', 'drawn_on', 'short_run', 'along', 'flatness', 'whereabouts', 'gap_variance', 'over_rounds',
-           'client_of', 'local_model', 'some_of', 'features_of', 'local_and_global', 'local_features', 'answers',
-           'local_outputs']
+           'title_of', 'extent', 'converging', 'convergence', 'costs_of', 'costs', 'by_domain', 'read_how', 'radar',
+           'Study', 'fill', 'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'sensitivity', 'variant_bars',
+           'drawn_on', 'short_run', 'along', 'flatness', 'whereabouts', 'gap_variance', 'over_rounds', 'client_of',
+           'local_model', 'some_of', 'features_of', 'local_and_global', 'local_features', 'answers', 'local_outputs']
 
 # %% ../../nbs/tables/06_figures.ipynb #665f2ddb
 import copy
@@ -26,7 +25,7 @@ from ..runs.fit import fit
 from ..runs.plots import WORDS, colors, scatter_classes, styled, tsne
 from ..runs.records import balanced
 from .ledger import Records, called, fits, plan_of, read_as
-from .paper import at_hand, calls_of, lies_here, spaced
+from .paper import at_hand, lies_here, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
 def scattered(figure):
@@ -89,16 +88,6 @@ def title_of(runs):
     return f"{runs.dataset.iloc[0]}, {network(runs.record.iloc[0])}"
 
 # %% ../../nbs/tables/06_figures.ipynb #8c20170b
-def first_rounds(report, tables=None):
-    "As `report.runs`, whole runs or, failing those, of a plan's first rounds; `of`: the plan's rounds."
-    lines, out = report.lines[report.lines.table.isin(tables or set(report.lines.table))], []
-    for label, call, t, plan in calls_of(lines, report.scale, here=False):
-        for s, rec in report.records.begun(plan).items():
-            out.append(dict(label=label, method=call["method"], dataset=call["dataset"], target=t, seed=s,
-                            record=rec, of=plan["rounds"]))
-    return pd.DataFrame(out, columns="label method dataset target seed record of".split())
-
-
 def extent(runs):
     "', 12 to 40 of 200 rounds' where runs are not whole; '' where all are."
     if "of" not in runs or not len(runs): return ""

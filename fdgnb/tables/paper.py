@@ -260,14 +260,17 @@ class Report:
 
     def sheets(self): return [self.sheet(t) for t in dict.fromkeys(self.lines.table)]
 
-    def runs(self, tables=None):
-        "Runs behind the rows (label, method, dataset, target, seed, record): what pictures are drawn from."
+    def runs(self, tables=None, begun=False):
+        """Runs behind the rows (label, method, dataset, target, seed, record; of: the plan's rounds).
+
+        begun: where a whole run is not there, one of the plan's first rounds is taken."""
+        find = self.records.begun if begun else self.records.of
         lines, out = self.lines[self.lines.table.isin(tables or set(self.lines.table))], []
         for label, call, t, plan in calls_of(lines, self.scale, here=False):
-            for s, rec in self.records.of(plan).items():
+            for s, rec in find(plan).items():
                 out.append(dict(label=label, method=call["method"], dataset=call["dataset"], target=t, seed=s,
-                                record=rec))
-        return pd.DataFrame(out, columns="label method dataset target seed record".split())
+                                record=rec, of=plan["rounds"]))
+        return pd.DataFrame(out, columns="label method dataset target seed record of".split())
 
 # %% ../../nbs/tables/05_paper.ipynb #98deedf5
 def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=False, limit_runs=None,
