@@ -100,11 +100,16 @@ SMOKE_15_fdse = table3
 OURS_METHODS = $(if $(filter smoke,$(SCALE)),fedavg fdse,$$(python -c "import fdgnb; print(*fdgnb.list_methods().index)"))
 OURS = -p protocol common -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) -p dataset digits \
   $(if $(filter smoke,$(SCALE)),-p target optical -p rounds 2,-p rounds $(if $(filter paper,$(SCALE)),None,12))
+# methods at values searched for each; smoke: FedAvg on one target
+TUNED = $(if $(filter smoke,$(SCALE)),-p methods fedavg -p target optical -p rounds 2 -p short 1 -p trials 2,\
+  $(if $(filter paper,$(SCALE)),-p rounds None))
 reports: install
 	mkdir -p "$(REPORTS)" out
 	for n in $(PAPERS); do $(MAKE) --no-print-directory paper-report PAGE=$$n; done
 	papermill nbs/compare.ipynb out/ours-$(or $(SCALE),cpu).ipynb -p methods "$(OURS_METHODS)" $(OURS) -p store "$(RECORDS)"
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
+	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
+	  -p store "$(RECORDS)" -p searches "$(REPORTS)/searches" -p run_missing True -p reports "$(REPORTS)"
 	papermill nbs/tables/10_ledger.ipynb "$(REPORTS)/10_ledger.ipynb" -p store "$(RECORDS)" -p report "$(REPORTS)"
 	papermill nbs/tables/02_fidelity.ipynb "$(REPORTS)/46_fidelity.ipynb" -p scale "$(FIDELITY)" -p store "$(RECORDS)" \
 	  -p run_missing True -p report "$(REPORTS)" $(if $(filter smoke,$(SCALE)),-p systems ga -p jobs 1)

@@ -2,6 +2,7 @@
 import json, os, re, signal, subprocess, sys, threading, time
 from pathlib import Path
 from shutil import which
+import pandas as pd
 import pytest
 from joblib import parallel_config
 from conftest import one_line
@@ -215,6 +216,23 @@ def test_our_own_comparison_by_papermill(compared):
     assert {"_cost", "_gains", "_rules", "_points"} <= pictures
     there = shown(at/"ours.ipynb", "text/html")[0]
     assert "<td>4</td>" in there and re.search(r"optical|digits", there)
+
+
+def test_the_tuned_comparison_by_papermill(tmp_path):
+    "A search, the runs at its values, both columns; again from the records alone, with a method not searched."
+    how = dict(methods="fedavg", scale="smoke", target="optical", rounds=2, short=1, trials=2, seeds=1, jobs=1,
+               store=tmp_path/"runs", searches=tmp_path/"trials", reports=tmp_path/"reports")
+    done = papermill("tables/17_tuned.ipynb", tmp_path/"a.ipynb", **how, run_missing=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert Store(tmp_path/"trials").size()[0] == 2
+    values = pd.read_csv(tmp_path/"reports"/"ours_tuned_values.csv")
+    best = max(Store(tmp_path/"trials"), key=lambda r: r["best_val"])
+    assert values["values"].tolist() == [f"lr {best['args']['settings']['lr']:.3g}"]
+    first = (tmp_path/"reports"/"ours_tuned.csv").read_text()
+    assert {line.split(",")[0] for line in first.split("\n")[1:] if line} == {"fedavg", "fedavg (tuned)"}
+    done = papermill("tables/17_tuned.ipynb", tmp_path/"b.ipynb", **how | dict(methods="fedavg, fedprox"))
+    assert done.returncode == 0 and "fedprox: a trial of" in (tmp_path/"b.ipynb").read_text()
+    assert (tmp_path/"reports"/"ours_tuned.csv").read_text() == first
 
 
 @pytest.mark.skipif(not which("make"), reason="make is not installed")
