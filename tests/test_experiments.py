@@ -219,9 +219,9 @@ def test_our_own_comparison_by_papermill(compared):
 
 
 def test_the_tuned_comparison_by_papermill(tmp_path):
-    "A search, the runs at its values, both columns; again from the records alone, with a method not searched."
-    how = dict(methods="fedavg", scale="smoke", target="optical", rounds=2, short=1, trials=2, seeds=1, jobs=1,
-               store=tmp_path/"runs", searches=tmp_path/"trials", reports=tmp_path/"reports")
+    "A search, runs at its values, both columns; again from the records, with a method not searched."
+    how = dict(methods="fedavg", scale="smoke", target="optical", rounds=2, short=1, trials=2, seeds=1,
+               jobs=1, store=tmp_path/"runs", searches=tmp_path/"trials", reports=tmp_path/"reports")
     done = papermill("tables/17_tuned.ipynb", tmp_path/"a.ipynb", **how, run_missing=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert Store(tmp_path/"trials").size()[0] == 2
