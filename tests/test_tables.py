@@ -7,11 +7,12 @@ from fdgnb.core import FdgnbError
 from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments.store import FORMAT, Store, sealed
 from fdgnb.runs.setup import Federation
-from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, counts, every_round, fits, ledger, oddities
+from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, counts, every_round, fits, ledger
 from fdgnb.tables.ledger import plan_of, read_as, short_of
 from fdgnb.tables.overview import published
 from fdgnb.tables.comparison import common_runs, missing_runs
 from fdgnb.tables.paper import Sheet, calls_of, filled, report, rows_of
+from fdgnb.tables.printed import oddities
 from conftest import run
 from test_reports import papermill
 
