@@ -93,7 +93,7 @@ STARTUP = 10                                                     # TPE draws its
 
 
 def new_study(trials, seed):
-    "(an optuna study that maximizes; what a failed trial is told as): few trials by Sobol's points, else TPE."
+    "(optuna's study, what a failed trial is told as): few trials are Sobol's points, more TPE's."
     if find_spec("optuna") is None: raise FdgnbError("optuna is not installed: pip install fdgnb[compare]")
     import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
