@@ -17,6 +17,10 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            "images at test time, which no other row looks at. Learning rate, momentum and rounds are the "
            "protocol's for all, untuned. Verdicts, gains by target, ranks, costs, selection rules: "
            "[our own comparison](reports/16_ours.ipynb).\n")
+TUNED = ROOT/"reports"/"ours_tuned_against.md"
+SEARCHED = ("Each method at values of its own, found for each held-out domain by a search of eight short trials "
+            "that looks at the other domains' validation samples alone "
+            "([tuned](reports/17_tuned.ipynb)), against FedAvg searched alike:\n")
 COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p seeds {} -p rounds 12 -p scale cpu '
            "-p store reports/records")
 
@@ -49,6 +53,14 @@ def shown(store):
     yield "    " + COMMAND.format(names, runs.seed.nunique()) + "\n"
 
 
+def searched():
+    "The table of tuned methods, as its report wrote it; [] before there is one."
+    if not TUNED.exists(): return
+    yield SEARCHED
+    yield TUNED.read_text()
+    yield TUNED.with_name("ours_tuned_verdicts.md").read_text()
+
+
 def ledger_line(records):
     "The counts of the ledger, in words."
     book = ledger(records)
@@ -62,7 +74,7 @@ def ledger_line(records):
 def results():
     "The results as they stand in README.md."
     store = Store()
-    return "\n".join([RESULTS, *shown(store), ledger_line(Records(store)), END])
+    return "\n".join([RESULTS, *shown(store), *searched(), ledger_line(Records(store)), END])
 
 
 def text_of(file):

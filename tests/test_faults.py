@@ -322,14 +322,9 @@ def papermill(tmp_path, *args):
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
 
 
-def test_papermill_refuses_a_wrong_method(tmp_path):
-    p = papermill(tmp_path, "-p", "method", "fdsee", "-p", "out", tmp_path/"o")
-    assert p.returncode != 0 and "did you mean 'fdse'" in p.stderr and not (tmp_path/"o/record.json").exists()
-
-
 @pytest.mark.parametrize("args, says", [
+    (("-p", "method", "fdsee"), "did you mean 'fdse'"),
     (("-p", "hyper", "{mu: [1"), "is no dict like {mu: 0.1}: while parsing"),
-    (("-y", "{hyper: {target: inked}}"), "'target' in hyper: it is no hyper-parameter but an argument"),
     (("-p", "out", 5), "out=5: wanted the path of a folder"),
 ], ids=lambda v: "" if isinstance(v, str) else "-".join(map(str, v)))
 def test_papermill_says_what_is_wrong(args, says, tmp_path):
@@ -338,6 +333,11 @@ def test_papermill_says_what_is_wrong(args, says, tmp_path):
     last = [l for l in p.stderr.splitlines() if l.strip()][-1]
     assert p.returncode != 0 and says in last and last.startswith("FdgnbError"), p.stderr[-1500:]
     assert "During handling" not in p.stderr and not list(tmp_path.glob("**/args.json"))
+
+
+def test_an_argument_among_the_hyper_parameters_is_refused():
+    one_line(lambda: fdgnb.fit("fedavg", GRAY, hyper=dict(target="inked")),
+             "'target' in hyper: it is no hyper-parameter but an argument")
 
 
 def test_papermill_passes_its_parameters(tmp_path):
