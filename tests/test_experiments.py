@@ -222,8 +222,8 @@ def test_our_own_comparison_by_papermill(compared):
 def test_the_tuned_comparison_by_papermill(tmp_path):
     "From the records of a search and of the runs at its values; a method that was not searched is named."
     how = dict(protocol="common", scale="smoke")
-    chosen, _ = tuned("fedavg", "digits", "optical", [0], 2, 1, tmp_path/"trials", trials=2, ranges={}, jobs=1,
-                      lr=(.005, .15), work=tmp_path/"work", **how)
+    chosen, _ = tuned("fedavg", "digits", "optical", [0], 2, 1, tmp_path/"trials", trials=2, ranges={},
+                      lr=(.005, .15), jobs=1, work=tmp_path/"work", **how)
     both = pd.concat([grid("fedavg", "digits", "optical", [0], 2, **how), chosen], ignore_index=True)
     made = run(both, tmp_path/"runs", 1, tmp_path/"work")
     done = papermill("tables/17_tuned.ipynb", tmp_path/"a.ipynb", methods="fedavg, fedprox", scale="smoke",

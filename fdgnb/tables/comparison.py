@@ -75,9 +75,9 @@ def common_runs(store):
     for rec in store:
         a = rec["args"]
         if a["protocol"] != "common": continue
-        try: how, other = unusual(a) if "error" not in rec else ({}, {})
-        except FdgnbError as e: rec = dict(error=str(e))
-        if "error" in rec:
+        try: how, other = unusual(a)
+        except FdgnbError as e: how, rec = {}, dict(error=str(e))
+        if "error" in rec and not how:
             left[f"{a['method']}, target {a['target']}, seed {a['seed']}: {rec['error']}"] += 1
             continue
         if how:
@@ -190,13 +190,14 @@ def draw_gains(t):
 # %% ../../nbs/tables/07_comparison.ipynb #oursdrawtuning
 @styled
 def draw_tuning(runs, rule="source_val"):
-    "Average over targets at the protocol's values (hollow) and at a method's own (full), the best on top."
+    "Average at the protocol's values (hollow) and at a method's own (full), the best on top; None of none."
     import matplotlib.pyplot as plt
     cells = in_columns(scores(runs, rule))
     means = cells.groupby(["label", "column"], sort=False).value.mean().groupby(level=0).mean()*100
     after = {k: v for k, v in means.items() if "(tuned)" in k}
     pairs = {k.replace(" (tuned)", ""): (means.get(k.replace(" (tuned)", "")), v) for k, v in after.items()}
     pairs = dict(sorted(pairs.items(), key=lambda kv: kv[1][1]))
+    if not pairs: return None
     fig, ax = plt.subplots(figsize=(5.8, .26*len(pairs) + 1.))
     for y, (before, now) in enumerate(pairs.values()):
         if before is not None: ax.plot([before, now], [y, y], color=".7", lw=1.5, zorder=1)
