@@ -18,8 +18,8 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            "protocol's for all, untuned. Verdicts, gains by target, ranks, costs, selection rules: "
            "[our own comparison](reports/16_ours.ipynb).\n")
 TUNED = ROOT/"reports"/"ours_tuned_against.md"
-SEARCHED = ("Each method at values of its own, found for each held-out domain by a search of eight short trials "
-            "that looks at the other domains' validation samples alone "
+SEARCHED = ("Each method at values of its own, found for each held-out domain by a search of eight short "
+            "trials that looks at the other domains' validation samples alone "
             "([tuned](reports/17_tuned.ipynb)), against FedAvg searched alike; by\n\n"
             "    papermill nbs/tables/17_tuned.ipynb out.ipynb -p run_missing True\n")
 COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p seeds {} -p rounds 12 -p scale cpu '

@@ -90,7 +90,7 @@ def check_space(method, space, trials):
             raise FdgnbError(f"range {echo(r)} of {k}: wanted ('choice', values) or ('float', low, high)")
 
 # %% ../../nbs/experiments/06_search.ipynb #f6e67788
-STARTUP = 10                                                    # TPE would draw its first ten trials at random
+STARTUP = 10                                                 # TPE would draw its first ten trials at random
 
 
 def at(r, u):
@@ -115,7 +115,7 @@ def first_values(space, usual, n):
 
 
 def new_study(first, seed):
-    "(an optuna study that maximizes, which tries `first` before TPE proposes; what a failed trial is told as)."
+    "(an optuna study that tries `first` before TPE proposes; what a failed trial is told as)."
     if find_spec("optuna") is None: raise FdgnbError("optuna is not installed: pip install fdgnb[compare]")
     import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
