@@ -144,7 +144,7 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
         runs = grid(method, dataset, target, seed, hyper=(hyper or {}) | values, **settings)
         made = run(runs, store, jobs, work, progress=progress) if run_missing else results(runs, store)
         if not run_missing and not made.state.isin(["done", "failed"]).all():
-            raise FdgnbError(f"a trial of {method!r} was not run: {echo(values)}")
+            raise FdgnbError(f"a trial of {method!r} was not run: {echo(values or 'the default')}")
         if (made.state != "done").any(): return dict(error=next(e for e in made.error if isinstance(e, str)))
         return dict(zip(("val", "target", "best_round_target"), choose_by(made)))
     if not told: rows.append(dict(trial=0, **usual, **tried()))         # outside of what optuna looks at
