@@ -47,7 +47,7 @@ text: .venv/text
 test: install text
 	$(BIN)/python tests/clean.py
 	cd nbs && nbdev_test --n_workers 2 --timing
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; fewer: make fuzz N=500;
 # on four cores: make fuzz PROCESSES=4
@@ -75,7 +75,7 @@ COMPARE ?= out/compare-$(subst $(eval ) ,-,$(subst +,_,$(METHODS)))-$(DATASET)$(
 compare: install
 	mkdir -p "$(COMPARE)"
 	papermill nbs/compare.ipynb "$(COMPARE)/compare.ipynb" -p methods "$(METHODS)" -p dataset "$(DATASET)" \
-	  -p seeds $(SEEDS) $(if $(TARGET),-p target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
+	  -p seeds $(SEEDS) -p out "$(COMPARE)" $(if $(TARGET),-p target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
 	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE))
 	$(BIN)/jupyter nbconvert --log-level=ERROR --to html --no-input "$(COMPARE)/compare.ipynb"
 	@echo "table and pictures: $(COMPARE)/compare.html"

@@ -180,6 +180,10 @@ def test_papermill_refuses_in_one_line(tmp_path):
     p = papermill("compare.ipynb", tmp_path/"out.ipynb", methods="fedavg", scale="smoke",
                   store=tmp_path/"records", rule="lats")
     assert p.returncode and "unknown selection rule 'lats'" in p.stderr.strip().splitlines()[-1]
+    (tmp_path/"taken").write_text("a file")
+    p = papermill("compare.ipynb", tmp_path/"out.ipynb", methods="fedavg", scale="smoke",
+                  store=tmp_path/"records", out=tmp_path/"taken")
+    assert p.returncode and "cannot be written: File exists" in p.stderr.strip().splitlines()[-1]
     assert not list(tmp_path.glob("records/*/*"))
 
 
@@ -188,7 +192,7 @@ def compared(tmp_path_factory):
     "The folder of two methods' comparison, and the process that made it."
     at = tmp_path_factory.mktemp("compared")
     done = papermill("compare.ipynb", at/"compare.ipynb", methods="fedavg, fedprox", target="optical",
-                     rounds=1, scale="smoke", jobs=1, store=at/"records")
+                     rounds=1, scale="smoke", jobs=1, store=at/"records", out=at/"kept")
     return at, done
 
 
@@ -202,6 +206,10 @@ def test_a_comparison_by_papermill(compared):
     first, *_, last = shown(at/"compare.ipynb", "text/html")
     assert f"{50*sum(target[:2]):.1f}" in first and "fedprox" in first            # in percent, of two seeds
     assert all(result in last for result, *_ in made.values())
+    figures = {f"{stem}.{end}" for stem in ("accuracy", "rounds", "cost", "selection", "points")
+               for end in ("png", "svg")}
+    assert {p.name for p in (at/"kept").iterdir()} == figures | {"table.csv", "table.md", "table.tex"}
+    assert f"{50*sum(target[:2]):.1f}" in (at/"kept"/"table.csv").read_text()
 
 
 def test_our_own_comparison_by_papermill(compared):

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['paired_gain', 'by_target', 'chance', 'gain_of', 'whole_blocks', 'mean_ranks', 'in_columns', 'averages', 'cell_text',
-           'largest', 'latex_of', 'Table', 'gain_text', 'caption_of', 'check_cells', 'table', 'deployed', 'cost_of',
-           'curves_of', 'avg_of', 'all_rules', 'all_points', 'verdicts']
+           'largest', 'latex_of', 'save_table', 'Table', 'gain_text', 'caption_of', 'check_cells', 'table', 'deployed',
+           'cost_of', 'curves_of', 'avg_of', 'all_rules', 'all_points', 'verdicts']
 
 # %% ../../nbs/experiments/05_statistics.ipynb #fb4d62ca
 import numpy as np
 import pandas as pd
 from dataclasses import dataclass
-from ..core import FdgnbError, nearest
+from pathlib import Path
+from ..core import FdgnbError, atomic_write, nearest
 from ..runs.metrics import POINTS, RULES
 from .store import scores
 from .pictures import table_plot
@@ -108,6 +109,13 @@ def latex_of(body, caption):
     for a, b in (("%", r"\%"), ("_", r"\_"), ("±", r"$\pm$")): caption = caption.replace(a, b)
     return style.to_latex(hrules=True, caption=caption)
 
+
+def save_table(t, folder, stem):
+    "Write a `Table` as stem.csv, .md and .tex."
+    plain = t.text("{}").rename_axis("method")
+    for end, text in dict(csv=plain.to_csv(), md=t.to_markdown(), tex=t.to_latex()).items():
+        atomic_write(Path(folder)/f"{stem}.{end}", text)
+
 # %% ../../nbs/experiments/05_statistics.ipynb #1a4f3f04
 @dataclass
 class Table:
@@ -152,6 +160,8 @@ class Table:
     def plot(self):
         "Means with their deviation, a column a group."
         return table_plot(self.mean, self.sd)
+
+    def save(self, folder, stem): save_table(self, folder, stem)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #56d38c70
 def gain_text(gain, low, high):
