@@ -126,6 +126,19 @@ def test_dask(whole, tmp_path):
     assert {*made.state} == {"done"} and lines(tmp_path/"records") == whole
 
 
+def test_ray(whole, tmp_path):
+    "The same through Ray's backend, on two processes of this machine; where Ray is installed."
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install fdgnb[ray]")
+    from ray.util.joblib import register_ray
+    register_ray()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        with parallel_config(backend="ray", n_jobs=2):
+            made = run(small(), tmp_path/"records", work=tmp_path/"work")
+    finally: ray.shutdown()
+    assert {*made.state} == {"done"} and lines(tmp_path/"records") == whole
+
+
 def test_a_torn_record_is_named(tmp_path, whole):
     made = run(small().iloc[:1], tmp_path/"records", 1, tmp_path/"work")
     path, = tmp_path.glob("records/*/*.json")
