@@ -71,11 +71,18 @@ notebooks: install
 # any methods by targets by seeds, in a table and five pictures: make compare METHODS="fedavg fdse" SEEDS=2
 METHODS ?= fedavg fdse
 SEEDS ?= 2
-COMPARE ?= out/compare-$(subst $(eval ) ,-,$(subst +,_,$(METHODS)))-$(DATASET)$(TARGET:%=-%)-$(SEEDS)seeds$(ROUNDS:%=-%rounds)$(PROTOCOL:%=-%)$(SCALE:%=-%)
+# the folder: OUT, where it is given; else named by what is compared, of more than eight methods by a checksum
+COMMA := ,
+NAMES = $(subst $(COMMA), ,$(METHODS))
+SLUG = $(if $(word 9,$(NAMES)),$(words $(NAMES))methods-$(shell echo $(NAMES) | cksum | cut -d" " -f1),$(subst $(eval ) ,-,$(strip $(subst +,_,$(NAMES)))))
+ifneq ($(origin OUT),file)
+COMPARE ?= $(OUT)
+endif
+COMPARE ?= out/compare-$(SLUG)-$(DATASET)$(TARGET:%=-%)-$(SEEDS)seeds$(ROUNDS:%=-%rounds)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 compare: install
 	mkdir -p "$(COMPARE)"
-	papermill nbs/compare.ipynb "$(COMPARE)/compare.ipynb" -p methods "$(METHODS)" -p dataset "$(DATASET)" \
-	  -p seeds $(SEEDS) -p out "$(COMPARE)" $(if $(TARGET),-p target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
+	papermill nbs/compare.ipynb "$(COMPARE)/compare.ipynb" -r methods "$(METHODS)" -r dataset "$(DATASET)" \
+	  -p seeds $(SEEDS) -r out "$(COMPARE)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
 	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE))
 	$(BIN)/jupyter nbconvert --log-level=ERROR --to html --no-input "$(COMPARE)/compare.ipynb"
 	@echo "table and pictures: $(COMPARE)/compare.html"
@@ -103,9 +110,14 @@ OURS = -p protocol common -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) -p da
 # methods at values searched for each; smoke: FedAvg on one target
 TUNED = $(if $(filter smoke,$(SCALE)),-p methods fedavg -p target optical -p rounds 2 -p short 1 -p trials 2,\
   $(if $(filter paper,$(SCALE)),-p rounds None))
+# what is on file at the paper's own scale, at every scale: from its records, nothing is run
+at_paper = papermill nbs/tables/$(1).ipynb "$(REPORTS)/$(2).ipynb" -p scale paper -p tables $(3) -p run_missing False \
+  -p store "$(RECORDS)" -p reports "$(REPORTS)" $(if $(filter 13_fedka,$(2)),-p arrays True)
 reports: install
 	mkdir -p "$(REPORTS)" out
 	for n in $(PAPERS); do $(MAKE) --no-print-directory paper-report PAGE=$$n; done
+	$(if $(filter smoke,$(SCALE)),,$(call at_paper,13_fedka,13_fedka,table2))
+	$(if $(filter smoke,$(SCALE)),,$(call at_paper,15_fdse,15_fdse_table4,table4))
 	papermill nbs/compare.ipynb out/ours-$(or $(SCALE),cpu).ipynb -p methods "$(OURS_METHODS)" $(OURS) -p store "$(RECORDS)"
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
@@ -115,7 +127,7 @@ reports: install
 	  -p run_missing True -p report "$(REPORTS)" $(if $(filter smoke,$(SCALE)),-p systems ga -p jobs 1)
 	$(if $(filter smoke,$(SCALE)),\
 	papermill nbs/tables/01_fedka.ipynb "$(REPORTS)/42_table_fedka.ipynb" -p rounds 0,\
-	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),20) -p reports reports)
+	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),10) -p reports reports)
 	@if python -c "import itables, myst_nb, sphinx_book_theme" 2>/dev/null; then python docs/build_site.py; \
 	else echo "the page of results: make docs"; fi
 

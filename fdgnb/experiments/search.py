@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STARTUP', 'SCORED', 'range_of', 'ranges_of', 'proposed', 'defaults_of', 'inside', 'covers', 'choose_by',
-           'check_space', 'at', 'first_values', 'new_study', 'search', 'oracle_gap', 'chosen', 'tuned']
+           'known_range', 'check_space', 'at', 'first_values', 'new_study', 'search', 'oracle_gap', 'chosen', 'tuned']
 
 # %% ../../nbs/experiments/06_search.ipynb #efa210bd
 import math
@@ -73,13 +73,28 @@ def covers(space, usual):
 
 
 def choose_by(results):
-    "(source validation, target, best target) of finished runs: by the best validated round; means of runs."
+    """{val, target, best_round_target} of finished runs, means: at the best validated round, and at the best.
+
+    Of a method that adapts at test time also what the last model then reaches (adapted)."""
     rows = []
     for rec in results.record:
         if rec["best_val"] is None: raise FdgnbError("a search needs validation samples and scored rounds")
         at, what = rec["scores"]["aggregated"], "target" if rec["args"]["target"] else "AVG"
-        rows.append((rec["best_val"], at["source_val"][what], at["target"][what]))
-    return tuple(map(float, np.mean(rows, axis=0)))
+        two = dict(target=at["source_val"][what], best_round_target=at["target"][what])
+        rows.append(dict(val=rec["best_val"]) | two)
+        after = rec["scores"].get("adapted", {}).get("last", {}).get(what)
+        if after is not None: rows[-1]["adapted"] = after
+    return pd.DataFrame(rows).mean().to_dict()
+
+# %% ../../nbs/experiments/06_search.ipynb #b33526ee
+def known_range(r):
+    "Whether something is a range: ('choice', values), or ('float' or 'int', low, high) with 0 < low < high."
+    if not isinstance(r, tuple) or len(r) < 2: return False
+    kind, *of = r
+    if kind == "choice": return len(of) == 1 and isinstance(of[0], (list, tuple)) and len(of[0]) > 0
+    of_kind = dict(float=(int, float), int=int).get(kind) if isinstance(kind, str) else None
+    numbers = of_kind and all(isinstance(v, of_kind) and not isinstance(v, bool) for v in of)
+    return bool(numbers) and len(of) == 2 and 0 < of[0] < of[1] < math.inf
 
 
 def check_space(method, space, trials):
@@ -89,13 +104,12 @@ def check_space(method, space, trials):
     if not space: raise FdgnbError(f"{method!r} has no hyper-parameter to search: give lr= or ranges=")
     for k, r in space.items():
         if k not in names: raise FdgnbError(f"unknown hyper-parameter {echo(k)}{nearest(k, sorted(names))}")
-        lengths = dict(choice=2, float=3, int=3)
-        known = isinstance(r, tuple) and r and lengths.get(r[0]) == len(r)
-        if not known or (r[0] != "choice" and not 0 < r[1] < r[2]):
+        if not known_range(r):
             raise FdgnbError(f"range {echo(r)} of {k}: wanted ('choice', values) or ('float', low, high)")
 
 # %% ../../nbs/experiments/06_search.ipynb #f6e67788
 STARTUP = 10                                                 # TPE would draw its first ten trials at random
+SCORED = ["val", "target", "best_round_target", "adapted", "error"]          # of a trial, beside its values
 
 
 def at(r, u):
@@ -146,10 +160,11 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
     def tried(**values):
         runs = grid(method, dataset, target, seed, hyper=(hyper or {}) | values, **settings)
         made = run(runs, store, jobs, work, progress=progress) if run_missing else results(runs, store)
-        if not run_missing and not made.state.isin(["done", "failed"]).all():
-            raise FdgnbError(f"a trial of {method!r} was not run: {echo(values or 'the default')}")
+        lacking = made.state[~made.state.isin(["done", "failed"])]
+        if len(lacking):
+            raise FdgnbError(f"a trial of {method!r} is {lacking.iloc[0]}: {echo(values or 'the default')}")
         if (made.state != "done").any(): return dict(error=next(e for e in made.error if isinstance(e, str)))
-        return dict(zip(("val", "target", "best_round_target"), choose_by(made)))
+        return choose_by(made)
     if not covers(space, usual): rows.append(dict(trial=0, **usual, **tried()))       # not for optuna
     for i in range(len(rows), trials):
         trial = study.ask()
@@ -158,19 +173,17 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
         rows.append(dict(trial=i, **values, **came))
         if "val" in came: study.tell(trial, came["val"])
         else: study.tell(trial, state=failed)
-    out = pd.DataFrame(rows)
+    out = pd.DataFrame(rows, dtype=object)                               # a choice may be None, or whole
     if "val" not in out: raise FdgnbError(f"no trial of {method!r} ended: {out.error.iloc[0]}")
+    out = out.astype({k: float for k in out if k in SCORED and k != "error"} | dict(trial=int))
     return out.sort_values(["val", "trial"], ascending=[False, True], kind="stable").set_index("trial")
 
 # %% ../../nbs/experiments/06_search.ipynb #d49e6c57
-def oracle_gap(trials):
-    "What choosing by the target would have gained over choosing by source validation, in points."
-    return 100*float(trials.target.max() - trials.target.iloc[0])
+def oracle_gap(trials, by="target"):
+    "What choosing by the target (or by `adapted`) would have gained over source validation, in points."
+    return 100*float(trials[by].max() - trials[by].iloc[0])
 
 # %% ../../nbs/experiments/06_search.ipynb #16dfbd0f
-SCORED = ["val", "target", "best_round_target", "error"]
-
-
 def chosen(trials):
     "{name: value} of the best trial of a `search`; {} where it is the default, trial 0."
     best = trials.drop(columns=SCORED, errors="ignore").iloc[[0]]

@@ -16,7 +16,7 @@ from dataclasses import fields
 from functools import cache
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
-from ..experiments.statistics import in_columns, mean_ranks, whole_blocks
+from ..experiments.statistics import in_columns, mean_ranks, twins, whole_blocks
 from ..experiments.store import scores
 from ..federation.compose import hyper_of, method_class
 from ..runs.plots import styled
@@ -159,10 +159,14 @@ def friedman(wide):
 
 @styled
 def critical_difference(runs, rule="source_val", level=.05):
-    "Mean ranks over targets, bars over what cannot be parted; None of fewer than three labels or targets."
+    """Mean ranks over targets, bars over what cannot be parted; None of fewer than three labels or targets.
+
+    Of labels that are equal in every run the first stands for all."""
     import matplotlib.pyplot as plt
     import scikit_posthocs as posthocs
     wide = blocks(runs, rule)
+    wide = wide[[k for k in dict.fromkeys(runs.label) if k in wide]]
+    wide = wide[list(dict.fromkeys(twins(wide).values()))]
     means = wide.groupby(level=0).mean()
     if wide.shape[1] < 3 or len(means) < 3: return None
     pairs, p = posthocs.posthoc_nemenyi_friedman(means.reset_index(drop=True)), friedman(wide)
