@@ -14,6 +14,7 @@ from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.search import tuned
 from fdgnb.experiments.statistics import table
 from fdgnb.experiments.store import Planner, Store, result_of, results, sealed
+from fdgnb.federation.compose import METHODS
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
@@ -269,6 +270,10 @@ def test_another_comparison_is_another_folder():
                                          capture_output=True, text=True, check=True).stdout
     folders = {re.search(r'mkdir -p "(.+)"', plan(*c))[1] for c in choices}
     assert len(folders) == len(choices)
+    named = lambda *c: re.search(r'mkdir -p "(.+)"', plan(*c))[1]
+    many = sorted(METHODS.names())
+    assert len(named("METHODS=" + " ".join(many))) < 100 and named("OUT=out/mine") == "out/mine"
+    assert named("METHODS=" + " ".join(many[:9])) != named("METHODS=" + " ".join(many[1:10]))
 
 
 def test_the_records_on_file_are_small_and_whole():
