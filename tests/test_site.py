@@ -190,6 +190,8 @@ def test_results_as_they_are():
     "Every table, figure and executed report of reports/ is on the page."
     notebooks = {p: json.loads(p.read_text()) for p in results_page.files(REPORTS, ".ipynb")}
     text = results_page.page(notebooks)
+    targets = re.findall(r"^\((.+)\)=$", text, re.M)
+    assert len(targets) == len(set(targets)), "a link's target stands twice: Sphinx ends there"
     for f in results_page.files(REPORTS, ".csv", ".png", ".svg", ".ipynb"):
         assert f.relative_to(REPORTS).as_posix() in text, f.name
 
