@@ -52,7 +52,7 @@ def by_report(folder):
     out = {r: [] for r in reports}
     for f in files(folder, ".csv", ".png", ".svg"):
         if f.name == LEDGER: continue
-        twins = [f.with_suffix(e) for e in (".png", ".svg") if f.suffix != ".csv"]              # of one figure
+        twins = [f.with_suffix(e) for e in (".png", ".svg") if f.suffix != ".csv"]           # of one figure
         report = stated.get(f) or next((stated[t] for t in twins if t in stated), None) or by_name(f, reports)
         out.setdefault(report if report in out else None, []).append(f)
     return out
