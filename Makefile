@@ -110,14 +110,14 @@ OURS = -p protocol common -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) -p da
 # methods at values searched for each; smoke: FedAvg on one target
 TUNED = $(if $(filter smoke,$(SCALE)),-p methods fedavg -p target optical -p rounds 2 -p short 1 -p trials 2,\
   $(if $(filter paper,$(SCALE)),-p rounds None))
-# what is on file at the paper's own scale, at every scale: from its records, nothing is run
+# what is on file at the paper's own scale, where another is made: from its records, nothing is run
 at_paper = papermill nbs/tables/$(1).ipynb "$(REPORTS)/$(2).ipynb" -p scale paper -p tables $(3) -p run_missing False \
   -p store "$(RECORDS)" -p reports "$(REPORTS)" $(if $(filter 13_fedka,$(2)),-p arrays True)
 reports: install
 	mkdir -p "$(REPORTS)" out
 	for n in $(PAPERS); do $(MAKE) --no-print-directory paper-report PAGE=$$n; done
-	$(if $(filter smoke,$(SCALE)),,$(call at_paper,13_fedka,13_fedka,table2))
-	$(if $(filter smoke,$(SCALE)),,$(call at_paper,15_fdse,15_fdse_table4,table4))
+	$(if $(filter smoke paper,$(SCALE)),,$(call at_paper,13_fedka,13_fedka,table2))
+	$(if $(filter smoke paper,$(SCALE)),,$(call at_paper,15_fdse,15_fdse_table4,table4))
 	papermill nbs/compare.ipynb out/ours-$(or $(SCALE),cpu).ipynb -p methods "$(OURS_METHODS)" $(OURS) -p store "$(RECORDS)"
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
