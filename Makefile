@@ -31,9 +31,9 @@ install: .venv/installed
 # the main job: one run as an executed notebook, with its record and its arrays beside it; another choice, another folder below out/
 run: install
 	mkdir -p "$(OUT)"
-	papermill nbs/run.ipynb "$(OUT)/run.ipynb" -p method "$(METHOD)" -p dataset "$(DATASET)" \
-	  $(if $(TARGET),-p target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) \
-	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) -p out "$(OUT)/result"
+	papermill nbs/run.ipynb "$(OUT)/run.ipynb" -r method "$(METHOD)" -r dataset "$(DATASET)" \
+	  $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) \
+	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) -r out "$(OUT)/result"
 	@echo "executed notebook: $(OUT)/run.ipynb   record: $(OUT)/result/record.json"
 
 # what encodes texts, for amazon_review: transformers, and the weights of the default encoder (83 MB)

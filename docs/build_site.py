@@ -2,7 +2,7 @@
 import importlib.util, json, shutil, subprocess, sys, time
 from pathlib import Path
 import api_pages, results_page
-from notebook_pages import NBS, REPORTS, ROOT, module_of, page_of, place, title_of
+from notebook_pages import NBS, REPORTS, ROOT, module_of, page_of, place, title_of, titles
 
 DOCS, OUT = ROOT/"docs", ROOT/"_docs"
 SOURCE, HTML = OUT/"source", OUT/"html"
@@ -66,7 +66,7 @@ def contents(pages, reports):
     "The tables of contents of the front page."
     top = [p.stem for p in pages if room_of(p) == "" and p.stem != "index"]
     top = [s for s in FIRST if s in top] + [s for s in top if s not in FIRST]
-    executed = [f"{title_of(nb)[0]}, executed <{without_suffix(place(p))}>" for p, nb in reports.items()]
+    executed = [f"{title}, executed <{without_suffix(place(p))}>" for p, title in titles(reports).items()]
     fronts = [without_suffix(room_path(r)) for r in rooms(pages)]
     return "\n".join([toctree(top, "Begin"), toctree(fronts, "Notebooks"),
                       toctree(["results", *executed], "Results"), toctree(["api/index"], "Reference")])

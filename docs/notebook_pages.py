@@ -140,6 +140,18 @@ def title_of(nb):
     return title[2:].strip(), next((l[2:].strip() for l in rest if l.startswith("> ")), "")
 
 
+def titles(reports):
+    "{report: title}; of two with one title, a file whose name continues the other's says by what."
+    names = {r: title_of(nb)[0] for r, nb in reports.items()}
+
+    def part(report):
+        begun = [r.stem for r in names if names[r] == names[report] and report.stem.startswith(f"{r.stem}_")]
+        left = report.stem[len(begun[0]) + 1:] if begun else ""
+        return re.sub(r"_|(?<=[a-z])(?=\d)", " ", left)
+
+    return {r: f"{name}: {part(r)}".removesuffix(": ") for r, name in names.items()}
+
+
 def with_module(text, module, page):
     "The title cell with a line that leads to the module's reference."
     to = os.path.relpath(f"api/{module}.md", os.path.dirname(place(page)) or ".")

@@ -2,7 +2,7 @@
 import os, re
 from pathlib import Path
 import pandas as pd
-from notebook_pages import FILES, LINK, REPORTS, linked, outside_code, title_of
+from notebook_pages import FILES, LINK, REPORTS, linked, outside_code, title_of, titles
 
 LEDGER, RECORDS = "ledger.csv", "records"
 SCRIPT, STYLE = "_static/datatables.js", "_static/datatables.css"
@@ -236,9 +236,10 @@ def page(notebooks, folder=REPORTS, used=None):
     lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), "",
              *ledger_section(folder, notebooks), *readme(folder, used)]
     settings, shown = settings_of(notebooks), {None, ledger_report(folder, notebooks)}
+    names = titles(notebooks)
     for report, made in by_report(folder).items():
         if report in shown: continue
-        lines += [f"## {title_of(notebooks[report])[0]}", "", executed(report, notebooks, folder), "",
+        lines += [f"## {names[report]}", "", executed(report, notebooks, folder), "",
                   *sections(made, folder, settings)]
     rest = by_report(folder).get(None)
     if rest: lines += ["## Further tables and figures", "", *sections(rest, folder, settings)]

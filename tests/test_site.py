@@ -179,6 +179,13 @@ def test_what_all_rows_share_is_said_once_and_wide_tables_fold(tmp_path):
     assert long in html and 'data-folded="[1]"' in html
 
 
+def test_two_reports_of_one_title_are_told_apart(tmp_path):
+    nb = lambda title: dict(cells=[dict(source=f"# {title}\n> what")])
+    made = {"15_fdse": "FDSE", "15_fdse_table4": "FDSE", "15_fd": "Other", "16_ours": "Ours"}
+    named = pages.titles({tmp_path/f"{k}.ipynb": nb(t) for k, t in made.items()})
+    assert {p.stem: t for p, t in named.items()} == made | {"15_fdse_table4": "FDSE: table 4"}
+
+
 def test_the_ledger_stands_once_in_the_contents(tmp_path):
     files = {"10_ledger.ipynb": "", "ledger.csv": "paper,state\nGA,not run\n"}
     report = dict(cells=[markdown("# The replication ledger\n> Each number.")])

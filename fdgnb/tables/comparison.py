@@ -203,10 +203,13 @@ def draw_tuning(runs, rule="source_val"):
     pairs = dict(sorted(pairs.items(), key=lambda kv: kv[1][1]))
     if not pairs: return None
     fig, ax = plt.subplots(figsize=(5.8, .26*len(pairs) + 1.))
-    for y, (before, now) in enumerate(pairs.values()):
-        if before is not None: ax.plot([before, now], [y, y], color=".7", lw=1.5, zorder=1)
-        if before is not None: ax.scatter(before, y, s=24, facecolor="w", edgecolor="C0", zorder=2)
-        ax.scatter(now, y, s=24, color="C0", zorder=3)
+    before, now = zip(*pairs.values())
+    known = [y for y, b in enumerate(before) if b is not None]
+    first = [before[y] for y in known]
+    ax.hlines(known, first, [now[y] for y in known], color=".7", lw=1.5, zorder=1)
+    ax.scatter(first, known, s=24, facecolor="w", edgecolor="C0", zorder=2, label="protocol's values")
+    ax.scatter(now, range(len(now)), s=24, color="C0", zorder=3, label="searched values")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     ax.set_yticks(range(len(pairs)), pairs)
     ax.set_xlabel("accuracy on the target, mean over targets, %")
     return fig
