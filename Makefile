@@ -128,6 +128,7 @@ reports: install
 	$(if $(filter smoke,$(SCALE)),\
 	papermill nbs/tables/01_fedka.ipynb "$(REPORTS)/42_table_fedka.ipynb" -p rounds 0,\
 	papermill nbs/tables/01_fedka.ipynb reports/42_table_fedka.ipynb -p rounds $(or $(ROUNDS),10) -p reports reports)
+	python docs/relink.py "$(REPORTS)"
 	@if python -c "import itables, myst_nb, sphinx_book_theme" 2>/dev/null; then python docs/build_site.py; \
 	else echo "the page of results: make docs"; fi
 

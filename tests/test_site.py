@@ -12,7 +12,7 @@ from browser import browser, program, served
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/"docs"))
-import api_pages, notebook_pages as pages, results_page
+import api_pages, notebook_pages as pages, relink, results_page
 SITE, BUILT = ROOT/"_docs/html", ROOT/"_docs/built"
 NBS, REPORTS = ROOT/"nbs", ROOT/"reports"
 NOTEBOOKS = [p for top in (NBS, REPORTS) for p in sorted(top.rglob("*.ipynb"))
@@ -184,6 +184,22 @@ def test_two_reports_of_one_title_are_told_apart(tmp_path):
     made = {"15_fdse": "FDSE", "15_fdse_table4": "FDSE", "15_fd": "Other", "16_ours": "Ours"}
     named = pages.titles({tmp_path/f"{k}.ipynb": nb(t) for k, t in made.items()})
     assert {p.stem: t for p, t in named.items()} == made | {"15_fdse_table4": "FDSE: table 4"}
+
+
+def test_a_report_links_where_its_page_did(tmp_path):
+    text = "[a](../compare.ipynb#x) [b](https://a.b/c) [c](#here) [d](here.csv) `[e](../run.ipynb)` [f](gone.md)"
+    (tmp_path/"here.csv").touch()
+    to = os.path.relpath(pages.NBS/"compare.ipynb", tmp_path)
+    assert relink.relinked(text, tmp_path) == text.replace("../compare.ipynb#x", f"{to}#x")
+
+
+@pytest.mark.parametrize("report", sorted(REPORTS.glob("*.ipynb")), ids=lambda p: p.stem)
+def test_links_of_a_report_lead_somewhere(report):
+    texts = [pages.text_of(c) for c in json.loads(report.read_text())["cells"] if c["cell_type"] == "markdown"]
+    found = []
+    for t in texts: pages.outside_code(t, lambda part: found.extend(pages.LINK.findall(part)) or part)
+    paths = [f.partition("#")[0] for f in found if not re.match(r"[a-z]+:", f)]
+    assert not [p for p in paths if p and not (report.parent/p).exists()]
 
 
 def test_the_ledger_stands_once_in_the_contents(tmp_path):

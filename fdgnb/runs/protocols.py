@@ -226,13 +226,13 @@ PROTOCOLS["ga"] = Protocol("ga", "Zhang et al., CVPR 2023", "source_val", "aggre
 KA_TRAINING = (
     row("rounds", 200, "text, 4.3"),
     row("local_epochs", 1, "text, 4.2.1"),
-    row("local_steps", 32, "text, 4.2.1: 512 samples in batches of 16"),
+    row("local_steps", 32, "text, 4.2.1: 512 samples in batches of 16; of a client with fewer, fewer"),
     row("local_steps", 8, "text, 4.2.2: 128 samples in batches of 16", "amazon_review"),
     row("optimizer", "adam", "text, 4.2.1"),
     row("lr", 3e-4, "text, 4.2.1"),
     row("batch_size", 16, "text, 4.2.1"),
     row("keep_optimizer", True, "code: Adam's moments outlive the round"),
-    row("client_weights", "uniform", "code (equal by the text too: 512 samples each)"),
+    row("client_weights", "uniform", "code; the text by samples (Eq. 1), the same where each client has 512"),
 )
 
 # %% ../../nbs/runs/06_protocols.ipynb #a15ea2ec

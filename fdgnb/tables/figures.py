@@ -80,12 +80,10 @@ def title_of(runs):
     return f"{runs.dataset.iloc[0]}, {network(runs.record.iloc[0])}"
 
 # %% ../../nbs/tables/06_figures.ipynb #8c20170b
-def extent(runs):
-    "', 12 to 40 of 200 rounds' where runs are not whole; '' where all are."
-    if "of" not in runs or not len(runs): return ""
-    done, of = runs.record.map(lambda r: r["rounds"]), runs.of.max()
-    if done.min() >= of: return ""
-    return f", {done.min()}{f' to {done.max()}' if done.max() > done.min() else ''} of {of} rounds"
+def extent(runs, drawn):
+    "', 12 of 200 rounds' of lines that end before the runs they begin; '' of whole ones."
+    of = int(runs.of.max()) if "of" in runs else drawn
+    return f", {drawn} of {of} rounds"*(drawn < of)
 
 # %% ../../nbs/tables/06_figures.ipynb #f149472a
 def converging(runs, by="rounds"):
@@ -109,10 +107,12 @@ def convergence(runs, by="rounds"):
     panels, color = parted(runs), colors(dict.fromkeys(runs.label))
     fig, axes = plt.subplots(1, len(panels), figsize=(3.6*len(panels) + 1.4, 3.2), squeeze=False)
     for ax, part in zip(axes[0], [alike(g) for _, g in panels]):
-        for label, g in converging(part, by).groupby("label", sort=False):
+        curves = converging(part, by)
+        for label, g in curves.groupby("label", sort=False):
             line = g.groupby("step")[["x", "value"]].mean()
-            ax.plot(line.x, 100*line.value, lw=1.4, color=color[label], label=label)
-        ax.set_title(f"{title_of(part)}{extent(part)}\n{mean_of(part)}", loc="left", fontsize=8)
+            mark = "." if len(line) < 20 else None            # few points: what lies between is not known
+            ax.plot(line.x, 100*line.value, lw=1.4, marker=mark, color=color[label], label=label)
+        ax.set_title(f"{title_of(part)}{extent(part, int(curves.step.max()))}\n{mean_of(part)}", loc="left", fontsize=8)
         ax.set_xlabel("round" if by == "rounds" else "seconds on one core")
         if by == "rounds": ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("accuracy, aggregated model, %")
@@ -138,7 +138,7 @@ def costs(runs):
     import matplotlib.pyplot as plt
     if not len(runs): return None
     title, t = title_of(runs), costs_of(alike(runs))
-    words = dict(MB="MB per client and round", GFLOPs="GFLOPs per round", seconds="seconds per round")
+    words = dict(MB="MB per client and round", GFLOPs="GFLOPs of the clients' steps\nper round (the server's not counted)", seconds="seconds per round")
     fig, axes = plt.subplots(1, 3, figsize=(8.8, .28*len(t) + 1.5), sharey=True)
     for ax, (k, word) in zip(axes, words.items()):
         ax.barh(range(len(t)), t[k], color=list(colors(t.index).values()))

@@ -215,7 +215,7 @@ ROWS |= {
     "fedbr table2": {
         "VHL (2000 virtual data)": ("vhl", dict(vhl_n=2000)),
         "VHL (20000 virtual data)": ("vhl", dict(vhl_n=20000)),
-        "FedBR (32 pseudo-data)": ("fedbr", MIXTURE)},
+        "FedBR (32 pseudo-data)": ("fedbr", ONCE)},
     "fedbr table3": {f"{m} + FedBR": (joined(m.lower(), "fedbr"), MIXTURE)
                      for m in ("FedAvg", "FedCM", "FedDecorr", "FedNTD")},
     "fedbr table4": {
