@@ -148,6 +148,18 @@ def test_a_torn_record_is_named(tmp_path, whole):
     assert one_line(e) and path.name in str(e.value) and made.state[0] == "done"
 
 
+def test_code_that_changes_during_a_run_files_nothing(tmp_path, whole, monkeypatch):
+    "As when a module is written anew while a grid runs: the digest is read once, and is not the planned one."
+    one, usual = small().iloc[[0]], execution.result_of
+    monkeypatch.setattr(execution, "result_of", lambda made: sealed(usual(made) | dict(code="0"*8)))
+    with pytest.raises(FdgnbError, match="the code changed while the grid was running: call again") as error:
+        run(one, tmp_path/"records", 1, tmp_path/"work")
+    assert one_line(error) and not lines(tmp_path/"records")
+    monkeypatch.undo()
+    run(one, tmp_path/"records", 1, tmp_path/"work")
+    assert lines(tmp_path/"records").items() <= whole.items()
+
+
 def test_a_failure_is_kept_and_retried_on_request(tmp_path):
     wild, at = small(lr=1e30).iloc[:1], (tmp_path/"records", 1, tmp_path/"work")
     first = run(wild, *at)

@@ -19,7 +19,7 @@ from ..federation.compose import METHODS
 from ..runs.fit import fit
 from ..federation.rounds import cores
 from .grid import call_of
-from .store import Planner, Store, code_digest, failure_of, file_name, outcome
+from .store import Planner, Store, failure_of, file_name, outcome
 from .store import result_of, results
 
 # %% ../../nbs/experiments/03_execution.ipynb #c620935b
@@ -47,10 +47,11 @@ def played(call, args, code, folder, work, retry=False):
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
                 store.put(failure_of(args, code, str(said).replace(str(mine), mine.name)))
                 return "failed"
-            if run.fed.args() != args or code_digest(run.fed)[0] != code:
+            rec = result_of(run)                            # read once: files may change at any moment
+            if (rec["args"], rec["code"]) != (args, code):
                 raise FdgnbError("the data or the code changed while the grid was running: call again")
             shutil.rmtree(mine, ignore_errors=True)
-            try: store.put(result_of(run))
+            try: store.put(rec)
             except FdgnbError: return "differs"             # from a record that came meanwhile, and stays
             return "done"
     except Timeout: return "busy"

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['LACKS', 'AT_PAPER', 'PRICES', 'MACHINE', 'HOURS', 'SEEDS', 'FREE', 'PLAN', 'DEFAULT', 'RAMPS', 'RULE', 'AT', 'COSTS',
-           'SENT', 'ACCURACY', 'ALONE', 'EXPLAINED', 'NOTED', 'short_of', 'weights_of', 'targets_in', 'needs', 'called',
-           'plan_of', 'fits', 'begins', 'prices', 'Records', 'read_as', 'column_of', 'rounds_to', 'sent', 'every_round',
-           'measured_as', 'carried', 'transmitted', 'made_by', 'by_seed', 'ours', 'wanted', 'first_of', 'net_of',
-           'said_of', 'tolerance', 'judged', 'bounds', 'spread', 'line', 'ledger', 'counts']
+           'SENT', 'ACCURACY', 'ALONE', 'AT_ALONE', 'TRIED', 'FORWARD', 'EXPLAINED', 'NOTED', 'short_of', 'weights_of',
+           'targets_in', 'needs', 'called', 'plan_of', 'fits', 'begins', 'prices', 'Records', 'read_as', 'column_of',
+           'rounds_to', 'sent', 'every_round', 'measured_as', 'carried', 'transmitted', 'made_by', 'by_seed', 'ours',
+           'wanted', 'first_of', 'net_of', 'said_of', 'explained', 'tolerance', 'judged', 'bounds', 'spread', 'line',
+           'ledger', 'counts']
 
 # %% ../../nbs/tables/10_ledger.ipynb #ac8afd4c
 import json, torch
@@ -191,10 +192,12 @@ def column_of(paper, target, held_out):
     return "target" if held_out else "ALL" if (paper, target) == ("fdse", "all") else "AVG"
 
 
-def rounds_to(rec, threshold):
-    "The first recorded round at a threshold (a curve has at most 50 points); inf where it is never reached."
+def rounds_to(rec, percent):
+    "The first round at an accuracy; inf where it is never reached, None where the record skips rounds."
+    if "reached" in rec: return float(rec["reached"].get(str(percent), np.inf))
+    if len(rec["curves"]["round"]) < rec["rounds"]: return None
     line = zip(rec["curves"]["round"], rec["curves"]["target"])
-    return float(next((r for r, v in line if v is not None and v >= threshold), np.inf))
+    return float(next((r for r, v in line if v is not None and 100*v >= percent - 1e-9), np.inf))
 
 
 def sent(rec, way):
@@ -223,7 +226,7 @@ def measured_as(rec, r, held_out, sparse=False):
     whole = all(args["settings"][k] == 1 for k in every_round(r.metric, how))
     if not sparse and args["scale"] in (None, "paper") and not whole: return None
     if r.metric in COSTS: return COSTS[r.metric](rec)
-    if r.metric.startswith("rounds_to_"): return rounds_to(rec, int(r.metric.rpartition("_")[2])/100)
+    if r.metric.startswith("rounds_to_"): return rounds_to(rec, int(r.metric.rpartition("_")[2]))
     if not how: return None
     rule, point = how
     v = rec["scores"].get(point, {}).get(rule, {}).get(column_of(r.paper, r.target, held_out))
@@ -295,14 +298,19 @@ def net_of(r, dataset):
 
 # %% ../../nbs/tables/10_ledger.ipynb #6d898a4f
 ACCURACY = tuple(RULE)
-ALONE = ("amazon as the only client comes near (FedAvg 31.8 and 26.8 in 100 rounds of one seed, three seeds "
-         "at 40 rounds; a guess: tables/04_fedka2)")
+ALONE = "with amazon as the only client the column comes out in level (a guess: tables/04_fedka2)"
+AT_ALONE = dict(                       # row: (dslr, webcam, rounds), the largest accuracy with that client
+    FedAvg=(31.8, 26.8, 100), Voting=(28.7, 25.4, 20), FedKA=(29.9, 23.1, 20))
+AT_ALONE |= {"f-DANN": (31.2, 23.4, 20), "f-DAN": (25.5, 25.4, 20),
+             "Disentangler + Voting": (28.7, 20.3, 20), "Disentangler + MK-MMD": (26.1, 23.1, 20)}
+TRIED = ("judged in training mode, as the released code judges, one seed gives amazon 47.2 and caltech 36.6, "
+         "with weights by samples besides 50.9 and 36.1: none gives both (tables/04_fedka2)")
+FORWARD = dict(FedBN=4.39, Ditto=4.39, FDSE=2.21)       # FLOPs/1e10 of tables/08_printed
 EXPLAINED = (                          # paper, tables, data set, targets: what was tried and what explains it
-    ("fedka", "table2", "office_caltech10", "dslr webcam", ALONE),
+    ("fedka", "table2", "office_caltech10", "amazon caltech", f"FedAvg, {TRIED}"),
     ("fedka", "table5", "office_caltech10", "dslr webcam", f"as in Table 2, where {ALONE}"),
     ("fedka", "table2 table5", "office_caltech10", "avg", f"its columns dslr and webcam: {ALONE}"),
     ("fedbr", "table7", "cifar100", "", CCT14),
-    ("fdse", "table4", "", "", f"printed is {AT_256}, as our run"),
 )
 NOTED = (                              # paper, tables, data set, targets: how our number differs in kind
     ("fedbr", "table6", "", "", "test set: the caption's are global and balanced, here a model is tested "
@@ -315,11 +323,25 @@ def said_of(r, rules):
     own, holds = (r.paper, r.table, r.dataset, r.target), lambda rule, own: not rule or own in rule.split()
     return next((text for *rule, text in rules if all(map(holds, rule, own))), "")
 
+# %% ../../nbs/tables/10_ledger.ipynb #d6e0c785
+def explained(r):
+    "What was tried on a printed number that does not come out, and what explains it."
+    place = r.paper, r.table
+    if place == ("fdse", "table4") and r.metric == "flops_1e10":
+        twice = "; ours counts the two models that it trains"*(r.method == "Ditto")
+        return f"printed is {AT_256}, by our count {FORWARD[r.method]}; the text has 224, ours{twice}"
+    if place == ("fedka", "table2") and r.target in ("dslr", "webcam"):
+        *both, rounds = AT_ALONE[r.method]
+        value = both[r.target == "webcam"]
+        where = "within" if abs(value - float(r.mean)) <= tolerance(r) else "outside"
+        return f"{ALONE}; this cell: {value}, one seed, {rounds} rounds, {where} what is allowed"
+    return said_of(r, EXPLAINED) or "no explanation known"
+
 # %% ../../nbs/tables/10_ledger.ipynb #f27b774a
 def tolerance(r):
-    "How far our mean may lie from a printed value: one point or two printed deviations; else a tenth."
+    "How far we may lie from a printed value: one point or two sd; a hundredth of a price; else a tenth."
     if r.metric in ACCURACY: return max(1., 2*float(r.std or 0))
-    return .1*float(r.mean)
+    return float(r.mean)*(.01 if r.metric in PRICES else .1)
 
 
 def judged(r, values, least=(), after=""):
@@ -327,7 +349,7 @@ def judged(r, values, least=(), after=""):
 
     least: bounds below, from runs of the first rounds; they decide where all lie above what is allowed."""
     most, printed, few = tolerance(r), float(r.mean), len(values) < wanted(r)
-    known, note = said_of(r, EXPLAINED) or "no explanation known", [said_of(r, NOTED)]*bool(said_of(r, NOTED))
+    known, note = explained(r), [said_of(r, NOTED)]*bool(said_of(r, NOTED))
     if few and len(least) >= SEEDS and min(least) - printed > most:
         gap = f"at least {min(least) - printed:+.2f} {after} (n = {len(least)}), allowed {most:.2f}"
         return "not reproduced", "; ".join([gap, known, *note])
