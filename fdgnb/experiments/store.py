@@ -108,7 +108,8 @@ def result_of(run):
                              **first, units=units, **made)))
 
 
-APART = ("result", "code", "units", "confirmed", "seconds", "versions", "hardware", "commit", "made", "reached")
+APART = ("result", "code", "units", "confirmed", "seconds", "versions", "hardware", "commit", "made",
+         "reached")                                            # which follows from the curve, in part
 
 
 def outcome(rec):

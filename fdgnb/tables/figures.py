@@ -112,7 +112,8 @@ def convergence(runs, by="rounds"):
             line = g.groupby("step")[["x", "value"]].mean()
             mark = "." if len(line) < 20 else None            # few points: what lies between is not known
             ax.plot(line.x, 100*line.value, lw=1.4, marker=mark, color=color[label], label=label)
-        ax.set_title(f"{title_of(part)}{extent(part, int(curves.step.max()))}\n{mean_of(part)}", loc="left", fontsize=8)
+        whole = title_of(part) + extent(part, int(curves.step.max()))
+        ax.set_title(f"{whole}\n{mean_of(part)}", loc="left", fontsize=8)
         ax.set_xlabel("round" if by == "rounds" else "seconds on one core")
         if by == "rounds": ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("accuracy, aggregated model, %")
@@ -138,11 +139,12 @@ def costs(runs):
     import matplotlib.pyplot as plt
     if not len(runs): return None
     title, t = title_of(runs), costs_of(alike(runs))
-    words = dict(MB="MB per client and round", GFLOPs="GFLOPs of the clients' steps\nper round (the server's not counted)", seconds="seconds per round")
+    words = dict(MB="MB per client and round", seconds="seconds per round",
+                 GFLOPs="GFLOPs of the clients' steps\nper round (the server's not counted)")
     fig, axes = plt.subplots(1, 3, figsize=(8.8, .28*len(t) + 1.5), sharey=True)
-    for ax, (k, word) in zip(axes, words.items()):
+    for ax, k in zip(axes, t):
         ax.barh(range(len(t)), t[k], color=list(colors(t.index).values()))
-        ax.set_xlabel(word)
+        ax.set_xlabel(words[k])
     axes[0].set_yticks(range(len(t)), t.index)
     axes[0].invert_yaxis()
     fig.suptitle(f"{title}: {mean_of(alike(runs))}")
