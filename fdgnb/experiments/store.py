@@ -101,7 +101,7 @@ def result_of(run):
     val = values(run.history, run.sizes, split="val")["ALL"].max()
     cost = dict(best_val=rounded(val), bytes=sent, flops_round=int(w.flops.sum()),
                 steps_round=int(w.steps.sum()), parameters=n_parameters(run.fed.net))
-    first = dict(reached=reached(run)) if reached(run) else {}
+    first = dict(reached=at) if (at := reached(run)) else {}
     made = dict(seconds=seconds(run), versions=versions() | libraries, hardware=hardware(), commit=commit(),
                 made=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()))
     return sealed(plain(dict(format=FORMAT, **what, scores=scores_of(run), curves=curves(run), **cost,

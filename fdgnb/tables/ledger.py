@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['LACKS', 'AT_PAPER', 'PRICES', 'MACHINE', 'HOURS', 'SEEDS', 'FREE', 'PLAN', 'DEFAULT', 'RAMPS', 'RULE', 'AT', 'COSTS',
-           'SENT', 'ACCURACY', 'ALONE', 'AT_ALONE', 'TRIED', 'FORWARD', 'EXPLAINED', 'NOTED', 'short_of', 'weights_of',
-           'targets_in', 'needs', 'called', 'plan_of', 'fits', 'begins', 'prices', 'Records', 'read_as', 'column_of',
-           'rounds_to', 'sent', 'every_round', 'measured_as', 'carried', 'transmitted', 'made_by', 'by_seed', 'ours',
-           'wanted', 'first_of', 'net_of', 'said_of', 'explained', 'tolerance', 'judged', 'bounds', 'spread', 'line',
-           'ledger', 'counts']
+           'SENT', 'ACCURACY', 'EXPLAINED', 'NOTED', 'short_of', 'weights_of', 'targets_in', 'needs', 'called',
+           'plan_of', 'fits', 'begins', 'prices', 'Records', 'read_as', 'column_of', 'rounds_to', 'sent', 'every_round',
+           'measured_as', 'carried', 'transmitted', 'made_by', 'by_seed', 'ours', 'wanted', 'first_of', 'net_of',
+           'said_of', 'explained', 'tolerance', 'judged', 'bounds', 'spread', 'line', 'ledger', 'counts']
 
 # %% ../../nbs/tables/10_ledger.ipynb #ac8afd4c
 import json, torch
@@ -27,7 +26,8 @@ from ..runs.protocols import resolve
 from ..runs.setup import Federation, arguments
 from ..settings import Settings
 from .overview import DATA, LEFT, LIGHT, MEANS, NETS, TARGETS, published, row_run
-from .printed import AT_256, CCT14, oddities
+from .fedka2 import ALONE, AT_ALONE, TRIED
+from .printed import AT_256, CCT14, FORWARD, oddities
 
 # %% ../../nbs/tables/10_ledger.ipynb #77e656a3
 LACKS = (                              # kind, paper, data set, backbone: what is missing
@@ -298,14 +298,6 @@ def net_of(r, dataset):
 
 # %% ../../nbs/tables/10_ledger.ipynb #6d898a4f
 ACCURACY = tuple(RULE)
-ALONE = "with amazon as the only client the column comes out in level (a guess: tables/04_fedka2)"
-AT_ALONE = dict(                       # row: (dslr, webcam, rounds), the largest accuracy with that client
-    FedAvg=(31.8, 26.8, 100), Voting=(28.7, 25.4, 20), FedKA=(29.9, 23.1, 20))
-AT_ALONE |= {"f-DANN": (31.2, 23.4, 20), "f-DAN": (25.5, 25.4, 20),
-             "Disentangler + Voting": (28.7, 20.3, 20), "Disentangler + MK-MMD": (26.1, 23.1, 20)}
-TRIED = ("judged in training mode, as the released code judges, one seed gives amazon 47.2 and caltech 36.6, "
-         "with weights by samples besides 50.9 and 36.1: none gives both (tables/04_fedka2)")
-FORWARD = dict(FedBN=4.39, Ditto=4.39, FDSE=2.21)       # FLOPs/1e10 of tables/08_printed
 EXPLAINED = (                          # paper, tables, data set, targets: what was tried and what explains it
     ("fedka", "table2", "office_caltech10", "amazon caltech", f"FedAvg, {TRIED}"),
     ("fedka", "table5", "office_caltech10", "dslr webcam", f"as in Table 2, where {ALONE}"),
