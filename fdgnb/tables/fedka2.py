@@ -60,5 +60,5 @@ def tried(method, target, printed, allowed):
     if method not in AT_PLAIN: return f"FedAvg, {TRIED}"
     *both, n = AT_PLAIN[method]
     value = both[target == "caltech"]
-    return (f"clients that start from the plain average, as released, give {value} (n = {n}), {where(value)} what "
-            "is allowed (tables/04_fedka2)")
+    return (f"clients that start from the plain average, as released, give {value} (n = {n}), {where(value)} "
+            "what is allowed (tables/04_fedka2)")
