@@ -353,8 +353,9 @@ def bounds(r, records):
     "(bounds below of a largest accuracy over the rounds, one per seed; after how many rounds, in words)."
     if r.metric != "max_over_rounds_target_acc": return [], ""
     least = list(by_seed(r, records.begun, partial(measured_as, sparse=True)).values())
-    rounds = by_seed(r, records.begun, lambda rec, *_: rec["args"]["rounds"], fold=min).values()
-    return least, f"after {min(rounds, default=0):.0f} rounds"
+    length = partial(by_seed, r, records.begun, lambda rec, *_: rec["args"]["rounds"])
+    low, high = min(length(fold=min).values(), default=0), max(length(fold=max).values(), default=0)
+    return least, f"after {low:.0f} rounds" + f" ({high:.0f} of some targets)"*(high > low)
 
 # %% ../../nbs/tables/10_ledger.ipynb #6f92f774
 def spread(values):

@@ -183,7 +183,8 @@ def escaped(text):
 
 # %% ../../nbs/tables/05_paper.ipynb #272f5450
 NOTE = "\n[{}] {}  "
-EARLY = "mean over seeds of the largest accuracy of a run's first rounds: more rounds can only raise it"
+EARLY = ("mean over seeds of the largest accuracy of a run's first rounds (in avg of whole runs, where these "
+         "are there): more rounds can only raise it")
 FEW = "fewer runs (n) than seeds are wanted: {}"
 SIGNS = {"": "", "yes": " ✓", "no": " ✗", "few": "†"}
 TEX_SIGNS = SIGNS | {"yes": r" $\surd$", "no": r" $\times$"}
