@@ -79,8 +79,8 @@ def ledger_line(records):
     exact = book[book.metric.str.contains("acc")].state.value_counts()
     by_state = "; ".join(f"{exact.get(k, 0):,} {k}" for k in c.index[:3])
     said += f" Of accuracies alone: {by_state}; the rest are sizes, traffic, FLOPs, rounds and seconds."
-    return said + (f" {early} of those not reproduced were decided, in whole or in part, by the first rounds of "
-                   "runs, which can show a number to be too low and nothing else.")*bool(early)
+    return said + (f" {early} of those not reproduced were decided, in whole or in part, by the first rounds "
+                   "of runs, which can show a number to be too low and nothing else.")*bool(early)
 
 
 def results():
