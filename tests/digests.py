@@ -1,6 +1,7 @@
 """Digests of short runs, without names: what must not change when the code is moved.
 
-`python tests/digests.py` writes tests/digests.json; made on commit 991c53c. A run's digest is over the bytes
+`python tests/digests.py` writes tests/digests.json; made on commit 991c53c. Runs that are named are made
+anew, and keep the machine that made them. A run's digest is over the bytes
 of the tensors of the global model and of the network that every client and the unseen client would hold,
 sorted, without keys; beside it stand the aggregated model's accuracies and, for another machine, a norm.
 """
@@ -40,7 +41,7 @@ RUNS = {                                             # label -> method, settings
     "fdse AB": ("dse+consensus+similarity", {}), "fdse AC": ("fdse", dict(tau=0.)),
     "fdse BC": ("dse+consistency+similarity", dict(shift=True, inner=False)),
     "fdse none": ("dse+similarity", dict(tau=None)), "fdse+ga": ("dse+consistency+similarity+ga", {}),
-    "fdse alexnet": ("fdse", dict(backbone="alexnet_bn", side=64)),
+    "fdse alexnet": ("fdse", dict(backbone="alexnet_bn", side=64, lr=.002, batch_size=16)),  # .02: chaos
     "noeval+fedsb": ("noeval+fedsb", dict(S=30)),
     "local": ("local", {}), "lgfedavg": ("lgfedavg", {}), "fedbn": ("fedbn", {}), "dsbn": ("dsbn", {}),
     "ditto": ("ditto", {}), "partialfed": ("partialfed", {}),
@@ -106,13 +107,15 @@ if __name__ == "__main__":
     p.add_argument("labels", nargs="*", help="these runs only")
     a = p.parse_args()
     torch.set_num_threads(1)
-    made = {}
+    made, differs, kept = {}, {}, json.loads(FILE.read_text()) if FILE.exists() else dict(runs={})
     for label in a.labels or RUNS:
         made[label] = digest(label)
         if a.check:
-            old = json.loads(FILE.read_text())["runs"][label]
-            same = [k for k in old if old[k] != made[label][k]]
-            print(f"{label:20} {'equal' if not same else 'DIFFERS in ' + ', '.join(same)}", flush=True)
-    if a.check: sys.exit(any(json.loads(FILE.read_text())["runs"][k] != v for k, v in made.items()))
-    FILE.write_text(json.dumps(dict(machine=machine(), runs=made), indent=1) + "\n")
+            differs[label] = [k for k, v in made[label].items() if kept["runs"][label][k] != v]
+            said = "DIFFERS in " + ", ".join(differs[label]) if differs[label] else "equal"
+            print(f"{label:20} {said}", flush=True)
+    if a.check: sys.exit(any(differs.values()))
+    if a.labels: made = kept["runs"] | {k: v | dict(machine=machine()) for k, v in made.items()}
+    whole = dict(machine=kept["machine"] if a.labels else machine(), runs=made)
+    FILE.write_text(json.dumps(whole, indent=1) + "\n")
     print(f"{len(made)} runs, {FILE}")

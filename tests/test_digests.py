@@ -5,14 +5,14 @@ import digests
 from fdgnb.federation.compose import METHODS
 
 KEPT = json.loads(digests.FILE.read_text())
-SAME = digests.machine() == KEPT["machine"]
+HERE = digests.machine()
 
 
 @pytest.mark.parametrize("label", digests.RUNS)
 def test_digest(label):
-    "On the file's machine bit for bit; elsewhere (other instructions or torch) norm and accuracies closely."
+    "On the machine that made it bit for bit; elsewhere (other instructions, torch) norm, accuracies closely."
     new, old = digests.digest(label), KEPT["runs"][label]
-    if SAME: assert new == old
+    if HERE == old.get("machine", KEPT["machine"]): assert new == {k: old[k] for k in new}
     assert new["norm"] == pytest.approx(old["norm"], rel=.02)
     for a, b in zip(new["accuracies"], old["accuracies"], strict=True):
         assert a[:-1] == b[:-1] and abs(a[-1] - b[-1]) <= .3

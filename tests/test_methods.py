@@ -97,7 +97,7 @@ SAME = {                                                # keys of one digest -> 
 
 def print_of(key, data):
     "A digest of the networks of every client and the unseen one after two rounds at defaults."
-    run = fdgnb.fit(key, data, **TINY | dict(rounds=2, local_steps=None, lr=.05) | dict(
+    run = fdgnb.fit(key, data, **TINY | dict(rounds=2, local_steps=None, lr=.02) | dict(    # FedIIR: not .05
         {k: v for k, v in light(key).items() if k in ("vhl_n", "mmd_batch")}))
     nets = (run.model_of(k).state_dict() for k in (None, *(c.id for c in run.fed.clients)))
     each = sorted(hashed(v) for s in nets for v in s.values())
