@@ -2,10 +2,10 @@
 import itertools, json
 from pathlib import Path
 import pandas as pd
-from fdgnb.experiments.statistics import deployed, table, verdicts
+from fdgnb.experiments.statistics import deployed, table
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
-from fdgnb.tables.comparison import common_runs
+from fdgnb.tables.comparison import across, across_text, common_runs
 from fdgnb.tables.ledger import Records, counts, ledger
 from fdgnb.tables.overview import home
 
@@ -13,13 +13,18 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = {"README.md": "nbs/", "nbs/index.ipynb": ""}                # file -> what is before a page's path
 BEGIN, RESULTS = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.py -->"
 END = "<!-- end -->"
-SHOWN = "digits, held-out domains, scale cpu, 12 rounds, cnn2"
+SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
+         "office_caltech10, held-out domains, scale cpu, 60 rounds, cnn2, 28 px": "Office-Caltech10"}
+READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), rule source_val; in brackets the "
+           "gain over FedAvg in points: ▲ beats it, ▼ is worse, by Student's t of the gains paired within target "
+           "and seed, at 5 % after Holm; = is FedAvg in every run; without a mark no difference is shown. Blank: "
+           "not run, or not on every domain.\n")
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
            "images at test time, which no other row looks at, but FedKA's in training. Learning rate, "
            "momentum and rounds are the protocol's for all, untuned; but SCAFFOLD, which is defined for "
            "plain SGD, has no momentum, so the same rate takes it about a tenth as far (searched, below, it "
            "is near the others). "
-           "Verdicts, gains by target, ranks, costs, selection rules: "
+           "Tables by target, ranks, costs, selection rules: "
            "[our own comparison](reports/16_ours.ipynb).\n")
 TUNED = ROOT/"reports"/"ours_tuned_against.md"
 SEARCHED = ("The methods searched so far ({0}), each at a learning rate and some values of its own found for "
@@ -28,8 +33,8 @@ SEARCHED = ("The methods searched so far ({0}), each at a learning rate and some
             "BNStats has FedAvg's; and eight trials tie a method's own values to the rates "
             "([tuned](reports/17_tuned.ipynb) says how). By\n\n"
             '    papermill nbs/tables/17_tuned.ipynb out.ipynb -p methods "{0}" -p run_missing True\n')
-COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p seeds {} -p rounds 12 -p scale cpu '
-           "-p store reports/records")
+COMMAND = ('papermill nbs/compare.ipynb out.ipynb -p methods "{}" -p dataset {} -p seeds {} -p rounds {} '
+           "-p scale cpu{} -p store reports/records")
 
 
 def lines(prefix):
@@ -45,19 +50,30 @@ def listed(file):
     return "\n".join([BEGIN, *lines(FILES[file]), END])
 
 
-def shown(store):
-    "The main comparison: its table, on what and how long it ran, by which command; [] before there is one."
-    runs = common_runs(store)[0].get(SHOWN)
-    if runs is None: return
-    names, made = ", ".join(dict.fromkeys(runs.method)), list(runs.record)
-    hours = sum(r["seconds"]["total"] for r in made)/3600
-    on = " and ".join(sorted({r["hardware"] for r in made}))
-    yield (t := table(deployed(runs))).to_markdown()
-    yield f"By Student's t over these runs at 5 %, corrected after Holm:\n\n{verdicts(t)}\n"
-    yield ADAPTED
-    yield (f"*{SHOWN}*: {len(made)} runs, {hours:.1f} hours in all of one process, other work beside it, "
+def made_by(setting, runs):
+    "On what and how long a setting's runs ran, and by which command."
+    records, at = list(runs.record), runs.record.iloc[0]["args"]
+    hours = sum(r["seconds"]["total"] for r in records)/3600
+    on = " and ".join(sorted({r["hardware"] for r in records}))
+    extra = " -r hyper '{" + f"size: {at['settings']['size']}, backbone: {at['settings']['backbone']}" + "}'"
+    yield (f"*{setting}*: {len(records)} runs, {hours:.1f} hours in all of one process, other work beside it, "
            f"on {on}; by\n")
-    yield "    " + COMMAND.format(names, runs.seed.nunique()) + "\n"
+    yield "    " + COMMAND.format(", ".join(dict.fromkeys(runs.method)), at["dataset"], runs.seed.nunique(),
+                                  at["rounds"], extra*bool(at["settings"]["size"])) + "\n"
+
+
+def shown(store):
+    "The main comparisons side by side, on what and how long they ran, by which commands; [] of none."
+    groups = common_runs(store)[0]
+    there = {s: groups[s] for s in SHOWN if s in groups}
+    if not there: return
+    lines = across({s: table(deployed(runs)) for s, runs in there.items()})
+    seeds = ", ".join(f"{SHOWN[s]}: {runs.target.nunique()} domains, {runs.seed.nunique()} seeds"
+                      for s, runs in there.items())
+    yield READING.format(seeds)
+    yield across_text(lines).rename(columns=SHOWN).to_markdown(disable_numparse=True) + "\n"
+    yield ADAPTED
+    for s, runs in there.items(): yield from made_by(s, runs)
 
 
 def searched():
