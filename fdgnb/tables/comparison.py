@@ -248,7 +248,7 @@ def carried(lines):
         if len(both) > 2: out[a, b] = dict(rho=both.corr("spearman").iloc[0, 1], n=len(both))
     return pd.DataFrame(out).T
 
-
+# %% ../../nbs/tables/07_comparison.ipynb #7a0118dc
 @styled
 def draw_across(lines):
     "Gains over the base by setting, the highest mean on top, in colors that are full from 10 points."
