@@ -248,7 +248,12 @@ def test_our_own_comparison_by_papermill(compared):
     assert table.exists() and table.with_suffix(".md").exists()
     assert {"fedavg", "fedprox"} <= {line.split(",")[0] for line in table.read_text().split("\n")}
     pictures = {p.stem.removeprefix(table.stem) for p in (at/"reports").glob("*.svg")}
-    assert {"_cost", "_gains", "_rules", "_points"} <= pictures
+    assert {"_cost", "_gains", "_rules", "_points", "ours_across"} <= pictures
+    score = {m: 50*sum(scores["aggregated"]["source_val"]["target"] for name, (_, scores, _) in
+                       lines(at/"records").items() if name.startswith(m)) for m in ("fedavg", "fedprox")}
+    across = pd.read_csv(at/"reports"/"ours_across.csv", index_col=0).iloc[:, 0]
+    assert across["fedavg"].startswith(f"{score['fedavg']:.1f} ± ") and "(" not in across["fedavg"]
+    assert f"({score['fedprox'] - score['fedavg']:+.1f}" in across["fedprox"]
     there = shown(at/"ours.ipynb", "text/html")[0]
     assert "<td>4</td>" in there and re.search(r"optical|digits", there)
 
