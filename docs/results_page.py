@@ -13,7 +13,7 @@ ORDER = ("reproduced", "not reproduced", "not run")
 NAMES = dict(fedsb="FedSB", ga="GA", fedka="FedKA", fedbr="FedBR", fdse="FDSE")
 TITLES = dict(ledger="Every printed number")
 FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against cost",
-               rules="selection rules")
+               rules="selection rules", alike="against FedAvg with equal weights")
 # what a wide table folds away first, until its columns fit the page
 FOLDED = """metric backbone at_least at_cpu least printed_sd ours_sd sd largest_sd last_sd sd_difference n
     dataset note hyper signs""".split()
