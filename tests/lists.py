@@ -15,10 +15,10 @@ BEGIN, RESULTS = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.
 END = "<!-- end -->"
 SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
          "office_caltech10, held-out domains, scale cpu, 60 rounds, cnn2, 28 px": "Office-Caltech10"}
-READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), rule source_val; in brackets the "
-           "gain over FedAvg in points: ▲ beats it, ▼ is worse, by Student's t of the gains paired within target "
-           "and seed, at 5 % after Holm; = is FedAvg in every run; without a mark no difference is shown. Blank: "
-           "not run, or not on every domain.\n")
+READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), rule source_val; in brackets "
+           "the gain over FedAvg in points: ▲ beats it, ▼ is worse, by Student's t of the gains paired "
+           "within target and seed, at 5 % after Holm; = is FedAvg in every run; without a mark no "
+           "difference is shown. Blank: not run, or not on every domain.\n")
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
            "images at test time, which no other row looks at, but FedKA's in training. Learning rate, "
            "momentum and rounds are the protocol's for all, untuned; but SCAFFOLD, which is defined for "
@@ -52,14 +52,15 @@ def listed(file):
 
 def made_by(setting, runs):
     "On what and how long a setting's runs ran, and by which command."
-    records, at = list(runs.record), runs.record.iloc[0]["args"]
+    at, records = runs.record.iloc[0]["args"], list(runs.record)
     hours = sum(r["seconds"]["total"] for r in records)/3600
     on = " and ".join(sorted({r["hardware"] for r in records}))
-    extra = " -r hyper '{" + f"size: {at['settings']['size']}, backbone: {at['settings']['backbone']}" + "}'"
+    size, backbone = (at["settings"][k] for k in ("size", "backbone"))
+    extra = f" -r hyper '{{size: {size}, backbone: {backbone}}}'"*bool(size)
     yield (f"*{setting}*: {len(records)} runs, {hours:.1f} hours in all of one process, other work beside it, "
            f"on {on}; by\n")
     yield "    " + COMMAND.format(", ".join(dict.fromkeys(runs.method)), at["dataset"], runs.seed.nunique(),
-                                  at["rounds"], extra*bool(at["settings"]["size"])) + "\n"
+                                  at["rounds"], extra) + "\n"
 
 
 def shown(store):
