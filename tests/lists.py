@@ -57,8 +57,8 @@ def made_by(setting, runs):
     on = " and ".join(sorted({r["hardware"] for r in records}))
     size, backbone = (at["settings"][k] for k in ("size", "backbone"))
     extra = f" -r hyper '{{size: {size}, backbone: {backbone}}}'"*bool(size)
-    yield (f"*{setting}*: {len(records)} runs, {hours:.1f} hours in all of one process, other work beside it, "
-           f"on {on}; by\n")
+    yield (f"*{setting}*: {len(records)} runs, {hours:.1f} hours in all of one process, other work beside "
+           f"it, on {on}; by\n")
     yield "    " + COMMAND.format(", ".join(dict.fromkeys(runs.method)), at["dataset"], runs.seed.nunique(),
                                   at["rounds"], extra) + "\n"
 
