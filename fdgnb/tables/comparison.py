@@ -219,20 +219,22 @@ MARKS = dict(beats=" ▲", worse=" ▼", same=" =", base="")                 # n
 
 
 def across(tables):
-    "Of {setting: `Table`} a line per setting and label: avg, sd and gain (points), and what it is (`judged`)."
+    "Of {setting: `Table`} a line per setting and label: avg, sd, gain in points, what it is (`judged`)."
     columns = "setting label avg sd gain kind".split()
     lines = []
     for s, t in tables.items():
         kind, mean = judged(t), avg_of(t)
         sd = 100*t.sd["Avg" if "Avg" in t.sd else t.sd.columns[0]]
-        lines += [(s, m, mean[m], sd[m], 100*t.extra.gain[m], kind.get(m, "base")) for m in mean.index]
+        lines += [(s, m, mean[m], sd[m], 100*t.extra.gain[m], kind.get(m, "base"))
+                  for m in mean.index]
     return pd.DataFrame(lines, columns=columns)
 
 
 def across_text(lines):
     "Label by setting as texts, `83.2 ± 0.7 (+4.5 ▲)`; blank where nothing was run, or not everything."
-    said = lambda r: "" if np.isnan(r.avg) else f"{r.avg:.1f}" + (f" ± {r.sd:.1f}" if r.sd == r.sd else "") + \
-        (f" ({r.gain:+.1f}{MARKS.get(r.kind, '')})" if r.kind != "base" and r.gain == r.gain else "")
+    sd = lambda r: "" if np.isnan(r.sd) else f" ± {r.sd:.1f}"
+    gain = lambda r: "" if np.isnan(r.gain) else f" ({r.gain:+.1f}{MARKS.get(r.kind, '')})"
+    said = lambda r: "" if np.isnan(r.avg) else f"{r.avg:.1f}{sd(r)}{gain(r)}"
     text = lines.assign(text=[said(r) for r in lines.itertuples()])
     wide = text.pivot(index="label", columns="setting", values="text")
     return wide.reindex(index=list(dict.fromkeys(lines.label)), columns=list(dict.fromkeys(lines.setting))) \
@@ -262,8 +264,8 @@ def draw_across(lines):
     marks = wide("kind").reindex_like(gains)
     said = gains.map("{:+.1f}".format) + marks.map(lambda k: MARKS.get(k, ""))
     fig, ax = plt.subplots(figsize=(1.9*gains.shape[1] + 2.2, .25*len(gains) + 1.2))
-    sns.heatmap(gains, annot=said.where(gains.notna(), ""), fmt="", cmap="RdBu", vmin=-10, vmax=10, cbar=False,
-                ax=ax, annot_kws=dict(size=8))
+    sns.heatmap(gains, annot=said.where(gains.notna(), ""), fmt="", cmap="RdBu", vmin=-10, vmax=10,
+                cbar=False, ax=ax, annot_kws=dict(size=8))
     ax.set(xlabel="", ylabel="")
     ax.set_xticks(ax.get_xticks(), [s.replace(", ", "\n") for s in gains], rotation=0, size=8)
     ax.xaxis.tick_top()
