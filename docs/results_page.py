@@ -11,7 +11,8 @@ ASSETS = f'''<link rel="stylesheet" href="{STYLE}">
 <script defer src="_static/tables.js"></script>'''
 ORDER = ("reproduced", "not reproduced", "not run")
 NAMES = dict(fedsb="FedSB", ga="GA", fedka="FedKA", fedbr="FedBR", fdse="FDSE")
-TITLES = dict(ledger="Every printed number")
+TITLES = dict(ledger="Every printed number", ours_across="Our own comparison: its settings side by side",
+              ours_steps="CCST against FedAvg with as many steps")
 FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against cost",
                rules="selection rules", alike="against FedAvg with equal weights")
 # what a wide table folds away first, until its columns fit the page
