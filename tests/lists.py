@@ -29,7 +29,7 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            "it is near the others). More steps in a round are more training in as many rounds: over FedAvg's "
            "steps, {}. Rounds, and on Office-Caltech10 network and image size (`cnn2`, 28 "
            "pixels), are fewer and smaller than the protocol's, so that three seeds of many methods fit two "
-           "cores. Tables by target, ranks, costs, selection rules: "
+           "cores. What it says, tables by target, ranks, costs, selection rules: "
            "[our own comparison](reports/16_ours.ipynb).\n")
 TUNED = ROOT/"reports"/"ours_tuned_against.md"
 SEARCHED = ("The methods searched so far ({0}), each at a learning rate and some values of its own found for "
