@@ -55,15 +55,18 @@ def curve_plot(curves):
 def cost_plot(costs):
     "Gain in points against bytes and FLOPs over the base's. costs: label by gain, low, high, bytes, flops."
     import matplotlib.pyplot as plt
-    fig, axes = plt.subplots(1, 2, figsize=(8.6, 3.2), sharey=True)
+    fig, axes = plt.subplots(1, 2, figsize=(8.6, max(3.2, .2*len(costs) + .6)), sharey=True)
     words = dict(bytes="bytes both ways, over the base's", flops="FLOPs of the clients, over the base's")
     color = colors(costs.index)
     for ax, what in zip(axes, ("bytes", "flops")):
-        for label, r in costs.iterrows():
+        for i, (label, r) in enumerate(costs.iterrows()):        # neighbors' colors are near: a shape too
             err = 100*np.array([[r.gain - r.low], [r.high - r.gain]]).clip(0) if r.low == r.low else None
-            ax.errorbar(r[what], 100*r.gain, err, fmt="o", ms=5, lw=1, color=color[label], label=label)
+            how = dict(fmt="osD^v"[i % 5], ms=5, lw=1, color=color[label], label=label)
+            ax.errorbar(r[what], 100*r.gain, err, **how)
         ax.axhline(0, color="0.5", lw=.8); ax.axvline(1, color="0.5", lw=.8)
-        if costs[what].max() > 4: ax.set_xscale("log")
+        if costs[what].max() > 4:
+            ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(words[what])
     axes[0].set_ylabel("gain, points")
     axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5))
