@@ -113,15 +113,17 @@ OFFICE = fedavg fedsb ga fedka fedbr fdse bnstats fedprox scaffold moon fedbn mi
 # methods at values searched for each; smoke: FedAvg on one target
 TUNED = $(if $(filter smoke,$(SCALE)),-p methods fedavg -p target optical -p rounds 2 -p short 1 -p trials 2,\
   $(if $(filter paper,$(SCALE)),-p rounds None))
-# what is on file at the paper's own scale, where another is made: from its records, nothing is run
-at_paper = papermill nbs/tables/$(1).ipynb "$(REPORTS)/$(2).ipynb" -p scale paper -p tables $(3) -p run_missing False \
-  -p store "$(RECORDS)" -p reports "$(REPORTS)" $(if $(filter 13_fedka,$(2)),-p arrays True)
+# FedKA's Table 2 is on file at the paper's own scale: shown from its records where another scale is made, nothing is run
+CPU_13_fedka = table1, table3, table4, table5
+TABLES_OF = $(if $(filter smoke,$(SCALE)),$(SMOKE_$(1)),$(if $(filter paper,$(SCALE)),,$(CPU_$(1))))
 reports: install
 	mkdir -p "$(REPORTS)" out
 	for n in $(PAPERS); do $(MAKE) --no-print-directory paper-report PAGE=$$n; done
-	$(if $(filter smoke paper,$(SCALE)),,$(call at_paper,13_fedka,13_fedka,table2))
-	$(if $(filter smoke paper,$(SCALE)),,$(call at_paper,15_fdse,15_fdse_table4,table4))
+	$(if $(filter smoke paper,$(SCALE)),,papermill nbs/tables/13_fedka.ipynb "$(REPORTS)/13_fedka_table2.ipynb" -p scale paper -p tables table2 \
+	  -p run_missing False -p store "$(RECORDS)" -p reports "$(REPORTS)" -p arrays True)
 	papermill nbs/compare.ipynb out/ours-$(or $(SCALE),cpu).ipynb -p methods "$(OURS_METHODS)" $(OURS) -p store "$(RECORDS)"
+	$(if $(filter smoke,$(SCALE)),,papermill nbs/compare.ipynb out/ours-steps.ipynb -p methods fedavg $(OURS) -r hyper "{local_epochs: 3}" -p store "$(RECORDS)")
+	$(if $(filter smoke,$(SCALE)),,papermill nbs/compare.ipynb out/ours-plain.ipynb -p methods fedka $(OURS) -r hyper "{sent: plain}" -p store "$(RECORDS)")
 	$(if $(filter smoke paper,$(SCALE)),,@if python -m fdgnb.data check office_caltech10 --strict > out/office.log 2>&1; then \
 	  papermill nbs/compare.ipynb out/ours-office-cpu.ipynb -p methods "$(OFFICE)" -p dataset office_caltech10 -p seeds 3 \
 	    -p rounds 60 -p scale cpu -r hyper "{size: 28, backbone: cnn2}" -p store "$(RECORDS)"; \
@@ -130,7 +132,7 @@ reports: install
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
 	  -p store "$(RECORDS)" -p searches "$(REPORTS)/searches" -p run_missing True -p reports "$(REPORTS)"
 	papermill nbs/tables/10_ledger.ipynb "$(REPORTS)/10_ledger.ipynb" -p store "$(RECORDS)" -p report "$(REPORTS)"
-	papermill nbs/tables/02_fidelity.ipynb "$(REPORTS)/46_fidelity.ipynb" -p scale "$(FIDELITY)" -p store "$(RECORDS)" \
+	papermill nbs/tables/02_fidelity.ipynb "$(REPORTS)/46_fidelity$(if $(filter cpu,$(FIDELITY)),_cpu).ipynb" -p scale "$(FIDELITY)" -p store "$(RECORDS)" \
 	  -p run_missing True -p report "$(REPORTS)" $(if $(filter smoke,$(SCALE)),-p systems ga -p jobs 1)
 	$(if $(filter smoke,$(SCALE)),\
 	papermill nbs/tables/01_fedka.ipynb "$(REPORTS)/42_table_fedka.ipynb" -p rounds 0,\
@@ -143,7 +145,7 @@ reports: install
 paper-report:
 	papermill nbs/tables/$(PAGE).ipynb "$(REPORTS)/$(PAGE).ipynb" -p scale "$(or $(SCALE),cpu)" -p seeds $(SEEDS_OF) \
 	  -p store "$(RECORDS)" -p run_missing True -p reports "$(REPORTS)" -p arrays True \
-	  $(if $(LIMIT),-p limit_runs $(if $(filter smoke14_fedbr,$(SCALE)$(PAGE)),1,$(LIMIT))) $(if $(filter smoke,$(SCALE)),-p tables "$(SMOKE_$(PAGE))")
+	  $(if $(LIMIT),-p limit_runs $(if $(filter smoke14_fedbr,$(SCALE)$(PAGE)),1,$(LIMIT))) -r tables "$(call TABLES_OF,$(PAGE))"
 
 # all pages, results and docstrings as a site: _docs/html/index.html; then its links, equations and tables in Chromium
 docs: install .venv/docs

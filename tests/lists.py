@@ -5,7 +5,7 @@ import pandas as pd
 from fdgnb.experiments.statistics import deployed, table
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
-from fdgnb.tables.comparison import across, across_text, common_runs, steps_beside
+from fdgnb.tables.comparison import across, across_text, blocks, common_runs, friedman, moving, steps_beside
 from fdgnb.tables.ledger import Records, counts, ledger
 from fdgnb.tables.overview import home
 
@@ -19,7 +19,9 @@ READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), 
            "brackets the gain over FedAvg in points: ▲ beats it, ▼ is worse, by Student's t of the gains "
            "paired within target and seed, at 5 % after Holm for each data set by itself; = is FedAvg in "
            "every run; ? has one seed and no test; without a mark no difference is shown. (n): a mean over "
-           "fewer seeds. Blank: not run, or not on every domain.\n")
+           "fewer seeds. Blank: not run, or not on every domain. A mark is of these domains with other "
+           "seeds; of other domains so few can hardly tell: whether methods differ in their order over them at all, "
+           "Friedman's test says with p = {}.\n")
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
            "images at test time, which no other row looks at, but FedKA's in training. `uniform` is FedAvg "
            "with clients that weigh alike; so they do in FedSB, GA, GroupDRO, FedHEAL and FDSE, which is "
@@ -29,8 +31,9 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            "it is near the others). More steps in a round are more training in as many rounds: over FedAvg's "
            "steps, {}. Rounds, and on Office-Caltech10 network and image size (`cnn2`, 28 "
            "pixels), are fewer and smaller than the protocol's, so that three seeds of many methods fit two "
-           "cores. What it says, tables by target, ranks, costs, selection rules: "
-           "[our own comparison](reports/16_ours.ipynb).\n")
+           "cores, and not all methods have come to rest in them: over the last sixth of the rounds the "
+           "target's accuracy still rose by {}. What it says, tables by target, ranks, costs, selection "
+           "rules: [our own comparison](reports/16_ours.ipynb).\n")
 TUNED = ROOT/"reports"/"ours_tuned_against.md"
 SEARCHED = ("The methods searched so far ({0}), each at a learning rate and some values of its own found for "
             "each held-out domain by eight short trials that look at the other domains' validation samples "
@@ -71,9 +74,26 @@ def made_by(setting, runs):
 def said_of_steps(groups):
     "Whose rounds have other steps than FedAvg's, in the settings that README shows."
     ratios = {SHOWN[s]: steps_beside(g) for s, g in groups.items()}
-    differ = {s: ", ".join(f"`{m}` {v:.1f}" for m, v in r.items() if abs(v - 1) > .05)
+    differ = {s: ", ".join(f"`{m}` {v:.2f}" for m, v in r.items() if abs(v - 1) > .05)
               for s, r in ratios.items()}
     return "; ".join(f"{s}: {text}" for s, text in differ.items() if text)
+
+
+def over_domains(groups):
+    "Friedman's p in each setting that README shows."
+    p = {SHOWN[s]: friedman(blocks(deployed(g))) for s, g in groups.items()}
+    return ", ".join(f"{v:.2g} ({s})" for s, v in p.items())
+
+
+def said_of_rest(groups):
+    "By how much the target's curve still rises, of FedAvg and of the method that rises most."
+    said = []
+    for s, g in groups.items():
+        rose = moving(g)["target moved"]
+        most = rose.idxmax()
+        said.append(f"{rose['fedavg']:.1f} points for FedAvg and at most {rose[most]:.1f} (`{most}`) on "
+                    f"{SHOWN[s]}")
+    return ", ".join(said)
 
 
 def shown(store):
@@ -87,9 +107,9 @@ def shown(store):
     lines = across({s: table(deployed(runs)) for s, runs in there.items()})
     seeds = ", ".join(f"{SHOWN[s]}: {runs.target.nunique()} domains, {runs.seed.nunique()} seeds"
                       for s, runs in there.items())
-    yield READING.format(seeds)
+    yield READING.format(seeds, over_domains(there))
     yield across_text(lines).rename(columns=SHOWN).to_markdown(disable_numparse=True) + "\n"
-    yield ADAPTED.format(said_of_steps(there))
+    yield ADAPTED.format(said_of_steps(there), said_of_rest(there))
     for s, runs in there.items():
         whole = lines.label[(lines.setting == s) & (lines.text != "")]
         yield from made_by(s, runs[runs.label.isin(whole)])

@@ -7,7 +7,10 @@ import pytest
 from fdgnb.experiments.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-FIDELITY = ROOT/"reports"/"fidelity.csv"
+FIDELITY = ROOT/"reports"/"fidelity.csv"                                                   # scale small: all systems
+ON_FILE = [ROOT/"reports"/f"{n}.csv" for n in ("fidelity", "fidelity_cpu")]
+on_file = pytest.mark.parametrize("file", [pytest.param(f, id=f.stem) for f in ON_FILE if f.exists()] or [
+    pytest.param(None, marks=pytest.mark.skip(reason="no report on file"))])
 SYSTEMS = ("fedsb", "ga", "fedka", "fedbr", "fdse")
 
 
@@ -44,29 +47,28 @@ def test_fidelity_in_the_small(tmp_path):
     assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/digits/*.json")}
 
 
-@pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
-def test_the_tables_on_file_are_made_of_the_runs_on_file():
+@on_file
+def test_the_tables_on_file_are_made_of_the_runs_on_file(file):
     "Means and deviations of the paired differences, worked out again from the file of the runs."
-    runs = pd.read_csv(FIDELITY.with_name("fidelity_runs.csv"))
+    runs = pd.read_csv(file.with_name(f"{file.stem}_runs.csv"))
     wide = runs.pivot_table(index=["dataset", "system", "label"], columns="seed", values="accuracy")
-    for r in pd.read_csv(FIDELITY).itertuples():
+    for r in pd.read_csv(file).itertuples():
         d = wide.loc[r.dataset, r.system, r.label] - wide.loc[r.dataset, r.system, "as printed"]
         assert abs(d.mean() - r.difference) < .01 and abs(d.std() - r.sd_difference) < .01, r
 
 
-@pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
-def test_the_runs_on_file_are_records():
-    runs = pd.read_csv(FIDELITY.with_name("fidelity_runs.csv"))
-    if "result" not in runs: pytest.skip("made before the runs were records")
+@on_file
+def test_the_runs_on_file_are_records(file):
+    runs = pd.read_csv(file.with_name(f"{file.stem}_runs.csv"))
     known = {r["result"]: r for r in Store() if "error" not in r}
     for r in runs.itertuples():
         assert abs(100*known[r.result]["scores"]["aggregated"]["last"]["target"] - r.accuracy) < 1e-3, r
 
 
-@pytest.mark.skipif(not FIDELITY.exists(), reason="no report on file")
-def test_the_report_on_file_has_every_difference():
+@on_file
+def test_the_report_on_file_has_every_difference(file):
     "A switch that was added or renamed since makes the report stale."
-    table = pd.read_csv(FIDELITY)
+    table = pd.read_csv(file)
     for (data, system), rows in table.groupby(["dataset", "system"]):
         assert set(rows.label) == differences(system), (data, system)
-    assert set(table.system) == set(SYSTEMS)
+    assert set(table.system) == set(SYSTEMS) or file != FIDELITY

@@ -64,12 +64,17 @@ def copy_of(wide, label, base):
 
 
 def whole_blocks(wide):
-    """Blocks (column, seed) by label without gaps: labels lacking a column are left out, then gaps' seeds.
+    """Blocks (column, seed) by label without gaps: of two labels or more, those and their seeds that keep most.
 
-    So a label of which one target is there does not shrink the comparison of the others to that target."""
-    kept = wide.loc[:, wide.notna().groupby(level=0).any().all()]
-    seeds = kept.notna().all(axis=1).groupby(level=1).all()
-    return kept[kept.index.get_level_values(1).isin(seeds.index[seeds])]
+    So a label that lacks a target, or most seeds, does not shrink the comparison of the others."""
+    column, seed = (wide.index.get_level_values(i) for i in (0, 1))
+    there = wide.notna().groupby(seed).sum() == column.nunique()                # all columns, by seed and label
+    own = {c: frozenset(there.index[there[c]]) for c in wide}
+    holds = lambda seeds: [c for c in wide if own[c] >= seeds]
+    shared = dict.fromkeys(a & b for a in own.values() for b in own.values())
+    cells = {s: (len(s)*len(holds(s)), len(s)) for s in shared if s and len(holds(s)) > 1 or wide.shape[1] < 2}
+    best = max(cells, key=cells.get, default=frozenset())
+    return wide.loc[seed.isin(best), holds(best) if best else []]
 
 # %% ../../nbs/experiments/05_statistics.ipynb #93c3c0fc
 def twins(wide):

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['DATA_SIDE', 'SYSTEMS', 'ALIKE', 'MARKS', 'usual', 'unusual', 'setting_of', 'latest', 'common_runs', 'parted',
-           'in_order', 'missing_runs', 'steps_beside', 'stem_of', 'blocks', 'interquartile_means', 'draw_interquartile',
-           'friedman', 'critical_difference', 'draw_gains', 'draw_tuning', 'across', 'across_text', 'carried',
-           'draw_across']
+           'in_order', 'missing_runs', 'steps_beside', 'level', 'moving', 'stem_of', 'blocks', 'interquartile_means',
+           'draw_interquartile', 'seeds_of', 'friedman', 'critical_difference', 'draw_gains', 'draw_tuning', 'across',
+           'across_text', 'carried', 'draw_across']
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp003
 import json
@@ -126,6 +126,22 @@ def steps_beside(runs, base="fedavg"):
     return wide.div(wide[base], axis=0).mean()
 
 
+def level(record, line):
+    "(mean of the last sixth of a record's curve, what it is above the sixth before), in percent."
+    v = 100*np.array(record["curves"][line], float)
+    k = max(1, len(v)//6)
+    ends = v[-k:], v[-2*k:-k]
+    last, before = (np.mean(e[~np.isnan(e)]) if not np.isnan(e).all() else np.nan for e in ends)
+    return last, last - before
+
+
+def moving(runs, lines=("target", "val")):
+    "By label, means over its runs: where each curve stands over its last sixth, and by how much it moved."
+    of = lambda r: {k: v for n in lines for k, v in zip((n, f"{n} moved"), level(r, n))}
+    made = pd.DataFrame([dict(label=r.label) | of(r.record) for r in runs.itertuples()])
+    return made.groupby("label", sort=False).mean()
+
+
 def stem_of(setting): return "_".join("".join(c if c.isalnum() else " " for c in setting).split())
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp013
@@ -137,15 +153,16 @@ def blocks(runs, rule="source_val", point="aggregated"):
 
 
 def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
-    "Label by iqm, low, high: mean of the middle half of the scores, seeds drawn anew within each target."
+    "Label by iqm, low, high, seeds: mean of the middle half of the scores, seeds drawn anew within a target."
     from scipy.stats import trim_mean
     wide, rng = blocks(runs, rule), np.random.default_rng(seed)
     groups = [g.to_numpy() for _, g in wide.groupby(level=0, sort=False)]
-    if not groups: return pd.DataFrame(columns=["iqm", "low", "high"])
+    if not groups: return pd.DataFrame(columns=["iqm", "low", "high", "seeds"])
     drawn = [trim_mean(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in groups]), .25)
              for _ in range(draws)]
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
-    return pd.DataFrame(dict(iqm=trim_mean(wide.to_numpy(), .25), low=low, high=high), wide.columns)
+    made = dict(iqm=trim_mean(wide.to_numpy(), .25), low=low, high=high, seeds=seeds_of(wide))
+    return pd.DataFrame(made, wide.columns)
 
 
 @styled
@@ -157,10 +174,16 @@ def draw_interquartile(t):
     fig, ax = plt.subplots(figsize=(5.8, .24*len(t) + 1.))
     ax.errorbar(t.iqm, range(len(t)), xerr=[t.iqm - t.low, t.high - t.iqm], fmt="o", ms=4, lw=1.2)
     ax.set_yticks(range(len(t)), t.index)
-    ax.set_xlabel("interquartile mean of the accuracy, %")
+    ax.set_xlabel(f"interquartile mean of the accuracy, %, {t.seeds.iloc[0]}")
     return fig
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp014
+def seeds_of(wide):
+    "'3 seeds' of blocks (column, seed)."
+    n = wide.index.get_level_values(1).nunique()
+    return f"{n} seed" + "s"*(n != 1)
+
+
 def friedman(wide):
     "p of Friedman's test over targets, scores the means over seeds; wide: block (column, seed) by label."
     from scipy.stats import friedmanchisquare
@@ -171,7 +194,7 @@ def friedman(wide):
 def critical_difference(runs, rule="source_val", level=.05):
     """Mean ranks over targets, bars over what cannot be parted; None of fewer than three labels or targets.
 
-    Of labels that are equal in every run the first stands for all."""
+    Over the `blocks` that are whole. Of labels that are equal in every run the first stands for all."""
     import matplotlib.pyplot as plt
     import scikit_posthocs as posthocs
     wide = blocks(runs, rule)
@@ -182,8 +205,10 @@ def critical_difference(runs, rule="source_val", level=.05):
     pairs, p = posthocs.posthoc_nemenyi_friedman(means.reset_index(drop=True)), friedman(wide)
     if p >= level: pairs[:] = 1.
     fig, ax = plt.subplots(figsize=(7.6, .16*wide.shape[1] + 1.8))
-    posthocs.critical_difference_diagram(mean_ranks(wide), pairs, ax=ax)
-    ax.set_title(f"Friedman's p = {p:.2g} over {len(means)} targets", fontsize=9)
+    drawn = posthocs.critical_difference_diagram(mean_ranks(wide), pairs, ax=ax)
+    for bar, in drawn["crossbars"]:                  # a set's order changes from process to process
+        bar.set_data([min(bar.get_xdata()), max(bar.get_xdata())], bar.get_ydata()[:2])
+    ax.set_title(f"Friedman's p = {p:.2g} over {len(means)} targets, means of {seeds_of(wide)}", fontsize=9)
     return fig
 
 

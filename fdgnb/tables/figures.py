@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['scattered', 'save_figure', 'draw', 'network', 'parted', 'draw_each', 'alike', 'mean_of', 'title_of', 'extent',
-           'converging', 'convergence', 'costs_of', 'costs', 'by_domain', 'read_how', 'radar', 'Study', 'fill',
-           'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'sensitivity', 'variant_bars']
+           'converging', 'convergence', 'costs_of', 'costs', 'by_domain', 'read_how', 'bars_by_domain', 'radar',
+           'Study', 'fill', 'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'sensitivity', 'variant_bars']
 
 # %% ../../nbs/tables/06_figures.ipynb #665f2ddb
 import numpy as np
@@ -31,7 +31,7 @@ def save_figure(figure, folder, stem):
     from matplotlib import rc_context
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder)/f"{stem}.png", dpi=100, metadata={"Software": None})
-    if scattered(figure): return
+    if scattered(figure): return (Path(folder)/f"{stem}.svg").unlink(missing_ok=True)         # an older one
     with rc_context({"svg.hashsalt": stem}):
         figure.savefig(Path(folder)/f"{stem}.svg", metadata={"Date": None})
 
@@ -170,12 +170,26 @@ def read_how(labels, metric):
     return {k: k + f" ({point})"*(point != "aggregated") for k, (_, point) in how.items()}, " or ".join(words)
 
 # %% ../../nbs/tables/06_figures.ipynb #6ed213b5
+def bars_by_domain(t, runs, metric):
+    "Percent by label and domain as bars: what a radar of one or two rays would be."
+    import matplotlib.pyplot as plt
+    said, rules = read_how(t.index, metric)
+    fig, ax = plt.subplots(figsize=(5.8, .3*t.size + 1.2))
+    color = list(colors(t.index).values())
+    t.rename(said)[::-1].T[::-1].plot.barh(ax=ax, color=color[::-1], legend=False, width=.8)
+    ax.set(xlabel="accuracy, %", ylabel="", title=f"{title_of(runs)}: {rules}")
+    handles, words = ax.get_legend_handles_labels()
+    fig.legend(handles[::-1], words[::-1], loc="outside right upper")
+    return fig
+
+
 @styled
 def radar(runs, metric):
-    "Accuracy by domain, a ray each, from the lowest of all labels (center) to the highest (rim)."
+    "Accuracy by domain, a ray each, from the lowest of all labels (center) to the highest (rim); of two, bars."
     import matplotlib.pyplot as plt
     t = by_domain(runs, metric).dropna(axis=1)
-    if t.shape[0] < 1 or t.shape[1] < 3: return None
+    if t.empty: return None
+    if t.shape[1] < 3: return bars_by_domain(t, runs, metric)
     low, high = t.min(), t.max()
     away = .1 + .9*(t - low)/(high - low).where(high > low, 1.)
     turn = np.linspace(0, 2*np.pi, t.shape[1], endpoint=False)

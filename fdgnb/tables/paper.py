@@ -113,9 +113,11 @@ def lacking(one, scale):
 def filled(lines, records, scale):
     """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank).
 
-    At scale paper alone: mark, and least, the mean of bounds below where those decide (see the ledger)."""
-    out = []
+    At scale paper alone: mark, and least, the mean of bounds below where those decide (see the ledger). Prices,
+    which neither rounds nor images change, are those of scale paper at every scale."""
+    out, asked = [], scale
     for i, r in enumerate(lines.itertuples(index=False)):
+        scale = "paper" if r.metric in PRICES else asked
         values, printed = ours(r, records, scale), float(r.mean) if r.mean != "" else np.nan
         mean, least = float(np.mean(values)) if values else np.nan, np.nan
         state, why = "not run", "" if values else "; ".join(lacking(lines.iloc[[i]], scale))
@@ -253,21 +255,24 @@ class Report:
         mine = self.lines[self.lines.table == table]
         data = ", ".join(d for d in dict.fromkeys(mine.dataset) if d)
         many = f"{self.seeds} seed{'s'*(self.seeds != 1)}"
-        name = f"{self.paper}, {names.get(table, table)} ({data})"
-        title = f"{name}, scale {self.scale}, {many}: ours / printed"
+        name = f"{self.paper}, {names.get(table, table)}" + f" ({data})"*bool(data)
+        prices = mine.metric.isin(PRICES)
+        runs = [f"scale {self.scale}, {many}"]*(not all(prices)) + ["prices at scale paper"]*any(prices)
+        title = f"{name}, {'; '.join(runs)}: ours / printed"
         s = Sheet(filled(mine, self.records, self.scale), title, self.seeds)
         if self.folder: s.save(self.folder, f"{self.paper}_{table}")
         return s
 
     def sheets(self): return [self.sheet(t) for t in dict.fromkeys(self.lines.table)]
 
-    def runs(self, tables=None, begun=False):
+    def runs(self, tables=None, begun=False, priced=False):
         """Runs behind the rows (label, method, dataset, target, seed, record; of: the plan's rounds).
 
-        begun: where a whole run is not there, one of the plan's first rounds is taken."""
-        find = self.records.begun if begun else self.records.of
+        begun: where a whole run is not there, one of the plan's first rounds is taken; priced: at scale paper,
+        one that costs the same per round."""
+        find = self.records.priced if priced else self.records.begun if begun else self.records.of
         lines, out = self.lines[self.lines.table.isin(tables or set(self.lines.table))], []
-        for label, call, t, plan in calls_of(lines, self.scale, here=False):
+        for label, call, t, plan in calls_of(lines, "paper" if priced else self.scale, here=False):
             for s, rec in find(plan).items():
                 out.append(dict(label=label, method=call["method"], dataset=call["dataset"], target=t, seed=s,
                                 record=rec, of=plan["rounds"]))
