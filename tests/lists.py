@@ -5,7 +5,8 @@ import pandas as pd
 from fdgnb.experiments.statistics import deployed, table
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
-from fdgnb.tables.comparison import across, across_text, blocks, common_runs, friedman, moving, steps_beside
+from fdgnb.tables.comparison import across, across_text, blocks, common_runs, distinct, friedman
+from fdgnb.tables.comparison import moving, steps_beside
 from fdgnb.tables.ledger import Records, counts, ledger
 from fdgnb.tables.overview import home
 
@@ -81,7 +82,7 @@ def said_of_steps(groups):
 
 def over_domains(groups):
     "Friedman's p in each setting that README shows."
-    p = {SHOWN[s]: friedman(blocks(deployed(g))) for s, g in groups.items()}
+    p = {SHOWN[s]: friedman(distinct(blocks(deployed(g)))) for s, g in groups.items()}
     return ", ".join(f"{v:.2g} ({s})" for s, v in p.items())
 
 

@@ -7,7 +7,7 @@ import pytest
 from fdgnb.experiments.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-FIDELITY = ROOT/"reports"/"fidelity.csv"                                                   # scale small: all systems
+FIDELITY = ROOT/"reports"/"fidelity.csv"                              # scale small: all systems
 ON_FILE = [ROOT/"reports"/f"{n}.csv" for n in ("fidelity", "fidelity_cpu")]
 on_file = pytest.mark.parametrize("file", [pytest.param(f, id=f.stem) for f in ON_FILE if f.exists()] or [
     pytest.param(None, marks=pytest.mark.skip(reason="no report on file"))])
@@ -42,7 +42,7 @@ def test_fidelity_in_the_small(tmp_path):
     runs = pd.read_csv(tmp_path/"report"/"fidelity_runs.csv")
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/digits/*.json")}
     assert len(stamps) == len(runs) == len(table) + 1                                # and FedAvg
-    assert {"fidelity.md", "fidelity.png"} <= {p.name for p in (tmp_path/"report").iterdir()}
+    assert {"fidelity.md", "fidelity.tex", "fidelity.png"} <= {p.name for p in (tmp_path/"report").iterdir()}
     assert fidelity(tmp_path, run_missing=False).equals(table)
     assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/digits/*.json")}
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['DATA_SIDE', 'SYSTEMS', 'ALIKE', 'MARKS', 'usual', 'unusual', 'setting_of', 'latest', 'common_runs', 'parted',
            'in_order', 'missing_runs', 'steps_beside', 'level', 'moving', 'stem_of', 'blocks', 'interquartile_means',
-           'draw_interquartile', 'seeds_of', 'friedman', 'critical_difference', 'draw_gains', 'draw_tuning', 'across',
-           'across_text', 'carried', 'draw_across']
+           'draw_interquartile', 'seeds_of', 'distinct', 'friedman', 'critical_difference', 'draw_gains', 'draw_tuning',
+           'across', 'across_text', 'carried', 'draw_across']
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp003
 import json
@@ -184,6 +184,11 @@ def seeds_of(wide):
     return f"{n} seed" + "s"*(n != 1)
 
 
+def distinct(wide):
+    "Blocks without labels that have another one's scores everywhere."
+    return wide[list(dict.fromkeys(twins(wide).values()))]
+
+
 def friedman(wide):
     "p of Friedman's test over targets, scores the means over seeds; wide: block (column, seed) by label."
     from scipy.stats import friedmanchisquare
@@ -198,8 +203,7 @@ def critical_difference(runs, rule="source_val", level=.05):
     import matplotlib.pyplot as plt
     import scikit_posthocs as posthocs
     wide = blocks(runs, rule)
-    wide = wide[[k for k in dict.fromkeys(runs.label) if k in wide]]
-    wide = wide[list(dict.fromkeys(twins(wide).values()))]
+    wide = distinct(wide[[k for k in dict.fromkeys(runs.label) if k in wide]])
     means = wide.groupby(level=0).mean()
     if wide.shape[1] < 3 or len(means) < 3: return None
     pairs, p = posthocs.posthoc_nemenyi_friedman(means.reset_index(drop=True)), friedman(wide)
