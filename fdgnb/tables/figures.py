@@ -192,7 +192,8 @@ def bars_by_domain(t, runs, metric):
     fig, ax = plt.subplots(figsize=(5.8, .3*t.size + 1.2))
     color = list(colors(t.index).values())
     t.rename(said)[::-1].T[::-1].plot.barh(ax=ax, color=color[::-1], legend=False, width=.8)
-    ax.set(xlabel="accuracy, %", ylabel="", title=f"{title_of(runs)}: {rules}")
+    ax.set(xlabel="accuracy, %", ylabel="")
+    fig.suptitle(f"{title_of(runs)}: {rules}")
     handles, words = ax.get_legend_handles_labels()
     fig.legend(handles[::-1], words[::-1], loc="outside right upper")
     return fig
