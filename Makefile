@@ -122,8 +122,8 @@ reports: install
 	$(if $(filter smoke paper,$(SCALE)),,papermill nbs/tables/13_fedka.ipynb "$(REPORTS)/13_fedka_table2.ipynb" -p scale paper -p tables table2 \
 	  -p run_missing False -p store "$(RECORDS)" -p reports "$(REPORTS)" -p arrays True)
 	papermill nbs/compare.ipynb out/ours-$(or $(SCALE),cpu).ipynb -p methods "$(OURS_METHODS)" $(OURS) -p store "$(RECORDS)"
-	$(if $(filter smoke,$(SCALE)),,papermill nbs/compare.ipynb out/ours-steps.ipynb -p methods fedavg $(OURS) -r hyper "{local_epochs: 3}" -p store "$(RECORDS)")
-	$(if $(filter smoke,$(SCALE)),,papermill nbs/compare.ipynb out/ours-plain.ipynb -p methods fedka $(OURS) -r hyper "{sent: plain}" -p store "$(RECORDS)")
+	$(if $(filter smoke paper,$(SCALE)),,papermill nbs/compare.ipynb out/ours-steps.ipynb -p methods fedavg $(OURS) -r hyper "{local_epochs: 3}" -p store "$(RECORDS)")
+	$(if $(filter smoke paper,$(SCALE)),,papermill nbs/compare.ipynb out/ours-plain.ipynb -p methods fedka $(OURS) -r hyper "{sent: plain}" -p store "$(RECORDS)")
 	$(if $(filter smoke paper,$(SCALE)),,@if python -m fdgnb.data check office_caltech10 --strict > out/office.log 2>&1; then \
 	  papermill nbs/compare.ipynb out/ours-office-cpu.ipynb -p methods "$(OFFICE)" -p dataset office_caltech10 -p seeds 3 \
 	    -p rounds 60 -p scale cpu -r hyper "{size: 28, backbone: cnn2}" -p store "$(RECORDS)"; \

@@ -63,18 +63,21 @@ def copy_of(wide, label, base):
     return len(apart) > 0 and not apart.any()
 
 
-def whole_blocks(wide):
-    """Blocks (column, seed) by label without gaps: of two labels or more, those and their seeds that keep most.
+def whole_blocks(wide, base=None):
+    """Blocks (column, seed) by label without gaps: of two labels or more, those and the seeds that keep most.
 
-    So a label that lacks a target, or most seeds, does not shrink the comparison of the others."""
+    So a label that lacks a target, or most seeds, does not shrink the comparison of the others. base: one
+    that stays, if all columns of any seed of it are there."""
     column, seed = (wide.index.get_level_values(i) for i in (0, 1))
-    there = wide.notna().groupby(seed).sum() == column.nunique()                # all columns, by seed and label
+    there = wide.notna().groupby(seed).sum() == column.nunique()              # all columns, by seed and label
     own = {c: frozenset(there.index[there[c]]) for c in wide}
     holds = lambda seeds: [c for c in wide if own[c] >= seeds]
-    shared = dict.fromkeys(a & b for a in own.values() for b in own.values())
-    cells = {s: (len(s)*len(holds(s)), len(s)) for s in shared if s and len(holds(s)) > 1 or wide.shape[1] < 2}
-    best = max(cells, key=cells.get, default=frozenset())
-    return wide.loc[seed.isin(best), holds(best) if best else []]
+    shared = set(own.values())
+    while more := {a & b for a in shared for b in shared} - shared: shared |= more
+    least = own.get(base) or frozenset().union(*own.values())                     # seeds that may be taken
+    fits = {s: holds(s) for s in shared if s and s <= least and len(holds(s)) >= min(2, wide.shape[1])}
+    best = max(fits, key=lambda s: (len(s)*len(fits[s]), len(fits[s]), sorted(s)), default=frozenset())
+    return wide.loc[seed.isin(best), fits.get(best, [])]
 
 # %% ../../nbs/experiments/05_statistics.ipynb #93c3c0fc
 def twins(wide):
@@ -82,11 +85,11 @@ def twins(wide):
     return {c: next(k for k in wide if wide[k].equals(wide[c])) for c in wide}
 
 
-def mean_ranks(wide):
+def mean_ranks(wide, base=None):
     """Mean over targets of a label's place (1: best) by its mean over seeds, over the `whole_blocks`.
 
     Labels that are the same in every block (FedAvg, and what differs from it at test time alone) take one."""
-    kept = whole_blocks(wide)
+    kept = whole_blocks(wide, base)
     same = twins(kept)
     once = kept[list(dict.fromkeys(same.values()))].groupby(level=0).mean()
     places = once.round(9).rank(axis=1, ascending=False).mean()
@@ -129,7 +132,7 @@ def largest(means):
 def latex_of(body, caption):
     "A table of texts as a tabular; names are escaped, cells are not."
     style = body.style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
-    for a, b in (("%", r"\%"), ("_", r"\_"), ("±", r"$\pm$")): caption = caption.replace(a, b)
+    for a, b in (("±", r"$\pm$"), *((c, f"\\{c}") for c in "%_&#{}")): caption = caption.replace(a, b)
     return style.to_latex(hrules=True, caption=caption)
 
 
@@ -203,8 +206,8 @@ def caption_of(tidy, cells, how, gaps, results):
     out += ", paired within target and seed"
     out += ", with a 95 % bootstrap interval (uncorrected, narrow of few seeds: verdicts go by t)"*(n > 1)
     libraries = {r["versions"]["torch"] for r in results.record if r and "versions" in r}
-    out += (f"; {gaps} cells without a run: (n) marks a mean over fewer seeds, bold and rank are of methods "
-            "with every target, ranks over the seeds that all of these have")*bool(gaps)
+    out += (f"; {gaps} cells without a run: (n) marks a mean over fewer seeds, bold is of methods with "
+            "every target, ranks of those with most seeds, over the seeds that they share")*bool(gaps)
     return out + f"; torch {' and '.join(sorted(libraries))}"*(len(libraries) > 1)
 
 
@@ -264,7 +267,7 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     wide = wide.reindex(columns=labels)
     gains = {r: gain_of(wide, r, base) for r in labels}
     extra = pd.DataFrame(gains, ["gain", "low", "high", "p"]).T.assign(
-        rank=mean_ranks(wide).reindex(labels), same=[copy_of(wide, r, base) for r in labels])
+        rank=mean_ranks(wide, base).reindex(labels), same=[copy_of(wide, r, base) for r in labels])
     said = caption_of(tidy, cells, f"rule {rule}, {point} model", int(wide.isna().to_numpy().sum()), results)
     return Table(*frames, extra, said, base)
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['DATA_SIDE', 'SYSTEMS', 'ALIKE', 'MARKS', 'usual', 'unusual', 'setting_of', 'latest', 'common_runs', 'parted',
-           'in_order', 'missing_runs', 'steps_beside', 'level', 'moving', 'stem_of', 'blocks', 'interquartile_means',
-           'draw_interquartile', 'seeds_of', 'distinct', 'friedman', 'critical_difference', 'draw_gains', 'draw_tuning',
-           'across', 'across_text', 'carried', 'draw_across']
+           'in_order', 'missing_runs', 'steps_beside', 'level', 'moving', 'stem_of', 'blocks', 'left_out',
+           'interquartile_means', 'draw_interquartile', 'seeds_of', 'distinct', 'friedman', 'critical_difference',
+           'draw_gains', 'draw_tuning', 'across', 'across_text', 'carried', 'draw_across']
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp003
 import json
@@ -135,11 +135,18 @@ def level(record, line):
     return last, last - before
 
 
-def moving(runs, lines=("target", "val")):
-    "By label, means over its runs: where each curve stands over its last sixth, and by how much it moved."
-    of = lambda r: {k: v for n in lines for k, v in zip((n, f"{n} moved"), level(r, n))}
-    made = pd.DataFrame([dict(label=r.label) | of(r.record) for r in runs.itertuples()])
-    return made.groupby("label", sort=False).mean()
+def moving(runs):
+    """By label: where the curves of target and val stand over their last sixth, how far they moved, rest.
+
+    Means over the runs. rest: of a dozen points or more both moved by less than a point, up or down, in the
+    mean over the seeds of a target, on average over the targets."""
+    of = lambda r: {k: v for n in ("target", "val") for k, v in zip((n, f"{n} moved"), level(r, n))}
+    made = pd.DataFrame([dict(label=r.label, at=str(r.record["args"]["target"]), **of(r.record),
+                              points=len(r.record["curves"]["target"])) for r in runs.itertuples()])
+    moves = made.groupby(["label", "at"])[["target moved", "val moved"]].mean().abs().groupby(level=0).mean()
+    by = made.drop(columns="at").groupby("label", sort=False).mean()
+    rest = (moves.fillna(0) < 1).all(axis=1).reindex(by.index) & (by.points > 11)
+    return by.drop(columns="points").assign(rest=rest)
 
 
 def stem_of(setting): return "_".join("".join(c if c.isalnum() else " " for c in setting).split())
@@ -149,7 +156,13 @@ def blocks(runs, rule="source_val", point="aggregated"):
     "Scores in percent, block (column, seed) by label, without gaps (`whole_blocks`)."
     cells = in_columns(scores(runs, rule, point))
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value", sort=False)
-    return 100*whole_blocks(wide)
+    return 100*whole_blocks(wide, "fedavg")
+
+
+def left_out(runs, wide):
+    "', without a, b' of the labels of runs that some blocks lack."
+    missing = [k for k in dict.fromkeys(runs.label) if k not in wide]
+    return f", without {', '.join(missing)}"*bool(missing)
 
 
 def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
@@ -203,6 +216,7 @@ def critical_difference(runs, rule="source_val", level=.05):
     import matplotlib.pyplot as plt
     import scikit_posthocs as posthocs
     wide = blocks(runs, rule)
+    without = left_out(runs, wide)
     wide = distinct(wide[[k for k in dict.fromkeys(runs.label) if k in wide]])
     means = wide.groupby(level=0).mean()
     if wide.shape[1] < 3 or len(means) < 3: return None
@@ -212,7 +226,8 @@ def critical_difference(runs, rule="source_val", level=.05):
     drawn = posthocs.critical_difference_diagram(mean_ranks(wide), pairs, ax=ax)
     for bar, in drawn["crossbars"]:                  # a set's order changes from process to process
         bar.set_data([min(bar.get_xdata()), max(bar.get_xdata())], bar.get_ydata()[:2])
-    ax.set_title(f"Friedman's p = {p:.2g} over {len(means)} targets, means of {seeds_of(wide)}", fontsize=9)
+    said = f"Friedman's p = {p:.2g} over {len(means)} targets, means of {seeds_of(wide)}{without}"
+    ax.set_title(said, fontsize=9, wrap=True)
     return fig
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['scattered', 'save_figure', 'draw', 'network', 'parted', 'draw_each', 'alike', 'mean_of', 'title_of', 'extent', 'pace',
-           'converging', 'convergence', 'costs_of', 'costs', 'by_domain', 'read_how', 'bars_by_domain', 'radar',
-           'Study', 'fill', 'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'sensitivity', 'variant_bars']
+           'converging', 'convergence', 'costs_of', 'costs', 'prices', 'by_domain', 'read_how', 'bars_by_domain',
+           'radar', 'Study', 'fill', 'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'sensitivity', 'variant_bars']
 
 # %% ../../nbs/tables/06_figures.ipynb #665f2ddb
 import numpy as np
@@ -39,7 +39,7 @@ def save_figure(figure, folder, stem):
 def draw(report, figure, stem):
     "Show a figure, where there is one; written where the report has a folder."
     from IPython.display import display
-    if figure is None: return print("nothing in the store to draw")
+    if figure is None: return print("nothing to draw: no run in the store, or seconds of several processors")
     if report.folder: save_figure(figure, report.folder, f"{report.paper}_{stem}")
     display(figure)
 
@@ -87,9 +87,10 @@ def extent(runs, drawn):
 
 # %% ../../nbs/tables/06_figures.ipynb #f149472a
 def pace(runs):
-    """({label: seconds per round}, machine): the fastest seed, mean over the targets that all labels have there.
+    """({label: seconds per round}, processor): the fastest seed, mean over the targets that all labels have.
 
-    The machine is the first on which every label ran; of none ({}, '')."""
+    The processor is the first by name on which every label ran; of none ({}, ''). Other work may have stood
+    beside even the fastest, so a second is a rough one."""
     took = lambda r: r["seconds"]["total"]/max(1, r["rounds"])
     t = pd.DataFrame([dict(label=r.label, target=str(r.target), machine=r.record["hardware"],
                            seconds=took(r.record)) for r in runs.itertuples()])
@@ -113,7 +114,7 @@ def converging(runs, by="rounds"):
 
 @styled
 def convergence(runs, by="rounds"):
-    """Accuracy over rounds or seconds, mean of the runs that all labels have, a panel a data set and backbone.
+    """Accuracy over rounds or seconds, mean of the runs that all labels have, a panel a data and backbone.
 
     None without runs; by seconds also where no machine ran all labels."""
     import matplotlib.pyplot as plt
@@ -129,7 +130,7 @@ def convergence(runs, by="rounds"):
             ax.plot(line.x, 100*line.value, lw=1.4, marker=mark, color=color[label], label=label)
         whole = title_of(part) + extent(part, int(curves.step.max()))
         ax.set_title(f"{whole}\n{mean_of(part)}", loc="left", fontsize=8)
-        ax.set_xlabel("round" if by == "rounds" else f"seconds on one core, {pace(part)[1]}")
+        ax.set_xlabel("round" if by == "rounds" else f"seconds, fastest seed, {pace(part)[1]}")
         if by == "rounds": ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("accuracy, aggregated model, %")
     shown = {word: h for ax in axes[0] for h, word in zip(*ax.get_legend_handles_labels())}
@@ -154,7 +155,8 @@ def costs(runs):
     import matplotlib.pyplot as plt
     if not len(runs): return None
     title, t = title_of(runs), costs_of(alike(runs)).dropna(axis=1)
-    words = dict(MB="MB per client and round", seconds=f"seconds per round,\n{pace(alike(runs))[1]}",
+    took = f"seconds per round, fastest seed,\n{pace(alike(runs))[1]}"
+    words = dict(MB="MB per client and round", seconds=took,
                  GFLOPs="GFLOPs of the clients' steps\nper round (the server's not counted)")
     fig, axes = plt.subplots(1, t.shape[1], figsize=(1.6 + 2.4*t.shape[1], .28*len(t) + 1.5), sharey=True)
     for ax, k in zip(axes, t):
@@ -163,6 +165,26 @@ def costs(runs):
     axes[0].set_yticks(range(len(t)), t.index)
     axes[0].invert_yaxis()
     fig.suptitle(f"{title}: {mean_of(alike(runs))}")
+    return fig
+
+# %% ../../nbs/tables/06_figures.ipynb #210bec65
+@styled
+def prices(lines):
+    "Ours and the printed value by method, a panel a metric, of lines of `filled` that have both, or None."
+    import matplotlib.pyplot as plt
+    there = lines[lines.ours.notna() & (lines["mean"] != "")]
+    if there.empty: return None
+    metrics = list(dict.fromkeys(there.metric))
+    rows = there.method.nunique()
+    fig, axes = plt.subplots(1, len(metrics), figsize=(1.6 + 2.4*len(metrics), .45*rows + 1.2), squeeze=False,
+                             sharey=True)
+    for ax, metric in zip(axes[0], metrics):
+        t = there[there.metric == metric].set_index("method")
+        both = pd.DataFrame(dict(ours=t.ours, printed=t["mean"].astype(float)))[::-1]
+        both[["printed", "ours"]].plot.barh(ax=ax, color=[".7", "C0"], legend=False, width=.75)
+        ax.set(xlabel=metric, ylabel="")
+    handles, words = axes[0, 0].get_legend_handles_labels()
+    fig.legend(handles[::-1], words[::-1], loc="outside right upper")
     return fig
 
 # %% ../../nbs/tables/06_figures.ipynb #456cee67
@@ -201,7 +223,7 @@ def bars_by_domain(t, runs, metric):
 
 @styled
 def radar(runs, metric):
-    "Accuracy by domain, a ray each, from the lowest of all labels (center) to the highest (rim); of two, bars."
+    "Accuracy by domain, a ray each, from the lowest of all (center) to the highest (rim); of two, bars."
     import matplotlib.pyplot as plt
     t = by_domain(runs, metric).dropna(axis=1)
     if t.empty: return None

@@ -113,8 +113,8 @@ def lacking(one, scale):
 def filled(lines, records, scale):
     """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank).
 
-    At scale paper alone: mark, and least, the mean of bounds below where those decide (see the ledger). Prices,
-    which neither rounds nor images change, are those of scale paper at every scale."""
+    At scale paper alone: mark, and least, the mean of bounds below where those decide (see the ledger).
+    Prices, as the ledger counts them the same for any rounds and images, are of scale paper at every scale."""
     out, asked = [], scale
     for i, r in enumerate(lines.itertuples(index=False)):
         scale = "paper" if r.metric in PRICES else asked
@@ -265,14 +265,13 @@ class Report:
 
     def sheets(self): return [self.sheet(t) for t in dict.fromkeys(self.lines.table)]
 
-    def runs(self, tables=None, begun=False, priced=False):
+    def runs(self, tables=None, begun=False):
         """Runs behind the rows (label, method, dataset, target, seed, record; of: the plan's rounds).
 
-        begun: where a whole run is not there, one of the plan's first rounds is taken; priced: at scale paper,
-        one that costs the same per round."""
-        find = self.records.priced if priced else self.records.begun if begun else self.records.of
+        begun: where a whole run is not there, one of the plan's first rounds is taken."""
+        find = self.records.begun if begun else self.records.of
         lines, out = self.lines[self.lines.table.isin(tables or set(self.lines.table))], []
-        for label, call, t, plan in calls_of(lines, "paper" if priced else self.scale, here=False):
+        for label, call, t, plan in calls_of(lines, self.scale, here=False):
             for s, rec in find(plan).items():
                 out.append(dict(label=label, method=call["method"], dataset=call["dataset"], target=t, seed=s,
                                 record=rec, of=plan["rounds"]))
