@@ -21,8 +21,8 @@ READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), 
            "paired within target and seed, at 5 % after Holm for each data set by itself; = is FedAvg in "
            "every run; ? has one seed and no test; without a mark no difference is shown. (n): a mean over "
            "fewer seeds. Blank: not run, or not on every domain. A mark is of these domains with other "
-           "seeds; of other domains so few can hardly tell: whether methods differ in their order over them at all, "
-           "Friedman's test says with p = {}.\n")
+           "seeds; of other domains so few can hardly tell: whether methods differ in their order over them "
+           "at all, Friedman's test says with p = {}.\n")
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
            "images at test time, which no other row looks at, but FedKA's in training. `uniform` is FedAvg "
            "with clients that weigh alike; so they do in FedSB, GA, GroupDRO, FedHEAL and FDSE, which is "
@@ -83,7 +83,8 @@ def said_of_steps(groups):
 def over_domains(groups):
     "Friedman's p in each setting that README shows."
     wide = {SHOWN[s]: distinct(blocks(deployed(g))) for s, g in groups.items()}
-    p = {s: friedman(w) for s, w in wide.items() if min(w.shape[1], w.index.get_level_values(0).nunique()) > 2}
+    targets = lambda w: w.index.get_level_values(0).nunique()
+    p = {s: friedman(w) for s, w in wide.items() if min(w.shape[1], targets(w)) > 2}
     return ", ".join(f"{v:.2g} ({s})" for s, v in p.items())
 
 

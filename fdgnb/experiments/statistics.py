@@ -56,7 +56,7 @@ def gain_of(wide, label, base):
     pair = both[[label]], both[base]
     return np.array([*paired_gain(*pair), chance(*pair)])
 
-
+# %% ../../nbs/experiments/05_statistics.ipynb #77bc19d6
 def copy_of(wide, label, base):
     "Whether a label has the base's score in every block that both have."
     apart = (wide[label] - wide[base]).dropna() if base in wide and label != base else wide.iloc[:0, 0]

@@ -125,7 +125,7 @@ def steps_beside(runs, base="fedavg"):
     wide = steps.pivot_table(index=["target", "seed"], columns="label", values="steps", dropna=False)
     return wide.div(wide[base], axis=0).mean()
 
-
+# %% ../../nbs/tables/07_comparison.ipynb #8163506a
 def level(record, line):
     "(mean of the last sixth of a record's curve, what it is above the sixth before), in percent."
     v = 100*np.array(record["curves"][line], float)
@@ -148,7 +148,7 @@ def moving(runs):
     rest = (moves.fillna(0) < 1).all(axis=1).reindex(by.index) & (by.points > 11)
     return by.drop(columns="points").assign(rest=rest)
 
-
+# %% ../../nbs/tables/07_comparison.ipynb #e5def1e0
 def stem_of(setting): return "_".join("".join(c if c.isalnum() else " " for c in setting).split())
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp013
@@ -207,7 +207,7 @@ def friedman(wide):
     from scipy.stats import friedmanchisquare
     return float(friedmanchisquare(*wide.groupby(level=0).mean().round(9).to_numpy().T).pvalue)
 
-
+# %% ../../nbs/tables/07_comparison.ipynb #76c4d7c2
 @styled
 def critical_difference(runs, rule="source_val", level=.05):
     """Mean ranks over targets, bars over what cannot be parted; None of fewer than three labels or targets.

@@ -59,8 +59,8 @@ def tried(method, target, printed, allowed):
     where = lambda v: "within" if abs(v - printed) <= allowed else "outside"
     if target in ("dslr", "webcam"):
         cell, released = AT_ALONE[method][target]
-        return (f"{ALONE}; this cell, 200 rounds, three seeds: {cell}, {where(cell)} what is allowed, and judged "
-                f"in training mode, as the released code judges, {released}, {where(released)} it")
+        return (f"{ALONE}; this cell, 200 rounds, three seeds: {cell}, {where(cell)} what is allowed, and "
+                f"judged in training mode, as the released code judges, {released}, {where(released)} it")
     if method == "Disentangler + MK-MMD": return "no explanation known"
     if method not in AT_PLAIN: return f"FedAvg, {TRIED}"
     *both, n = AT_PLAIN[method]

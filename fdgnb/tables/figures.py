@@ -99,7 +99,7 @@ def pace(runs):
         if len(fastest) and set(fastest) == set(t.label): return fastest.mean().to_dict(), machine
     return {}, ""
 
-
+# %% ../../nbs/tables/06_figures.ipynb #11864826
 def converging(runs, by="rounds"):
     "Tidy curves of runs: label, step, x (round, or seconds by the `pace`), value; rounds all have."
     rows, unit = [], pace(runs)[0] if by == "seconds" else dict.fromkeys(runs.label, 1)
@@ -167,7 +167,7 @@ def costs(runs):
     fig.suptitle(f"{title}: {mean_of(alike(runs))}")
     return fig
 
-# %% ../../nbs/tables/06_figures.ipynb #210bec65
+# %% ../../nbs/tables/06_figures.ipynb #dc516444
 @styled
 def prices(lines):
     "Ours and the printed value by method, a panel a metric, of lines of `filled` that have both, or None."

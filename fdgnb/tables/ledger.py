@@ -302,8 +302,8 @@ EXPLAINED = (                          # paper, tables, data set, targets: what 
     ("fedka", "table5", "office_caltech10", "dslr webcam", f"as in Table 2, where {ALONE}"),
     ("fedka", "table2 table5", "office_caltech10", "avg", f"its columns dslr and webcam: {ALONE}"),
     ("fedbr", "table7", "cifar100", "", CCT14),
-    ("fedbr", "table7", "cifar10", "", "printed is MOON's number, on both networks; the text's projection, 256 "
-     "and 128 wide, sends 0.23 M beside the VGG-11, MOON's 0.39 M"),
+    ("fedbr", "table7", "cifar10", "", "printed is MOON's number, on both networks; the text's projection, "
+     "256 and 128 wide, sends 0.23 M beside the VGG-11, MOON's 0.39 M"),
 )
 NOTED = (                              # paper, tables, data set, targets: how our number differs in kind
     ("fedbr", "table6", "", "", "test set: the caption's are global and balanced, here a model is tested "

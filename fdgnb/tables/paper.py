@@ -114,7 +114,7 @@ def filled(lines, records, scale):
     """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank).
 
     At scale paper alone: mark, and least, the mean of bounds below where those decide (see the ledger).
-    Prices, as the ledger counts them the same for any rounds and images, are of scale paper at every scale."""
+    Prices, as the ledger counts them the same for any rounds and images, are of scale paper in all scales."""
     out, asked = [], scale
     for i, r in enumerate(lines.itertuples(index=False)):
         scale = "paper" if r.metric in PRICES else asked
