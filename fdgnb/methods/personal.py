@@ -259,6 +259,12 @@ class Ditto(Method):
         super().end(model, client)
         keep_own(client, "ditto", v := client.scratch["ditto"][0], v.state_dict())
 
+    def upload(self, model, client):
+        w = {k: entry.clone() for k, entry in super().upload(model, client).items()}
+        client.scratch.pop("scores", None)                                       # w's, where GA measured them
+        model.load_state_dict(client.scratch["ditto"][0].state_dict())           # tested after its steps: v
+        return w
+
 # %% ../../nbs/methods/09_personal.ipynb #pers0043
 def by_layer(keys):
     "{layer: its keys}, a layer being the module that holds the entries; in the order of their names."
