@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from torch import nn
 from torch.func import functional_call
+from ..core import FdgnbError
 from ..vectors import part, scalar, tagged
 from ..settings import hp
 from ..models import set_generator
@@ -234,6 +235,11 @@ class Ditto(Method):
     class Hyper:
         lam: float = hp(1., "weight of the pull to the global model", low=0., source="Eq. 1; released "
                         "scripts 1, dynamic .1, 1, 2; FDSE: .01 (Office-Caltech10), .0001 (PACS)")
+    def __init__(self, **hyper):
+        super().__init__(**hyper)
+        if getattr(self.h, "exchange", "down") == "up":
+            raise FdgnbError("ditto: exchange='up' sends features of the network that a client is tested with")
+
     def receive(self, model, client, download):
         client.scratch["ditto.w"] = download
         super().receive(model, client, download | own_part(client, "ditto"))

@@ -299,7 +299,8 @@ def net_of(r, dataset):
 # %% ../../nbs/tables/10_ledger.ipynb #6d898a4f
 ACCURACY = tuple(RULE)
 EXPLAINED = (                          # paper, tables, data set, targets: what was tried and what explains it
-    ("fedka", "table5", "office_caltech10", "dslr webcam", f"as in Table 2, where {ALONE}"),
+    ("fedka", "table5", "office_caltech10", "dslr webcam",
+     f"as in Table 2, of the small network, where {ALONE}"),
     ("fedka", "table2 table5", "office_caltech10", "avg", f"its columns dslr and webcam: {ALONE}"),
     ("fedbr", "table7", "cifar100", "", CCT14),
     ("fedbr", "table7", "cifar10", "", "printed is MOON's number, on both networks; the text's projection, "
