@@ -235,8 +235,8 @@ class Ditto(Method):
     class Hyper:
         lam: float = hp(1., "weight of the pull to the global model", low=0., source="Eq. 1; released "
                         "scripts 1, dynamic .1, 1, 2; FDSE: .01 (Office-Caltech10), .0001 (PACS)")
-    def __init__(self, **hyper):
-        super().__init__(**hyper)
+    def setup(self, server):
+        super().setup(server)
         if getattr(self.h, "exchange", "down") == "up":
             raise FdgnbError("ditto: exchange='up' sends features of the network that a client is tested with")
 
