@@ -237,7 +237,8 @@ class Ditto(Method):
                         "scripts 1, dynamic .1, 1, 2; FDSE: .01 (Office-Caltech10), .0001 (PACS)")
     def setup(self, server):
         super().setup(server)
-        if getattr(self.h, "exchange", "down") == "up":
+        others = getattr(getattr(self, "_whole", None), "hs", {}).values()              # in a sum
+        if any(getattr(h, "exchange", "down") == "up" for h in others):
             raise FdgnbError("ditto: exchange='up' sends features of the network that a client is tested with")
 
     def receive(self, model, client, download):
