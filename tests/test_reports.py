@@ -1,5 +1,5 @@
 """The notebooks that make reports/ run at a tiny scale, and the reports on file are of the code as it is."""
-import subprocess, sys
+import json, subprocess, sys
 from importlib import import_module
 from pathlib import Path
 import pandas as pd
@@ -72,3 +72,12 @@ def test_the_report_on_file_has_every_difference(file):
     for (data, system), rows in table.groupby(["dataset", "system"]):
         assert set(rows.label) == differences(system), (data, system)
     assert set(table.system) == set(SYSTEMS) or file != FIDELITY
+
+
+@pytest.mark.skipif(not (ROOT/"reports"/"16_ours.ipynb").exists(), reason="no report on file")
+def test_what_our_comparison_says_is_of_the_runs_on_file():
+    "Its last cell holds the text against the runs it was written of; of others it prints that it does not."
+    nb = json.loads((ROOT/"reports"/"16_ours.ipynb").read_text())
+    printed = ["".join(o.get("text", "")) for c in nb["cells"] for o in c.get("outputs", ())]
+    assert not any("was written of other runs" in text for text in printed)
+    assert "quoted_rest(*settings)" in "".join(nb["cells"][-1]["source"])
