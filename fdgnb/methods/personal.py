@@ -239,7 +239,8 @@ class Ditto(Method):
         super().setup(server)
         others = getattr(getattr(self, "_whole", None), "hs", {}).values()              # in a sum
         if any(getattr(h, "exchange", "down") == "up" for h in others):
-            raise FdgnbError("ditto: exchange='up' sends features of the network that a client is tested with")
+            raise FdgnbError("ditto: exchange='up' sends features of the network that a client "
+                             "is tested with")
 
     def receive(self, model, client, download):
         client.scratch["ditto.w"] = download
