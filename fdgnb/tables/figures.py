@@ -99,7 +99,7 @@ def pace(runs):
         if len(fastest) and set(fastest) == set(t.label): return fastest.mean().to_dict(), machine
     return {}, ""
 
-# %% ../../nbs/tables/06_figures.ipynb #11864826
+# %% ../../nbs/tables/06_figures.ipynb #814aa3d0
 def converging(runs, by="rounds"):
     "Tidy curves of runs: label, step, x (round, or seconds by the `pace`), value; rounds all have."
     rows, unit = [], pace(runs)[0] if by == "seconds" else dict.fromkeys(runs.label, 1)
@@ -167,7 +167,7 @@ def costs(runs):
     fig.suptitle(f"{title}: {mean_of(alike(runs))}")
     return fig
 
-# %% ../../nbs/tables/06_figures.ipynb #dc516444
+# %% ../../nbs/tables/06_figures.ipynb #7674fc89
 @styled
 def prices(lines):
     "Ours and the printed value by method, a panel a metric, of lines of `filled` that have both, or None."
@@ -211,11 +211,11 @@ def bars_by_domain(t, runs, metric):
     "Percent by label and domain as bars: what a radar of one or two rays would be."
     import matplotlib.pyplot as plt
     said, rules = read_how(t.index, metric)
-    fig, ax = plt.subplots(figsize=(5.8, .3*t.size + 1.2))
+    fig, ax = plt.subplots(figsize=(6.8, .22*t.size + 1.2))
     color = list(colors(t.index).values())
     t.rename(said)[::-1].T[::-1].plot.barh(ax=ax, color=color[::-1], legend=False, width=.8)
     ax.set(xlabel="accuracy, %", ylabel="")
-    fig.suptitle(f"{title_of(runs)}: {rules}")
+    ax.set_title(f"{title_of(runs)}: {rules}", loc="left", fontsize=9)
     handles, words = ax.get_legend_handles_labels()
     fig.legend(handles[::-1], words[::-1], loc="outside right upper")
     return fig
