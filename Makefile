@@ -43,10 +43,10 @@ text: .venv/text
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[text]'
 	touch $@
 
-# everything CI checks; the pages that run longest begin first, the tests are shared out between two processes
+# everything CI checks: the pages as nbdev_test executes them, each in a process of its own, then the tests, two at a time
 test: install text
 	$(BIN)/python tests/clean.py
-	cd nbs && nbdev_test --n_workers 2 --timing
+	$(BIN)/python tests/execute.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; fewer: make fuzz N=500;

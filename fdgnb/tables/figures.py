@@ -92,11 +92,11 @@ def pace(runs):
     The processor is the first by name on which every label ran; of none ({}, ''). Other work may have stood
     beside even the fastest, so a second is a rough one."""
     took = lambda r: r["seconds"]["total"]/max(1, r["rounds"])
-    t = pd.DataFrame([dict(label=r.label, target=str(r.target), machine=r.record["hardware"],
+    t = pd.DataFrame([dict(label=r.label, target=str(r.target), processor=r.record["hardware"],
                            seconds=took(r.record)) for r in runs.itertuples()])
-    for machine, g in t.groupby("machine") if len(t) else ():
+    for processor, g in t.groupby("processor") if len(t) else ():
         fastest = g.pivot_table(index="target", columns="label", values="seconds", aggfunc="min").dropna()
-        if len(fastest) and set(fastest) == set(t.label): return fastest.mean().to_dict(), machine
+        if len(fastest) and set(fastest) == set(t.label): return fastest.mean().to_dict(), processor
     return {}, ""
 
 # %% ../../nbs/tables/06_figures.ipynb #814aa3d0
@@ -116,7 +116,7 @@ def converging(runs, by="rounds"):
 def convergence(runs, by="rounds"):
     """Accuracy over rounds or seconds, mean of the runs that all labels have, a panel a data and backbone.
 
-    None without runs; by seconds also where no machine ran all labels."""
+    None without runs; by seconds also where no processor ran all labels."""
     import matplotlib.pyplot as plt
     panels, color = [alike(g) for _, g in parted(runs)], colors(dict.fromkeys(runs.label))
     if by == "seconds": panels = [g for g in panels if pace(g)[0]]
@@ -151,7 +151,7 @@ def costs_of(runs):
 
 @styled
 def costs(runs):
-    "Bars of traffic, arithmetic and (of a machine that ran all) time per round, of one data set and network."
+    "Bars of traffic, arithmetic and (of a processor that ran all) seconds a round, of one data set and net."
     import matplotlib.pyplot as plt
     if not len(runs): return None
     title, t = title_of(runs), costs_of(alike(runs)).dropna(axis=1)
