@@ -130,7 +130,9 @@ reports: install
 	$(if $(filter smoke paper,$(SCALE)),,papermill nbs/compare.ipynb out/ours-plain.ipynb -p methods fedka $(OURS) -r hyper "{sent: plain}" -p store "$(RECORDS)")
 	$(if $(filter smoke paper,$(SCALE)),,@if python -m fdgnb.data check office_caltech10 --strict > out/office.log 2>&1; then \
 	  papermill nbs/compare.ipynb out/ours-office-cpu.ipynb -p methods "$(OFFICE)" -p dataset office_caltech10 -p seeds 3 \
-	    -p rounds 60 -p scale cpu -r hyper "{size: 28, backbone: cnn2}" -p store "$(RECORDS)"; \
+	    -p rounds 60 -p scale cpu -r hyper "{size: 28, backbone: cnn2}" -p store "$(RECORDS)" && \
+	  papermill nbs/compare.ipynb out/ours-office-steps.ipynb -p methods fedavg -p dataset office_caltech10 -p seeds 3 \
+	    -p rounds 60 -p scale cpu -r hyper "{size: 28, backbone: cnn2, local_epochs: 3}" -p store "$(RECORDS)" || exit; \
 	else echo "left out, our own comparison on photographs:"; cat out/office.log; fi)
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
