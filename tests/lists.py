@@ -32,7 +32,9 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            " protocol's for all, untuned; but SCAFFOLD, which is defined for plain SGD, has no momentum,"
            " so the same rate takes it about a tenth as far (searched, below, it is near the others). "
            "More steps in a round are more training in as many rounds, fewer are less: over FedAvg's "
-           "steps, {}. Rounds, and on Office-Caltech10 network and image size (`cnn2`, 28 pixels), are "
+           "steps, {}. FedAvg with three local epochs, three times its steps, has {} ([beside methods "
+           "above it](reports/16_ours.ipynb)). Rounds, and on Office-Caltech10 network and image size "
+           "(`cnn2`, 28 pixels), are "
            "fewer and smaller than the protocol's, so that three seeds of many methods fit two cores, "
            "and not all methods have come to rest in them: in the last sixth of the rounds, over the "
            "sixth before, the target's accuracy still rose by {}. What it says, tables by target, ranks,"
@@ -82,6 +84,14 @@ def said_of_steps(groups):
     return "; ".join(f"{s}: {text}" for s, text in differ.items() if text)
 
 
+def said_of_more():
+    "What FedAvg with three local epochs has in the settings that README shows, of the tables on file."
+    names = {s.split(",")[0]: SHOWN[s] for s in SHOWN}
+    files = {name: ROOT/"reports"/f"ours_steps_{data}.csv" for data, name in names.items()}
+    found = {n: pd.read_csv(f, index_col=0).Avg["fedavg, 3 epochs"] for n, f in files.items() if f.exists()}
+    return ", ".join(f"{v} on {n}" for n, v in found.items())
+
+
 def over_domains(groups):
     "Friedman's p in each setting that README shows."
     wide = {SHOWN[s]: distinct(blocks(deployed(g))) for s, g in groups.items()}
@@ -114,7 +124,7 @@ def shown(store):
                       for s, runs in there.items())
     yield READING.format(seeds, over_domains(there))
     yield across_text(lines).rename(columns=SHOWN).to_markdown(disable_numparse=True) + "\n"
-    yield ADAPTED.format(said_of_steps(there), said_of_rest(there))
+    yield ADAPTED.format(said_of_steps(there), said_of_more(), said_of_rest(there))
     for s, runs in there.items():
         whole = lines.label[(lines.setting == s) & (lines.text != "")]
         yield from made_by(s, runs[runs.label.isin(whole)])
