@@ -25,12 +25,20 @@ def pages(words):
 def shown(page): return execute(page, skip_flags=config.tst_flags.split(), basepath=ROOT)
 
 
+def outcome(future, page):
+    "(passed, seconds) of a page; of one that could not be read or whose process died, the reason is said."
+    try: return future.result()
+    except Exception as e: return print(f"{page.relative_to(ROOT)}: {e!r}", file=sys.stderr), 0
+
+
 if __name__ == "__main__":
     todo = pages(sys.argv[1:])
     if not todo: sys.exit(f"no page has any of {sys.argv[1:]} in its path")
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["torch", "pandas", "nbdev.test", "execnb.shell"])
-    with ProcessPoolExecutor(WORKERS, server, max_tasks_per_child=1) as pool: done = [*pool.map(shown, todo)]
+    with ProcessPoolExecutor(WORKERS, server, max_tasks_per_child=1) as pool:
+        begun = [pool.submit(shown, f) for f in todo]
+    done = [outcome(f, page) for f, page in zip(begun, todo)]
     took = sorted(((s, f.stem) for f, (_, s) in zip(todo, done)), reverse=True)
     print("seconds:", ", ".join(f"{name} {s:.0f}" for s, name in took if s >= 1))
     bad = [str(f.relative_to(ROOT)) for f, (ok, _) in zip(todo, done) if not ok]
