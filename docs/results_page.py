@@ -12,8 +12,8 @@ ASSETS = f'''<link rel="stylesheet" href="{STYLE}">
 ORDER = ("reproduced", "not reproduced", "not run")
 NAMES = dict(fedsb="FedSB", ga="GA", fedka="FedKA", fedbr="FedBR", fdse="FDSE")
 TITLES = dict(ledger="Every printed number", ours_across="Our own comparison: its settings side by side",
-              ours_steps_digits="digits: CCST and FedAvg with three local epochs",
-              ours_steps_office_caltech10="Office-Caltech10: FedAvg with three local epochs",
+              ours_steps_digits="digits: what beats FedAvg beside more steps of it",
+              ours_steps_office_caltech10="Office-Caltech10: what beats FedAvg beside more steps of it",
               ours_parts_office_caltech10="Office-Caltech10: FedSB taken apart")
 FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against cost",
                rules="selection rules", alike="against FedAvg with equal weights")
