@@ -6,6 +6,7 @@ record made by it, and leave out what it checks on records.
 """
 import multiprocessing, sys
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
@@ -25,10 +26,24 @@ def pages(words):
 def shown(page): return execute(page, skip_flags=config.tst_flags.split(), basepath=ROOT)
 
 
+def executed(todo, server):
+    "[(passed, seconds)] of pages; None of one whose process died, and of all that waited behind it."
+    with ProcessPoolExecutor(WORKERS, server, max_tasks_per_child=1) as pool:
+        return [outcome(f, page) for f, page in zip([pool.submit(shown, f) for f in todo], todo)]
+
+
 def outcome(future, page):
-    "(passed, seconds) of a page; of one that could not be read or whose process died, the reason is said."
+    "(passed, seconds) of a page; of one that could not be read, the reason is said."
     try: return future.result()
+    except BrokenProcessPool: return
     except Exception as e: return print(f"{page.relative_to(ROOT)}: {e!r}", file=sys.stderr), 0
+
+
+def again(page, server):
+    "The same of a page by itself, so that one whose process dies is named, and no other."
+    found = executed([page], server)[0]
+    if not found: print(f"{page.relative_to(ROOT)}: its process died", file=sys.stderr)
+    return found or (False, 0)
 
 
 if __name__ == "__main__":
@@ -36,9 +51,7 @@ if __name__ == "__main__":
     if not todo: sys.exit(f"no page has any of {sys.argv[1:]} in its path")
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["torch", "pandas", "nbdev.test", "execnb.shell"])
-    with ProcessPoolExecutor(WORKERS, server, max_tasks_per_child=1) as pool:
-        begun = [pool.submit(shown, f) for f in todo]
-    done = [outcome(f, page) for f, page in zip(begun, todo)]
+    done = [v or again(page, server) for v, page in zip(executed(todo, server), todo)]
     took = sorted(((s, f.stem) for f, (_, s) in zip(todo, done)), reverse=True)
     print("seconds:", ", ".join(f"{name} {s:.0f}" for s, name in took if s >= 1))
     bad = [str(f.relative_to(ROOT)) for f, (ok, _) in zip(todo, done) if not ok]

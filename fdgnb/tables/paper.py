@@ -5,22 +5,23 @@
 # %% auto #0
 __all__ = ['SB_TABLES', 'NOTE', 'EARLY', 'FEW', 'SIGNS', 'TEX_SIGNS', 'rows_of', 'lies_here', 'at_hand', 'calls_of', 'spaced',
            'runs_of', 'lacking', 'filled', 'pair', 'reasons', 'digits_of', 'few', 'in_cell', 'in_words', 'escaped',
-           'Sheet', 'placed', 'refuse_smoke', 'Report', 'report']
+           'Sheet', 'placed', 'refuse_smoke', 'compared', 'Report', 'report']
 
 # %% ../../nbs/tables/05_paper.ipynb #386483a7
 import json
 import numpy as np
 import pandas as pd
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from ..core import FdgnbError, atomic_write, echo, nearest, root
 from ..data.catalogue import DATASETS
 from ..experiments.execution import run
 from ..experiments.grid import grid
+from ..experiments.statistics import table, verdicts
 from ..experiments.store import Store
 from ..runs.protocols import SCALES
-from .ledger import HOURS, Records, bounds, called, first_of, judged, needs, net_of, ours
+from .ledger import HOURS, Records, bounds, called, first_of, judged, needs, net_of, ours, read_as
 from .ledger import PRICES, SEEDS, plan_of, short_of, spread, targets_in, wanted
 from .overview import ROWS, published
 
@@ -238,6 +239,17 @@ def refuse_smoke(scale, *folders):
             raise FdgnbError("scale='smoke' says nothing about a method: give a store and a folder outside "
                              "reports/")
 
+# %% ../../nbs/tables/05_paper.ipynb #6a3a84ae
+def compared(runs, metric, base="FedAvg"):
+    """The `Table` of a paper's runs, each read as its table reads a metric, over a base row.
+
+    None without a run of the base or of another row, and of a metric that is no accuracy."""
+    if not {base} < set(runs.label) or not read_as(metric, base): return
+    def read(r):
+        rule, point = read_as(metric, r.label)
+        return r.record | dict(scores=dict(aggregated=dict(last=r.record["scores"][point][rule])))
+    return table(runs.assign(record=[read(r) for r in runs.itertuples()]), "last", base=base)
+
 # %% ../../nbs/tables/05_paper.ipynb #431c9ebd
 @dataclass
 class Report:
@@ -276,6 +288,15 @@ class Report:
                 out.append(dict(label=label, method=call["method"], dataset=call["dataset"], target=t, seed=s,
                                 record=rec, of=plan["rounds"]))
         return pd.DataFrame(out, columns="label method dataset target seed record of".split())
+
+    def verdicts(self, base="FedAvg"):
+        "In Markdown: which rows of a table beat the base by our runs at this scale; '' where there are none."
+        said, by = [], ["table", "dataset", "backbone", "metric"]
+        for (name, *where, metric), lines in self.lines.groupby(by, sort=False):
+            t = compared(replace(self, lines=lines).runs(), metric, base)
+            about = ", ".join(w for w in (name, *where, metric) if w)
+            if t is not None: said.append(f"**{about}**, scale {self.scale}, {t.n.Avg.max():g} seeds\n\n{verdicts(t)}")
+        return "\n\n".join(said)
 
 # %% ../../nbs/tables/05_paper.ipynb #98deedf5
 def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=False, limit_runs=None,
