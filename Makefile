@@ -112,6 +112,8 @@ OFFICE = fedavg fedsb ga fedka fedbr fdse bnstats fedprox scaffold moon fedbn mi
   feddyn ccst elcfs uniform fedsr fedheal
 PHOTOS = -p dataset office_caltech10 -p protocol common -p scale cpu -p seeds 3 -p rounds 60 -p store "$(RECORDS)"
 SMALL = size: 28, backbone: cnn2
+# of FedSB the budget, of FDSE what is left without one or all of its three ways
+HALVES = budget dse dse+consensus+similarity dse+consistency+similarity
 # digits without a held-out domain: what asks for no unlabeled target, personal methods among it
 IN_DOMAIN = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local lgfedavg fedprox scaffold moon mixup dsbn partialfed uniform \
   groupdro dann rsc fedsam fedfa harmofl feddyn ccst elcfs fedsr
@@ -134,6 +136,8 @@ reports: install
 	  papermill nbs/compare.ipynb out/ours-office-cpu.ipynb -p methods "$(OFFICE)" $(PHOTOS) -r hyper "{$(SMALL)}"; \
 	  papermill nbs/compare.ipynb out/ours-office-steps.ipynb -p methods fedavg $(PHOTOS) -r hyper "{$(SMALL), local_epochs: 3}"; \
 	  papermill nbs/compare.ipynb out/ours-office-parts.ipynb -p methods fedsb $(PHOTOS) -r hyper "{$(SMALL), epsilon: 0.}"; \
+	  papermill nbs/compare.ipynb out/ours-office-halves.ipynb -p methods "$(HALVES)" $(PHOTOS) -r hyper "{$(SMALL)}"; \
+	  papermill nbs/compare.ipynb out/ours-office-tau.ipynb -p methods "fdse, dse+similarity" $(PHOTOS) -r hyper "{$(SMALL), tau: 0.}"; \
 	else echo "left out, our own comparison on photographs:"; cat out/office.log; fi)
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \

@@ -20,7 +20,7 @@ from ..core import FdgnbError
 from ..data.catalogue import DATASETS
 from ..experiments.statistics import in_columns, judged, mean_ranks, twins, whole_blocks
 from ..experiments.store import scores
-from ..federation.compose import hyper_of, method_class
+from ..federation.compose import METHODS, hyper_of, method_class
 from ..runs.plots import styled
 from ..runs.setup import arguments
 from ..settings import DataSettings
@@ -73,7 +73,7 @@ def common_runs(store):
     """({setting: runs}, [lines on what is left out]) of a store's records under protocol common.
 
     runs: label, method, dataset, target, seed, record. Left out: failures, older code, other values than the
-    protocol's, methods that are not registered here."""
+    protocol's, methods that are not registered here, sums of methods that have no name of their own."""
     rows, left = [], Counter()
     for rec in store:
         a = rec["args"]
@@ -85,6 +85,9 @@ def common_runs(store):
             continue
         if how:
             left[f"{a['method']}: at other values than the protocol's"] += 1
+            continue
+        if a["method"] not in METHODS.names():
+            left[f"{a['method']}: a sum of methods, no name of its own"] += 1
             continue
         at = a["target"] if isinstance(a["target"], str) or not a["target"] else "+".join(a["target"])
         rows.append(dict(label=a["method"], method=a["method"], dataset=a["dataset"], target=at,
