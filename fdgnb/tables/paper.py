@@ -243,12 +243,16 @@ def refuse_smoke(scale, *folders):
 def compared(runs, metric, base="FedAvg"):
     """The `Table` of a paper's runs, each read as its table reads a metric, over a base row.
 
-    None without a run of the base or of another row, and of a metric that is no accuracy."""
-    if not {base} < set(runs.label) or not read_as(metric, base): return
+    None without such a score of the base and of another row, and of a metric that is no accuracy."""
+    if not read_as(metric, base): return
     def read(r):
         rule, point = read_as(metric, r.label)
-        return r.record | dict(scores=dict(aggregated=dict(last=r.record["scores"][point][rule])))
-    return table(runs.assign(record=[read(r) for r in runs.itertuples()]), "last", base=base)
+        return r.record["scores"].get(point, {}).get(rule, {})
+    scores = [read(r) for r in runs.itertuples()]
+    same = runs.assign(record=[r | dict(scores=dict(aggregated=dict(last=v)))
+                               for r, v in zip(runs.record, scores)])
+    same = same[np.array([bool({*v} - {"rounds"}) for v in scores], bool)]
+    if {base} < set(same.label): return table(same, "last", base=base)
 
 # %% ../../nbs/tables/05_paper.ipynb #431c9ebd
 @dataclass
@@ -294,8 +298,10 @@ class Report:
         said, by = [], ["table", "dataset", "backbone", "metric"]
         for (name, *where, metric), lines in self.lines.groupby(by, sort=False):
             t = compared(replace(self, lines=lines).runs(), metric, base)
-            about = ", ".join(w for w in (name, *where, metric) if w)
-            if t is not None: said.append(f"**{about}**, scale {self.scale}, {t.n.Avg.max():g} seeds\n\n{verdicts(t)}")
+            if t is None: continue
+            about = ", ".join(w for w in (name, *where, metric, f"scale {self.scale}") if w)
+            domains = ", ".join(c for c in t.mean if c not in ("Avg", "ALL"))
+            said.append(f"**{about}**: {domains}; {t.n.to_numpy().max():g} seeds\n\n{verdicts(t)}")
         return "\n\n".join(said)
 
 # %% ../../nbs/tables/05_paper.ipynb #98deedf5
