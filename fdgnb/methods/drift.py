@@ -184,6 +184,7 @@ class FedCM(Method):
         return super().download(server, k) | tagged("stats.fedcm", part(server.state, "fedcm.delta"))
     def begin(self, model, client, download):
         super().begin(model, client, download)
+        client.optimizer.state.clear()                                   # momentum starts anew in each round
         client.scratch["fedcm"] = part(download, "stats.fedcm")
     def gradients(self, model, client):
         super().gradients(model, client)
@@ -191,7 +192,7 @@ class FedCM(Method):
         for k, p in model.named_parameters():
             if p.grad is not None: p.grad.mul_(alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=1 - alpha)
     def upload(self, model, client):
-        way = scalar(client.scratch["steps"]*client.lr)
+        way = scalar(step_reach(client.scratch["steps"], client.settings.momentum)*client.lr)
         return super().upload(model, client) | {"scalars.fedcm.way": way}
     def aggregate(self, server, uploads):
         old, way = server.model, float(mean_of(self, server, uploads, "scalars.fedcm")["way"])
