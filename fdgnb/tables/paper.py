@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SB_TABLES', 'NOTE', 'EARLY', 'FEW', 'SIGNS', 'TEX_SIGNS', 'rows_of', 'lies_here', 'at_hand', 'calls_of', 'spaced',
            'runs_of', 'lacking', 'filled', 'pair', 'reasons', 'digits_of', 'few', 'in_cell', 'in_words', 'escaped',
-           'Sheet', 'placed', 'refuse_smoke', 'compared', 'Report', 'report']
+           'Sheet', 'placed', 'refuse_smoke', 'compared', 'Report', 'report', 'verdicts_of']
 
 # %% ../../nbs/tables/05_paper.ipynb #386483a7
 import json
@@ -293,17 +293,6 @@ class Report:
                                 record=rec, of=plan["rounds"]))
         return pd.DataFrame(out, columns="label method dataset target seed record of".split())
 
-    def verdicts(self, base="FedAvg"):
-        "In Markdown: which rows of a table beat the base by our runs at this scale; '' where there are none."
-        said, by = [], ["table", "dataset", "backbone", "metric"]
-        for (name, *where, metric), lines in self.lines.groupby(by, sort=False):
-            t = compared(replace(self, lines=lines).runs(), metric, base)
-            if t is None: continue
-            about = ", ".join(w for w in (name, *where, metric, f"scale {self.scale}") if w)
-            domains = ", ".join(c for c in t.mean if c not in ("Avg", "ALL"))
-            said.append(f"**{about}**: {domains}; {t.n.to_numpy().max():g} seeds\n\n{verdicts(t)}")
-        return "\n\n".join(said)
-
 # %% ../../nbs/tables/05_paper.ipynb #98deedf5
 def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=False, limit_runs=None,
            reports=None, jobs=None):
@@ -319,3 +308,15 @@ def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=F
         for r in made.itertuples():
             if r.state != "done": print(f"{r.label}, {r.dataset}, {r.target}, seed {r.seed}: {r.error}")
     return Report(paper, scale, lines, Records(kept), placed(reports), len(seeds))
+
+# %% ../../nbs/tables/05_paper.ipynb #79cedda1
+def verdicts_of(report, base="FedAvg"):
+    "In Markdown: which rows of a `Report`'s tables beat the base by our runs; '' where there are none."
+    said, by = [], ["table", "dataset", "backbone", "metric"]
+    for (name, *where, metric), lines in report.lines.groupby(by, sort=False):
+        t = compared(replace(report, lines=lines).runs(), metric, base)
+        if t is None: continue
+        about = ", ".join(w for w in (name, *where, metric, f"scale {report.scale}") if w)
+        domains = ", ".join(c for c in t.mean if c not in ("Avg", "ALL"))
+        said.append(f"**{about}**: {domains}; {t.n.to_numpy().max():g} seeds\n\n{verdicts(t)}")
+    return "\n\n".join(said)
