@@ -71,7 +71,8 @@ def cost_plot(costs, named=()):
     words = dict(bytes="bytes both ways, over the base's", flops="FLOPs of the clients, over the base's")
     color = colors(shown)
     for ax, what in zip(axes, words):
-        ax.plot(rest[what], 100*rest.gain, ".", color="0.7", ms=5, label=f"{len(rest)} others" if len(rest) else None)
+        others = f"{len(rest)} others" if len(rest) else None
+        ax.plot(rest[what], 100*rest.gain, ".", color="0.7", ms=5, label=others)
         for i, (label, r) in enumerate(costs.loc[shown].iterrows()):        # near colors: a shape too
             err = 100*np.array([[r.gain - r.low], [r.high - r.gain]]).clip(0) if r.low == r.low else None
             how = dict(fmt="osD^v"[i % 5], ms=5, lw=1, color=color[label], label=label)
