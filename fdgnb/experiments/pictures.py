@@ -62,7 +62,8 @@ def on_front(costs):
 def cost_plot(costs, named=()):
     """Gain in points against bytes and FLOPs over the base's. costs: label by gain, low, high, bytes, flops.
 
-    Of more than `MANY` labels those of `named` and what none outdoes (`on_front`) are named, the rest gray."""
+    Of more than `MANY` labels those of `named` and what none outdoes (`on_front`) are in color, the rest
+    is gray."""
     import matplotlib.pyplot as plt
     shown = [k for k in costs.index if len(costs) <= MANY or k in {*named, *on_front(costs)}]
     rest = costs.drop(index=shown)
