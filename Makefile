@@ -112,7 +112,7 @@ OFFICE = fedavg fedsb ga fedka fedbr fdse bnstats fedprox scaffold moon fedbn mi
   feddyn ccst elcfs uniform fedsr fedheal
 PHOTOS = -p dataset office_caltech10 -p protocol common -p scale cpu -p seeds 3 -p rounds 60 -p store "$(RECORDS)"
 SMALL = size: 28, backbone: cnn2
-# of FedSB the budget, of FDSE what is left without one or all of its three ways
+# of FedSB the budget, of FDSE what is left without consistency and without consensus; tau 0: without similarity, without all
 HALVES = budget dse+consensus+similarity dse+consistency+similarity
 # digits without a held-out domain: what asks for no unlabeled target, personal methods among it
 IN_DOMAIN = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local lgfedavg fedprox scaffold moon mixup dsbn partialfed uniform \

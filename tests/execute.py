@@ -51,7 +51,9 @@ if __name__ == "__main__":
     if not todo: sys.exit(f"no page has any of {sys.argv[1:]} in its path")
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["torch", "pandas", "nbdev.test", "execnb.shell"])
-    done = [v or again(page, server) for v, page in zip(executed(todo, server), todo)]
+    first = executed(todo, server)
+    if None in first: print(f"a process died: {first.count(None)} pages again, one by one", file=sys.stderr)
+    done = [v or again(page, server) for v, page in zip(first, todo)]
     took = sorted(((s, f.stem) for f, (_, s) in zip(todo, done)), reverse=True)
     print("seconds:", ", ".join(f"{name} {s:.0f}" for s, name in took if s >= 1))
     bad = [str(f.relative_to(ROOT)) for f, (ok, _) in zip(todo, done) if not ok]

@@ -20,6 +20,7 @@ from ..experiments.execution import run
 from ..experiments.grid import grid
 from ..experiments.statistics import table, verdicts
 from ..experiments.store import Store
+from ..runs.metrics import ORACLE, RULES
 from ..runs.protocols import SCALES
 from .ledger import HOURS, Records, bounds, called, first_of, judged, needs, net_of, ours, read_as
 from .ledger import PRICES, SEEDS, plan_of, short_of, spread, targets_in, wanted
@@ -252,7 +253,7 @@ def compared(runs, metric, base="FedAvg"):
     same = runs.assign(record=[r | dict(scores=dict(aggregated=dict(last=v)))
                                for r, v in zip(runs.record, scores)])
     same = same[np.array([bool({*v} - {"rounds"}) for v in scores], bool)]
-    if {base} < set(same.label): return table(same, "last", base=base)
+    if {base} < set(same.label): return replace(table(same, "last", base=base), caption=f"{metric}, %")
 
 # %% ../../nbs/tables/05_paper.ipynb #431c9ebd
 @dataclass
@@ -318,5 +319,7 @@ def verdicts_of(report, base="FedAvg"):
         if t is None: continue
         about = ", ".join(w for w in (name, *where, metric, f"scale {report.scale}") if w)
         domains = ", ".join(c for c in t.mean if c not in ("Avg", "ALL"))
+        chosen = RULES[read_as(metric, base)[0]]
+        domains += f"; {chosen.format('test images')} choose the round"*(chosen == ORACLE)
         said.append(f"**{about}**: {domains}; {t.n.to_numpy().max():g} seeds\n\n{verdicts(t)}")
     return "\n\n".join(said)
