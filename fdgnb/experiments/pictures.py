@@ -54,7 +54,7 @@ def curve_plot(curves):
 MANY = 14                                                 # more labels than this are not told apart by color
 
 def on_front(costs):
-    "Labels that none outdoes, in bytes or in FLOPs: gains more at a price at most 1 % higher, or as much for less."
+    "Labels that none outdoes, in bytes or in FLOPs: more gain for at most 1 % more, or as much for less."
     more = lambda p, r: (costs[p] <= 1.01*r[p]) & (costs.gain > r.gain)
     less = lambda p, r: (1.01*costs[p] < r[p]) & (costs.gain >= r.gain)
     outdone = lambda p, r: (more(p, r) | less(p, r)).any()
