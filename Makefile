@@ -110,10 +110,13 @@ OURS = -p protocol common -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) -p da
 # the five systems and baselines on photographs, at 28 pixels
 OFFICE = fedavg fedsb ga fedka fedbr fdse bnstats fedprox scaffold moon fedbn mixup groupdro dann rsc fedsam fedfa harmofl \
   feddyn ccst elcfs uniform fedsr fedheal
-PHOTOS = -p dataset office_caltech10 -p protocol common -p scale cpu -p seeds 3 -p rounds 60 -p store "$(RECORDS)"
+PHOTOS = -p dataset office_caltech10 -p protocol common -p scale cpu -p seeds 3 -p store "$(RECORDS)"
 SMALL = size: 28, backbone: cnn2
 # of FedSB the budget, of FDSE what is left without consistency and without consensus; tau 0: without similarity, without all
 HALVES = budget dse+consensus+similarity dse+consistency+similarity
+# and from ImageNet's weights, at 96 pixels
+PRETRAINED = fedavg fedsb ga fedka fedbr fdse uniform fedbn fedprox moon scaffold
+LITE0 = size: 96, backbone: "timm:tf_efficientnet_lite0", pretrained: packaged
 # digits without a held-out domain: what asks for no unlabeled target, personal methods among it
 IN_DOMAIN = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local lgfedavg fedprox scaffold moon mixup dsbn partialfed uniform \
   groupdro dann rsc fedsam fedfa harmofl feddyn ccst elcfs fedsr
@@ -133,11 +136,12 @@ reports: install
 	$(if $(filter smoke paper,$(SCALE)),,papermill nbs/compare.ipynb out/ours-steps.ipynb -p methods fedavg $(OURS) -r hyper "{local_epochs: 3}" -p store "$(RECORDS)")
 	$(if $(filter smoke paper,$(SCALE)),,papermill nbs/compare.ipynb out/ours-plain.ipynb -p methods fedka $(OURS) -r hyper "{sent: plain}" -p store "$(RECORDS)")
 	$(if $(filter smoke paper,$(SCALE)),,@if python -m fdgnb.data check office_caltech10 --strict > out/office.log 2>&1; then \
-	  papermill nbs/compare.ipynb out/ours-office-cpu.ipynb -p methods "$(OFFICE)" $(PHOTOS) -r hyper "{$(SMALL)}"; \
-	  papermill nbs/compare.ipynb out/ours-office-steps.ipynb -p methods fedavg $(PHOTOS) -r hyper "{$(SMALL), local_epochs: 3}"; \
-	  papermill nbs/compare.ipynb out/ours-office-parts.ipynb -p methods fedsb $(PHOTOS) -r hyper "{$(SMALL), epsilon: 0.}"; \
-	  papermill nbs/compare.ipynb out/ours-office-halves.ipynb -p methods "$(HALVES)" $(PHOTOS) -r hyper "{$(SMALL)}"; \
-	  papermill nbs/compare.ipynb out/ours-office-tau.ipynb -p methods "fdse, dse+similarity" $(PHOTOS) -r hyper "{$(SMALL), tau: 0.}"; \
+	  papermill nbs/compare.ipynb out/ours-office-cpu.ipynb -p methods "$(OFFICE)" $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL)}" && \
+	  papermill nbs/compare.ipynb out/ours-office-steps.ipynb -p methods fedavg $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL), local_epochs: 3}" && \
+	  papermill nbs/compare.ipynb out/ours-office-parts.ipynb -p methods fedsb $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL), epsilon: 0.}" && \
+	  papermill nbs/compare.ipynb out/ours-office-halves.ipynb -p methods "$(HALVES)" $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL)}" && \
+	  papermill nbs/compare.ipynb out/ours-office-tau.ipynb -p methods "fdse, dse+similarity" $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL), tau: 0.}" && \
+	  papermill nbs/compare.ipynb out/ours-office-pretrained.ipynb -p methods "$(PRETRAINED)" $(PHOTOS) -p rounds 15 -r hyper '{$(LITE0)}'; \
 	else echo "left out, our own comparison on photographs:"; cat out/office.log; fi)
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
