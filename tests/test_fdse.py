@@ -3,6 +3,7 @@ import copy, dataclasses, itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from importlib.util import find_spec
 from torch import nn
 from torch.testing import assert_close
 import fdgnb.models as models
@@ -30,9 +31,13 @@ def target_samples(fed): return fed.target_client.splits["target"].samples()
 
 
 # -- decomposition
-@pytest.mark.parametrize("name", models.MODELS.names())
+TIMM = [f"timm:{n}" for n in ("tf_efficientnet_lite0", "resnet10t", "convnext_atto", "vit_tiny_patch16_224")]
+
+
+@pytest.mark.parametrize("name", [*models.MODELS.names(), *TIMM])
 def test_every_backbone(name):
     "Splits, keeps the shapes of output and features, loses parameters, and every entry has an owner."
+    if name in TIMM and not find_spec("timm"): pytest.skip("timm is not installed")
     build = models.MODELS.get(name)
     with torch.device("meta"), seeded(0):
         make = lambda: models.get(name, 10, build.input[0]).eval()
@@ -44,6 +49,17 @@ def test_every_backbone(name):
     assert kinds.count("personal") == kinds.count("local") == 3*n
     last = list(split.head.modules())[-1]                            # the last layer stays what it was
     assert isinstance(last, nn.Linear) and last.out_features == 10
+
+
+def test_a_backbone_of_timm_trains_and_repeats(tiny):
+    "Two rounds on EfficientNet-Lite0: finite, the same bits twice, erasers that are trained and not shared."
+    if not find_spec("timm"): pytest.skip("timm is not installed")
+    first, again = (run("fdse", tiny, backbone=TIMM[0], lr=.01) for _ in range(2))
+    assert bits(first) == bits(again)
+    server, k = first.fed.server, "features.body.blocks.1.1.conv_pwl.dse.weight"
+    assert all(v.isfinite().all() for v in server.model.values() if v.is_floating_point())
+    erasers = [kept(server, c)[k] for c in server.clients]
+    assert owner(k) == "personal" and not torch.equal(*erasers[:2])
 
 
 def test_parameter_counts():
