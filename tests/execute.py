@@ -4,10 +4,11 @@ execute.py [word of the path ...]: all pages, or some. `nbdev_test` gives many p
 that defines `digits` registers it again: the next one there would find another code than the exported one, no
 record made by it, and leave out what it checks on records.
 """
-import multiprocessing, sys
+import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
 from nbdev.test import test_nb as execute
@@ -46,14 +47,21 @@ def again(page, server):
     return found or (False, 0)
 
 
+def tried(todo):
+    "[(passed, seconds)] of pages. Their temporary files go too: a worker ends without the interpreter's exit."
+    with TemporaryDirectory(prefix="pages-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["torch", "pandas", "nbdev.test", "execnb.shell"])
+        first = executed(todo, server)
+        if None in first: print(f"a process died: {first.count(None)} pages again, one by one", file=sys.stderr)
+        return [v or again(page, server) for v, page in zip(first, todo)]
+
+
 if __name__ == "__main__":
     todo = pages(sys.argv[1:])
     if not todo: sys.exit(f"no page has any of {sys.argv[1:]} in its path")
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["torch", "pandas", "nbdev.test", "execnb.shell"])
-    first = executed(todo, server)
-    if None in first: print(f"a process died: {first.count(None)} pages again, one by one", file=sys.stderr)
-    done = [v or again(page, server) for v, page in zip(first, todo)]
+    done = tried(todo)
     took = sorted(((s, f.stem) for f, (_, s) in zip(todo, done)), reverse=True)
     print("seconds:", ", ".join(f"{name} {s:.0f}" for s, name in took if s >= 1))
     bad = [str(f.relative_to(ROOT)) for f, (ok, _) in zip(todo, done) if not ok]
