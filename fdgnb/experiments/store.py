@@ -129,8 +129,10 @@ def frozen(v): return json.dumps(v, sort_keys=True, default=str)
 
 
 class Planner:
-    "The address of grid lines: (args, code), each combination of method, data and options set up once."
-    def __init__(self): self.known = {}
+    """The address of grid lines: (args, code), each combination of method, data and options set up once.
+
+    `units`: {code: {unit: digest}} of what was asked for."""
+    def __init__(self): self.known, self.units = {}, {}
 
     def __call__(self, row):
         call = call_of(row)
@@ -141,7 +143,9 @@ class Planner:
         key = id(row["data"]), row["dataset"], own, one or frozen(target), frozen(rest)
         if key not in self.known:
             fed = Federation(target=target, seed=seed, **call)
-            self.known[key] = fed.args(), code_digest(fed)[0]
+            code, units, _ = code_digest(fed)
+            self.known[key] = fed.args(), code
+            self.units[code] = units
         args, code = self.known[key]
         return args | dict(seed=seed) | (dict(target=target) if one else {}), code
 
