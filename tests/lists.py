@@ -15,7 +15,9 @@ FILES = {"README.md": "nbs/", "nbs/index.ipynb": ""}                # file -> wh
 BEGIN, RESULTS = "<!-- methods: tests/lists.py -->", "<!-- results: tests/lists.py -->"
 END = "<!-- end -->"
 SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
-         "office_caltech10, held-out domains, scale cpu, 60 rounds, cnn2, 28 px": "Office-Caltech10"}
+         "office_caltech10, held-out domains, scale cpu, 60 rounds, cnn2, 28 px": "Office-Caltech10",
+         "office_caltech10, held-out domains, scale cpu, 15 rounds, timm:tf_efficientnet_lite0, 96 px, "
+         "pretrained (packaged)": "the same, pretrained"}
 READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), rule source_val; in "
            "brackets the gain over FedAvg in points: ▲ beats it, ▼ is worse, by Student's t of the gains "
            "paired within target and seed, at 5 % after Holm for each data set by itself; = is FedAvg in "
@@ -24,19 +26,19 @@ READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), 
            "seeds; of other domains so few can hardly tell: whether methods differ in their order over them "
            "at all, Friedman's test says with p = {}.\n")
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
-           "images at test time, which no other row looks at, but FedKA's in training (the others stand "
-           "at the round that source validation chooses, so a part of such a gain is the round's: [how "
-           "large](reports/16_ours.ipynb)). `uniform` is FedAvg with clients that weigh alike; so they "
-           "do in FedSB and FDSE, in GA and GroupDRO to begin with, which is to be taken off before a "
-           "gain is the method's ([how much](reports/16_ours.ipynb)). Learning rate and momentum are the"
-           " protocol's for all, untuned; but SCAFFOLD, which is defined for plain SGD, has no momentum,"
-           " so the same rate takes it about a tenth as far (searched, below, it is near the others). "
-           "More steps in a round are more training in as many rounds, fewer are less: over FedAvg's "
-           "steps, {}.{} Rounds, and on Office-Caltech10 network and image size (`cnn2`, 28 pixels), are "
-           "fewer and smaller than the protocol's, so that three seeds of many methods fit two cores, "
-           "and not all methods have come to rest in them: in the last sixth of the rounds, over the "
-           "sixth before, the target's accuracy still rose by {}. What it says, tables by target, ranks,"
-           " costs, selection rules: [our own comparison](reports/16_ours.ipynb).\n")
+           "images at test time, which no other row looks at, but FedKA's in training (the others stand at "
+           "the round that source validation chooses, so a part of such a gain is the round's: [how "
+           "large](reports/16_ours.ipynb)). `uniform` is FedAvg with clients that weigh alike; so they do in"
+           " FedSB and FDSE, in GA and GroupDRO to begin with, which is to be taken off before a gain is the"
+           " method's ([how much](reports/16_ours.ipynb)). Learning rate and momentum are the protocol's for"
+           " all, untuned; but SCAFFOLD, which is defined for plain SGD, has no momentum, so the same rate "
+           "takes it about a tenth as far (searched, below, it is near the others). More steps in a round "
+           "are more training in as many rounds, fewer are less: over FedAvg's steps, {}.{} Rounds, and on "
+           "Office-Caltech10 network and image size (`cnn2`, 28 pixels; pretrained: EfficientNet-Lite0 from "
+           "ImageNet's weights, 96 pixels), are fewer and smaller than the protocol's, so that three seeds "
+           "of many methods fit two cores, and not all methods have come to rest in them: in the last sixth "
+           "of the rounds, over the sixth before, the target's accuracy still rose by {}. What it says, "
+           "tables by target, ranks, costs, selection rules: [our own comparison](reports/16_ours.ipynb).\n")
 TUNED = ROOT/"reports"/"ours_tuned_against.md"
 SEARCHED = ("The methods searched so far ({0}), each at a learning rate and some values of its own found for "
             "each held-out domain by eight short trials that look at the other domains' validation samples "
@@ -66,8 +68,8 @@ def made_by(setting, runs):
     at, records = runs.record.iloc[0]["args"], list(runs.record)
     hours = sum(r["seconds"]["total"] for r in records)/3600
     on = " and ".join(sorted({r["hardware"] for r in records}))
-    size, backbone = (at["settings"][k] for k in ("size", "backbone"))
-    extra = f" -r hyper '{{size: {size}, backbone: {backbone}}}'"*bool(size)
+    given = {k: v for k in ("size", "backbone", "pretrained") if (v := at["settings"][k])}
+    extra = f" -r hyper '{{{', '.join(f'{k}: {v}' for k, v in given.items())}}}'"*("size" in given)
     yield (f"*{setting}*: {len(records)} runs, {hours:.1f} hours in all of one process, other work beside "
            f"it, on {on}; by\n")
     yield "    " + COMMAND.format(", ".join(dict.fromkeys(runs.method)), at["dataset"], runs.seed.nunique(),
@@ -84,7 +86,8 @@ def said_of_steps(groups):
 
 def said_of_more():
     "What FedAvg with three local epochs has in the settings README shows, of the tables on file; or nothing."
-    names = {s.split(",")[0]: SHOWN[s] for s in SHOWN}
+    names = {}
+    for s in SHOWN: names.setdefault(s.split(",")[0], SHOWN[s])          # of a data set its first setting
     files = {name: ROOT/"reports"/f"ours_steps_{data}.csv" for data, name in names.items()}
     found = {n: pd.read_csv(f, index_col=0).Avg["fedavg, 3 epochs"] for n, f in files.items() if f.exists()}
     has = ", ".join(f"{v} on {n}" for n, v in found.items())
@@ -120,8 +123,9 @@ def shown(store):
         if like and s not in there: raise ValueError(f"{s} is {like} now")
     if not there: return
     lines = across({s: table(deployed(runs)) for s, runs in there.items()})
-    seeds = ", ".join(f"{SHOWN[s]}: {runs.target.nunique()} domains, {runs.seed.nunique()} seeds"
-                      for s, runs in there.items())
+    number = lambda n, what: f"{n} {what}{'s'*(n != 1)}"
+    seeds = ", ".join(f"{SHOWN[s]}: {number(runs.target.nunique(), 'domain')}, "
+                      f"{number(runs.seed.nunique(), 'seed')}" for s, runs in there.items())
     yield READING.format(seeds, over_domains(there))
     yield across_text(lines).rename(columns=SHOWN).to_markdown(disable_numparse=True) + "\n"
     yield ADAPTED.format(said_of_steps(there), said_of_more(), said_of_rest(there))
