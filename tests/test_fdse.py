@@ -116,16 +116,17 @@ def test_nothing_to_decompose():
         decompose(nn.Sequential(nn.Linear(4, 4)))
 
 
-def test_function_of_the_identity_half_is_preserved():
-    "In evaluation mode a block's first channels are the old layer's: filters and BatchNorm are taken over."
+def test_a_pretrained_layer_hands_over_its_filters_and_its_batchnorm():
+    "In evaluation a block's first channels: the old layer's, then BN_DFE's with the old scale and shift."
     with seeded(0): conv, bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
     for v in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):
         v.uniform_(.5, 2, generator=generator(1))
     x = torch.randn(4, 3, 9, 9, generator=generator(2))
-    expected = bn.eval()(conv(x)).relu()[:, :4]
+    old = bn.eval()(conv(x)).relu()[:, :4]
+    fresh = torch.zeros(4), torch.ones(4), bn.weight[:4], bn.bias[:4]
     with seeded(1): split = decompose(nn.Sequential(conv, bn, nn.ReLU())).eval()
     assert len(split) == 1 and len(blocks(split)) == 1
-    assert_close(split(x)[:, :4]*(1 + 1e-5)**.5, expected)
+    assert_close(split(x)[:, :4], F.batch_norm(old, *fresh).relu())
 
 
 RUNS_OF_LAYERS = [
