@@ -17,7 +17,7 @@ END = "<!-- end -->"
 SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
          "office_caltech10, held-out domains, scale cpu, 60 rounds, cnn2, 28 px": "Office-Caltech10",
          "office_caltech10, held-out domains, scale cpu, 15 rounds, timm:tf_efficientnet_lite0, 96 px, "
-         "pretrained (packaged)": "the same, pretrained"}
+         "pretrained (packaged)": "Office-Caltech10, pretrained"}
 READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), rule source_val; in "
            "brackets the gain over FedAvg in points: ▲ beats it, ▼ is worse, by Student's t of the gains "
            "paired within target and seed, at 5 % after Holm for each data set by itself; = is FedAvg in "
@@ -124,7 +124,7 @@ def shown(store):
     if not there: return
     lines = across({s: table(deployed(runs)) for s, runs in there.items()})
     number = lambda n, what: f"{n} {what}{'s'*(n != 1)}"
-    seeds = ", ".join(f"{SHOWN[s]}: {number(runs.target.nunique(), 'domain')}, "
+    seeds = "; ".join(f"{SHOWN[s]}: {number(runs.target.nunique(), 'domain')}, "
                       f"{number(runs.seed.nunique(), 'seed')}" for s, runs in there.items())
     yield READING.format(seeds, over_domains(there))
     yield across_text(lines).rename(columns=SHOWN).to_markdown(disable_numparse=True) + "\n"

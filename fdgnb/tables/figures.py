@@ -238,7 +238,7 @@ def radar(runs, metric):
         ax.plot([*turn, turn[0]], [*v, v[0]], color=color, lw=1.4, label=said[label])
     ax.set_xticks(turn, [f"{d}\n{low[d]:.0f} to {high[d]:.0f} %" for d in t])
     ax.set_yticks([])
-    fig.suptitle(f"{title_of(runs)}: {rules}")
+    fig.suptitle(f"{title_of(runs)}\n{rules}", x=.02, ha="left")
     fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
     return fig
 
