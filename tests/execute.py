@@ -48,13 +48,14 @@ def again(page, server):
 
 
 def tried(todo):
-    "[(passed, seconds)] of pages. Their temporary files go too: a worker ends without the interpreter's exit."
+    "[(passed, seconds)] of pages. Their temporary files go too: a worker has no orderly exit."
     with TemporaryDirectory(prefix="pages-", ignore_cleanup_errors=True) as folder:
         os.environ["TMPDIR"] = folder
         server = multiprocessing.get_context("forkserver")
         server.set_forkserver_preload(["torch", "pandas", "nbdev.test", "execnb.shell"])
         first = executed(todo, server)
-        if None in first: print(f"a process died: {first.count(None)} pages again, one by one", file=sys.stderr)
+        if None in first:
+            print(f"a process died: {first.count(None)} pages again, one by one", file=sys.stderr)
         return [v or again(page, server) for v, page in zip(first, todo)]
 
 

@@ -144,7 +144,8 @@ def confirm(grid, store=None, share=.1, seed=0, jobs=None, work=None, progress=N
     for i, a, c in lines:
         state, rec = store.find(a, c)
         if state == "stale": stale[i] = a, c, rec
-    for i, (a, c, rec) in stale.items(): groups.setdefault((a["method"], change(rec, plan.units[c])), []).append(i)
+    for i, (a, c, rec) in stale.items():
+        groups.setdefault((a["method"], change(rec, plan.units[c])), []).append(i)
     mine = {i for i, (*_, rec) in stale.items() if rec["hardware"] == hardware()}
     drawn = drawn_of([*groups.values()], mine, share, random.Random(seed))
     if drawn: run(grid.iloc[sorted(drawn)], store, jobs, work, progress=progress)
@@ -166,7 +167,8 @@ def change(record, units):
 def drawn_of(groups, mine, share, rng):
     "Of each group a share of its members, at least one, out of those that are mine; all of these if fewer."
     ours = [[i for i in g if i in mine] for g in groups]
-    return [i for g, m in zip(groups, ours) for i in rng.sample(m, min(len(m), max(1, math.ceil(share*len(g)))))]
+    asked = [max(1, math.ceil(share*len(g))) for g in groups]
+    return [i for n, m in zip(asked, ours) for i in rng.sample(m, min(len(m), n))]
 
 
 def same_result(store, args, code, changes):

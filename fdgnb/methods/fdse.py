@@ -156,7 +156,7 @@ def know_timm():
             last_operator.register(kinds[kind])(partial(at_path, path=path, bn=bn))
 
 
-TIMM_BLOCKS = dict(                                                  # {module: {block: (operator, BatchNorm)}}
+TIMM_BLOCKS = dict(                                                 # {module: {block: (operator, BatchNorm)}}
     _efficientnet_blocks=dict(DepthwiseSeparableConv=("conv_pw", "bn2"), EdgeResidual=("conv_pwl", "bn2"),
                               InvertedResidual=("conv_pwl", "bn3")),
     resnet=dict(BasicBlock=("conv2", "bn2"), Bottleneck=("conv3", "bn3")),
