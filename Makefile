@@ -5,9 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # one torch thread a process: several busy processes with two threads each spin-wait one another to a halt
 export OMP_NUM_THREADS ?= 1
-# freed memory stays with the process: glibc gives large blocks back, and every step of a network pays for their pages anew
+# up to a gigabyte of freed memory stays with a process: glibc gives large blocks back, and a step takes page faults to get them again
 export MALLOC_MMAP_THRESHOLD_ ?= 33554432
-export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
+export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 METHOD ?= fdse
