@@ -202,7 +202,7 @@ def ledger_section(folder, notebooks):
     file, report = folder/LEDGER, ledger_report(folder, notebooks)
     if not file.exists(): return []
     frame = read(file)
-    lead = "Every number that the five papers print, and what became of it here."
+    lead = "Every number that four of the five papers print, and what became of it here."
     link = [executed(report, notebooks, folder), ""] if report else []
     top = ["## The replication ledger", "", lead, "", *link] + ([counts(frame)] if "state" in frame else [])
     made = by_report(folder).get(report, []) if report else []

@@ -129,6 +129,26 @@ def test_a_pretrained_layer_hands_over_its_filters_and_its_batchnorm():
     assert_close(split(x)[:, :4], F.batch_norm(old, *fresh).relu())
 
 
+@pytest.mark.parametrize("name", ["resnet10t", "tf_efficientnet_lite0"])
+def test_every_part_of_a_block_of_timm_learns(name):
+    """Also where a ResNet of timm begins with scales of zero, in two steps.
+
+    BN_DSE's scale moves later: without shift it passes ReLU and eraser, a factor that BN_DFE takes away."""
+    if not find_spec("timm"): pytest.skip("timm is not installed")
+    with seeded(0): net = decompose(models.get(f"timm:{name}", 10, size=64)).train()
+    opt = torch.optim.SGD(net.parameters(), .01)
+    first = [{k: v.clone() for k, v in b.named_parameters()} for b in blocks(net)]
+    x = torch.rand(8, 3, 64, 64, generator=generator(0))
+    for _ in range(2):
+        opt.zero_grad()
+        F.cross_entropy(net(x), torch.arange(8)).backward()
+        opt.step()
+    assert len(first) == dict(resnet10t=4, tf_efficientnet_lite0=16)[name]
+    for before, block in zip(first, blocks(net)):
+        still = {k for k, v in block.named_parameters() if torch.equal(v, before[k])}
+        assert still <= {"bn_dse.weight"}
+
+
 RUNS_OF_LAYERS = [
     ((nn.Conv2d(3, 8, 3), nn.ReLU(), nn.GroupNorm(2, 8)), [DSEBlock, nn.GroupNorm]),
     ((nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), [DSEBlock, nn.Linear]),

@@ -87,7 +87,7 @@ class DSEBlock(Halves):
 def block_for(op, bn=None, relu=False, G=2, dw=3, **options):
     """The DSEBlock for a Conv2d or Linear (and its BatchNorm); the extractor is the first filters of `op`.
 
-    BN_DSE begins as the BatchNorm's first entries, BN_DFE with its scale and shift."""
+    BN_DSE begins as the BatchNorm's first entries (all scales 0: with 1), BN_DFE with its scale and shift."""
     options |= dict(G=G, dw=dw, bias=op.bias is not None, relu=relu)
     if bn is not None: options |= dict(eps=bn.eps, momentum=bn.momentum)
     if isinstance(op, nn.Linear): block = DSEBlock(op.in_features, op.out_features, linear=True, **options)
@@ -99,6 +99,8 @@ def block_for(op, bn=None, relu=False, G=2, dw=3, **options):
         for k, v in ({} if bn is None else bn.state_dict()).items():
             block.bn_dse.state_dict()[k].copy_(v[:block.T1] if v.ndim else v)
             if k in ("weight", "bias"): block.bn_dfe.state_dict()[k].copy_(v)
+        scale = block.bn_dse.weight
+        scale.copy_(torch.where(scale.any(), scale, 1.))
     return block.to(op.weight)
 
 

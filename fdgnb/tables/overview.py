@@ -164,7 +164,7 @@ def overview(keys=None, images=24):
 
 # %% ../../nbs/tables/03_overview.ipynb #over0031
 def published():
-    "DataFrame of the numbers that the five papers print."
+    "DataFrame of the numbers that four of the papers print."
     with (files("fdgnb.tables")/"published.csv").open() as f: return pd.read_csv(f, keep_default_na=False)
 
 # %% ../../nbs/tables/03_overview.ipynb #over0034
