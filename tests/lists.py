@@ -6,8 +6,8 @@ from fdgnb.experiments.statistics import deployed, judged, table
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.protocols import resolve
-from fdgnb.tables.comparison import across, across_text, blocks, common_runs, distinct, friedman
-from fdgnb.tables.comparison import moving, steps_beside
+from fdgnb.tables.comparison import MARKS, across, across_text, blocks, common_runs, distinct
+from fdgnb.tables.comparison import friedman, moving, steps_beside
 from fdgnb.tables.ledger import Records, counts, ledger
 from fdgnb.tables.overview import home
 
@@ -19,6 +19,12 @@ SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
          "office_caltech10, held-out domains, scale cpu, 60 rounds, cnn2, 28 px": "Office-Caltech10",
          "office_caltech10, held-out domains, scale cpu, 15 rounds, timm:tf_efficientnet_lite0, 96 px, "
          "pretrained (packaged)": "Office-Caltech10, pretrained"}
+WHICH = ("**Which one?** Beats FedAvg wherever there are seeds enough to test it: {}. All that beat it "
+         "somewhere (▲), in points over FedAvg, by what they may look at:\n\n"
+         "* *Nothing but training*: train FedAvg longer first.{}\n"
+         "* *The target's unlabeled images, at test time*: {}.\n"
+         "* *Not the target*: {}.\n"
+         "* *The clients' own domains are what counts*: [in-domain](reports/16_ours.ipynb), on digits.\n")
 READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), rule source_val; in "
            "brackets the gain over FedAvg in points: ▲ beats it, ▼ is worse, by a t test of the gains paired "
            "within target and seed (variances within the targets, Satterthwaite's degrees of freedom: "
@@ -29,7 +35,7 @@ READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), 
 DOMAINS = ("A mark is of these domains with other seeds. Whether an order of methods carries over to other "
            "domains so few can hardly tell; Friedman's test of the order over these: {}. Over all images "
            "(ALL), where a large domain counts for more, the gains of those that beat FedAvg are {}. On "
-           "Office-Caltech10 the three systems gain on dslr and webcam, which are small and show the same "
+           "Office-Caltech10 FedSB, GA and FDSE gain on dslr and webcam, which are small and show the same "
            "objects, and are below FedAvg on amazon and caltech ([by domain](reports/16_ours.ipynb)).\n")
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
            "images at test time, which no other row looks at, but FedKA's in training (the others stand at "
@@ -40,13 +46,16 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            "reading of a case that its paper leaves open: of each layer that it replaces half of the filters"
            " begin anew.\n\n{}. It is the same for all, "
            "untuned; but SCAFFOLD, which is defined for plain SGD, has no momentum, so the same rate takes "
-           "it about a tenth as far (searched, below, it is near the others). More steps in a round are more"
-           " training in as many rounds, fewer are less: over FedAvg's steps, {}.{} Rounds, and on "
+           "it about a tenth as far (searched, below, it is near the others). One run gives other "
+           "bits on another kind of processor, and {}; so `tent`, `noeval` and `consistency`, whose "
+           "aggregated model is FedAvg's, may lie apart from it by what the processor does ([how much]"
+           "(reports/16_ours.ipynb)). More steps in a round are more training in as many rounds, "
+           "fewer are less: over FedAvg's steps, {}. Rounds, and on "
            "Office-Caltech10 network and image size (`cnn2`, 28 pixels; pretrained: EfficientNet-Lite0 from "
            "ImageNet's weights, 96 pixels), are fewer and smaller than the protocol's, so that they fit two "
-           "cores, and few methods have come to rest in them: {}. In the last sixth of the rounds, over the "
-           "sixth before, the target's accuracy moved {}. What it says, tables by target, ranks, costs, "
-           "selection rules: [our own comparison](reports/16_ours.ipynb).\n")
+           "cores, and most methods have not come to rest in them; at rest are {}. In the last sixth of the "
+           "rounds, over the sixth before, the target's accuracy moved {}. What it says, tables by "
+           "target, ranks, costs, selection rules: [our own comparison](reports/16_ours.ipynb).\n")
 PROTOCOL = ("Protocol [`common`](nbs/runs/06_protocols.ipynb): {optimizer}, rate {lr} (a tenth of it after "
             "80 % of the rounds), momentum {momentum}, weight decay {weight_decay}, batches of {batch_size}, "
             "{local_epochs} local epoch; at its full scale {rounds} rounds and on Office-Caltech10 "
@@ -103,8 +112,38 @@ def said_of_more():
     files = {name: ROOT/"reports"/f"ours_steps_{data}.csv" for data, name in names.items()}
     found = {n: pd.read_csv(f, index_col=0).Avg["fedavg, 3 epochs"] for n, f in files.items() if f.exists()}
     has = ", ".join(f"{v} on {n}" for n, v in found.items())
-    return (f" FedAvg with three local epochs, three times its steps, has {has} ([beside what beats FedAvg]"
+    return (f" With three local epochs, three times its steps, it has {has} ([beside what beats FedAvg]"
             "(reports/16_ours.ipynb)).")*bool(has)
+
+
+def everywhere(lines):
+    "What beats FedAvg in every setting that has a test, in words."
+    tested = lines[lines.kind.isin(("beats", "worse", "open", "same"))]
+    kinds = tested.assign(wins=tested.kind == "beats").pivot(index="label", columns="setting", values="wins")
+    always = kinds.index[kinds.eq(True).all(axis=1)]
+    return ", ".join(f"`{m}`" for m in always) or "none"
+
+
+def somewhere(lines, adapted):
+    "What beats FedAvg in some setting, with what it has in each; after adapting to the target, or without."
+    ahead = lines.label[(lines.kind == "beats") & (lines.label.str.endswith(" (adapted)") == adapted)]
+    gain = lambda r: f"{r.gain:+.1f}{MARKS.get(r.kind, '')} on {SHOWN[r.setting]}"
+    for m in dict.fromkeys(ahead):
+        own = lines[(lines.label == m) & lines.gain.notna()]
+        yield f"`{m}` {', '.join(gain(r) for r in own.itertuples())}"
+
+
+def which_one(lines):
+    "What a reader in a hurry asks, out of the lines of `across`."
+    of = lambda adapted: "; ".join(somewhere(lines, adapted)) or "none"
+    return WHICH.format(everywhere(lines), said_of_more(), of(True), of(False))
+
+
+def processors(groups):
+    "Which settings' runs are from several kinds of processor, in words."
+    kinds = {SHOWN[s]: sorted({r["hardware"] for r in runs.record}) for s, runs in groups.items()}
+    said = [f"on {s} runs are of {' and '.join(k)}" for s, k in kinds.items() if len(k) > 1]
+    return "; ".join(said) or "each setting's are of one kind"
 
 
 def order_of(wide):
@@ -176,13 +215,14 @@ def shown(store):
                       f"{number(runs.seed.nunique(), 'seed')}" for s, runs in there.items())
     ran = ", ".join(f"{runs.method.nunique()} ({SHOWN[s]})" for s, runs in there.items())
     of_domains = DOMAINS.format(over_domains(there), said_of_all(tables))
+    yield which_one(lines)
     yield READING.format(seeds, len(METHODS.names()), ran, of_domains)
     wide = across_text(lines).rename(columns=SHOWN)
     few = in_one(wide) & (len(there) > 1)
     yield wide[~few].to_markdown(disable_numparse=True) + "\n"
     yield from named(wide[few])
     values = PROTOCOL.format(**resolve("common", dataset="office_caltech10", method="fedavg"))
-    yield ADAPTED.format(values, said_of_steps(there), said_of_more(), at_rest(there), said_of_rest(there))
+    yield ADAPTED.format(values, processors(there), said_of_steps(there), at_rest(there), said_of_rest(there))
     for s, runs in there.items():
         whole = lines.label[(lines.setting == s) & (lines.text != "")]
         yield from made_by(s, runs[runs.label.isin(whole)])

@@ -65,7 +65,7 @@ def cost_plot(costs, named=()):
     """Gain in points against bytes and FLOPs over the base's. costs: label by gain, low, high, bytes, flops.
 
     Of more than `MANY` labels those of `named` and what none outdoes (`on_front`) are in color, the rest
-    is gray."""
+    are gray rings."""
     import matplotlib.pyplot as plt
     shown = [k for k in costs.index if len(costs) <= MANY or k in {*named, *on_front(costs)}]
     rest = costs.drop(index=shown)
@@ -75,7 +75,7 @@ def cost_plot(costs, named=()):
     color = colors(shown)
     for ax, what in zip(axes, words):
         others = f"{len(rest)} others" if len(rest) else None
-        ax.plot(rest[what], 100*rest.gain, ".", color="0.7", ms=5, label=others)
+        ax.plot(rest[what], 100*rest.gain, "o", mec="0.6", mfc="none", ms=3.5, label=others)
         for i, (label, r) in enumerate(costs.loc[shown].iterrows()):        # near colors: a shape too
             err = 100*np.array([[r.gain - r.low], [r.high - r.gain]]).clip(0) if r.low == r.low else None
             how = dict(fmt="osD^v"[i % 5], ms=5, lw=1, color=color[label], label=label)

@@ -141,15 +141,16 @@ def level(record, line):
 def moving(runs):
     """By label: where the curves of target and val stand over their last sixth, how far they moved, rest.
 
-    Means over the runs. rest: of a dozen points or more both moved by less than a point, up or down, in the
-    mean over the seeds of a target, on average over the targets."""
+    Means over the runs. unsigned: how far a target's mean over the seeds moved, up or down, on average over
+    the targets. rest: that is less than a point for both, of a dozen points or more."""
     of = lambda r: {k: v for n in ("target", "val") for k, v in zip((n, f"{n} moved"), level(r, n))}
     made = pd.DataFrame([dict(label=r.label, at=str(r.record["args"]["target"]), **of(r.record),
                               points=len(r.record["curves"]["target"])) for r in runs.itertuples()])
     moves = made.groupby(["label", "at"])[["target moved", "val moved"]].mean().abs().groupby(level=0).mean()
     by = made.drop(columns="at").groupby("label", sort=False).mean()
     rest = (moves.fillna(0) < 1).all(axis=1).reindex(by.index) & (by.points > 11)
-    return by.drop(columns="points").assign(rest=rest)
+    unsigned = moves.reindex(by.index).rename(columns=lambda c: c.replace("moved", "unsigned"))
+    return by.drop(columns="points").join(unsigned).assign(rest=rest)
 
 # %% ../../nbs/tables/07_comparison.ipynb #e5def1e0
 def stem_of(setting): return "_".join("".join(c if c.isalnum() else " " for c in setting).split())
@@ -236,11 +237,14 @@ def critical_difference(runs, rule="source_val", level=.05):
 
 @styled
 def draw_gains(t):
-    "A `Table`'s differences to its base by target, in points, as numbers and colors (full from 20 points)."
+    """A `Table`'s differences to its base by target, in points, as numbers and colors (full from 20 points).
+
+    The best on average on top, what lacks a target at the bottom."""
     import matplotlib.pyplot as plt
     import seaborn as sns
     gains = 100*(t.mean - t.mean.loc[t.base]).drop(index=t.base).drop(columns="ALL", errors="ignore")
     if gains.empty: return None
+    if "Avg" in gains: gains = gains.sort_values("Avg", ascending=False, kind="stable")
     fig, ax = plt.subplots(figsize=(.95*gains.shape[1] + 2.6, .3*len(gains) + .9))
     most = min(20, np.nanmax(gains.abs().to_numpy()))
     sns.heatmap(gains, annot=True, fmt="+.1f", cmap="RdBu", vmin=-most, vmax=most, cbar=False, ax=ax,
@@ -299,12 +303,13 @@ def across_text(lines):
 def carried(lines):
     """Two settings by rho, p, n: Spearman's correlation of the averages that both have, of eight or more.
 
-    A method counts once: without what it does at test time, and without the base's copies."""
+    A method counts once: without what it does at test time, without copies of the base, and of methods
+    whose averages are equal in both one alone."""
     from scipy.stats import spearmanr
     once = lines[~lines.label.str.endswith(" (adapted)") & (lines.kind != "same")]
     wide, out = once.pivot(index="label", columns="setting", values="avg"), {}
     for a, b in combinations(dict.fromkeys(lines.setting), 2):
-        both = wide[[a, b]].dropna()
+        both = wide[[a, b]].dropna().round(9).drop_duplicates()
         if len(both) > 7: out[a, b] = dict(zip(("rho", "p"), spearmanr(both[a], both[b]))) | dict(n=len(both))
     return pd.DataFrame(out).T
 
