@@ -53,14 +53,15 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            "(reports/16_ours.ipynb)). More steps in a round are more training in as many rounds, "
            "fewer are less: over FedAvg's steps, {}. Rounds, and on "
            "Office-Caltech10 and PACS network and image size (`cnn2`, 28 pixels; pretrained: "
-           "EfficientNet-Lite0 from ImageNet's weights, 96 pixels), are fewer and smaller than the protocol's, so that they fit two "
-           "cores, and most methods have not come to rest in them; at rest are {}. In the last sixth of the "
-           "rounds, over the sixth before, the target's accuracy moved {}. What it says, tables by "
-           "target, ranks, costs, selection rules: [our own comparison](reports/16_ours.ipynb).\n")
+           "EfficientNet-Lite0 from ImageNet's weights, 96 pixels), are fewer and smaller than the "
+           "protocol's, so that they fit two cores, and most methods have not come to rest in them; at rest "
+           "are {}. In the last sixth of the rounds, over the sixth before, the target's accuracy moved {}. "
+           "What it says, tables by target, ranks, costs, selection rules: [our own comparison](reports/16_ours.ipynb).\n")
 PROTOCOL = ("Protocol [`common`](nbs/runs/06_protocols.ipynb): {optimizer}, rate {lr} (a tenth of it after "
             "80 % of the rounds), momentum {momentum}, weight decay {weight_decay}, batches of {batch_size}, "
             "{local_epochs} local epoch; at its full scale {rounds} rounds and on Office-Caltech10 "
-            "`{backbone}`, on PACS `{pacs}`, at {size} pixels; one client a source domain, all in every round")
+            "`{backbone}`, on PACS `{pacs}`, at {size} pixels; one client a source domain, all in every "
+            "round")
 TUNED = ROOT/"reports"/"ours_tuned_against.md"
 SEARCHED = ("The methods searched so far ({0}), each at a learning rate and some values of its own found for "
             "each held-out domain by eight short trials that look at the other domains' validation samples "
