@@ -56,7 +56,8 @@ ADAPTED = ("`(adapted)`: the last round's model after what the method does with 
            "EfficientNet-Lite0 from ImageNet's weights, 96 pixels), are fewer and smaller than the "
            "protocol's, so that they fit two cores, and most methods have not come to rest in them; at rest "
            "are {}. In the last sixth of the rounds, over the sixth before, the target's accuracy moved {}. "
-           "What it says, tables by target, ranks, costs, selection rules: [our own comparison](reports/16_ours.ipynb).\n")
+           "What it says, tables by target, ranks, costs, selection rules: [our own comparison]"
+           "(reports/16_ours.ipynb).\n")
 PROTOCOL = ("Protocol [`common`](nbs/runs/06_protocols.ipynb): {optimizer}, rate {lr} (a tenth of it after "
             "80 % of the rounds), momentum {momentum}, weight decay {weight_decay}, batches of {batch_size}, "
             "{local_epochs} local epoch; at its full scale {rounds} rounds and on Office-Caltech10 "
