@@ -246,7 +246,7 @@ def draw_gains(t):
     if gains.empty: return None
     if "Avg" in gains: gains = gains.sort_values("Avg", ascending=False, kind="stable")
     fig, ax = plt.subplots(figsize=(.95*gains.shape[1] + 2.6, .3*len(gains) + .9))
-    most = min(20, np.nanmax(gains.abs().to_numpy()))
+    most = np.nan_to_num(min(20, gains.abs().max(axis=None))) or 1
     sns.heatmap(gains, annot=True, fmt="+.1f", cmap="RdBu", vmin=-most, vmax=most, cbar=False, ax=ax,
                 annot_kws=dict(size=8))
     ax.set(xlabel="", ylabel="")
@@ -311,7 +311,7 @@ def carried(lines):
     for a, b in combinations(dict.fromkeys(lines.setting), 2):
         both = wide[[a, b]].dropna().round(9).drop_duplicates()
         if len(both) > 7: out[a, b] = dict(zip(("rho", "p"), spearmanr(both[a], both[b]))) | dict(n=len(both))
-    return pd.DataFrame(out).T
+    return pd.DataFrame(out, index=["rho", "p", "n"]).T
 
 # %% ../../nbs/tables/07_comparison.ipynb #7a0118dc
 @styled
