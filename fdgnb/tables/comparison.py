@@ -216,7 +216,8 @@ def friedman(wide):
 def critical_difference(runs, rule="source_val", level=.05):
     """Mean ranks over targets, bars over what cannot be parted; None of fewer than three labels or targets.
 
-    Over the `blocks` that are whole. Of labels that are equal in every run the first stands for all."""
+    Over the `blocks` that are whole. Of labels that are equal in every run the first stands for all. The
+    title says how many pairs are parted, and how many of these have FedAvg."""
     import matplotlib.pyplot as plt
     import scikit_posthocs as posthocs
     wide = blocks(runs, rule)
@@ -226,11 +227,14 @@ def critical_difference(runs, rule="source_val", level=.05):
     if wide.shape[1] < 3 or len(means) < 3: return None
     pairs, p = posthocs.posthoc_nemenyi_friedman(means.reset_index(drop=True)), friedman(wide)
     if p >= level: pairs[:] = 1.
+    apart, n = pairs < level, len(pairs)
+    of_base = apart.filter(items=["fedavg"]).to_numpy().sum()
+    parted = f"{apart.to_numpy().sum()//2} of {n*(n - 1)//2} pairs parted, {of_base} with fedavg"
     fig, ax = plt.subplots(figsize=(7.6, .16*wide.shape[1] + 1.8))
     drawn = posthocs.critical_difference_diagram(mean_ranks(wide), pairs, ax=ax)
     for bar, in drawn["crossbars"]:                  # a set's order changes from process to process
         bar.set_data([min(bar.get_xdata()), max(bar.get_xdata())], bar.get_ydata()[:2])
-    said = f"Friedman's p = {p:.2g} over {len(means)} targets, means of {seeds_of(wide)}{without}"
+    said = f"Friedman's p = {p:.2g} over {len(means)} targets, means of {seeds_of(wide)}{without}; {parted}"
     ax.set_title(said, fontsize=9, wrap=True)
     return fig
 
