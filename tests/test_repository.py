@@ -1,7 +1,9 @@
 """The repository's own rules: notebooks with unique ids, the parameters tag, exported code, pins, imports."""
-import ast, json, re, subprocess
+import ast, json, re, subprocess, tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 import pytest
+from packaging.specifiers import SpecifierSet
 from conftest import python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +98,16 @@ def test_every_environment_package_is_pinned():
     lines = [l for l in (ROOT/"constraints.txt").read_text().splitlines() if l and not l.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^+\s]+", l) for l in lines)
     assert {"torch==2.13.0", "torchvision==0.28.0", "nbdev==2.4.14"} <= set(lines)
+
+
+def test_every_package_takes_the_oldest_python_we_name():
+    "One that refuses it sends pip through all versions of all others, for minutes, into resolution-too-deep."
+    named = tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["requires-python"]
+    oldest, = (f"{s.version}.0" for s in SpecifierSet(named))
+    pinned = set((ROOT/"constraints.txt").read_text().splitlines())
+    wants = {n: d.metadata["Requires-Python"] or "" for d in distributions()
+             if (n := f"{d.name}=={d.version.split('+')[0]}") in pinned}
+    assert len(wants) > 50 and [f"{n} {w}" for n, w in wants.items() if oldest not in SpecifierSet(w)] == []
 
 
 HEAVY = """pandas matplotlib seaborn kornia torchvision sklearn scipy transformers IPython nbdev fastcore
