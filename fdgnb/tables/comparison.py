@@ -18,6 +18,7 @@ from functools import cache
 from itertools import combinations
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
+from ..experiments.grid import named_methods
 from ..experiments.statistics import in_columns, judged, mean_ranks, twins, whole_blocks
 from ..experiments.store import scores
 from ..federation.compose import METHODS, hyper_of, method_class
@@ -69,28 +70,31 @@ def latest(runs, left):
     return kept
 
 
-def common_runs(store):
+def common_runs(store, also=None):
     """({setting: runs}, [lines on what is left out]) of a store's records under protocol common.
 
     runs: label, method, dataset, target, seed, record. Left out: failures, older code, other values than the
-    protocol's, methods that are not registered here, sums of methods that have no name of their own."""
+    protocol's, methods that are not registered here, sums of methods that have no name of their own.
+    also: {label: name or (name, values)} of what is kept all the same, under its label."""
     rows, left = [], Counter()
+    kept = {k: [method_class(m).name, values] for k, m, values in (named_methods(also) if also else ())}
     for rec in store:
         a = rec["args"]
         if a["protocol"] != "common": continue
         try: how, other = unusual(a)
         except FdgnbError as e: how, rec = {}, dict(error=str(e))
-        if "error" in rec and not how:
+        label = next((k for k, what in kept.items() if what == [a["method"], how]), None)
+        if "error" in rec and (label or not how):
             left[f"{a['method']}, target {a['target']}, seed {a['seed']}: {rec['error']}"] += 1
             continue
-        if how:
+        if how and not label:
             left[f"{a['method']}: at other values than the protocol's"] += 1
             continue
-        if a["method"] not in METHODS.names():
+        if a["method"] not in METHODS.names() and not label:
             left[f"{a['method']}: a sum of methods, no name of its own"] += 1
             continue
         at = a["target"] if isinstance(a["target"], str) or not a["target"] else "+".join(a["target"])
-        rows.append(dict(label=a["method"], method=a["method"], dataset=a["dataset"], target=at,
+        rows.append(dict(label=label or a["method"], method=a["method"], dataset=a["dataset"], target=at,
                          seed=a["seed"], record=rec, setting=setting_of(a, other), data=a.get("data")))
     return parted(pd.DataFrame(rows, dtype=object), left), [f"{k} ({n})" for k, n in left.items() if n]
 
