@@ -6,8 +6,8 @@ from fdgnb.experiments.statistics import deployed, judged, table
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.protocols import resolve
-from fdgnb.tables.comparison import MARKS, across, across_text, blocks, common_runs, distinct
-from fdgnb.tables.comparison import friedman, moving, steps_beside
+from fdgnb.tables.comparison import SYSTEMS, across, across_text, blocks, common_runs, distinct, friedman
+from fdgnb.tables.comparison import moving, steps_beside
 from fdgnb.tables.ledger import Records, counts, ledger
 from fdgnb.tables.overview import home
 
@@ -20,24 +20,29 @@ SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
          "pacs, held-out domains, scale cpu, 20 rounds, cnn2, 28 px": "PACS",
          "office_caltech10, held-out domains, scale cpu, 15 rounds, timm:tf_efficientnet_lite0, 96 px, "
          "pretrained (packaged)": "Office-Caltech10, pretrained"}
-WHICH = ("**Which one?** Run in each setting with seeds enough for a test, and beats FedAvg in all of "
-         "them: {}. All that beat it somewhere (▲), in points over FedAvg, by what they may look at:\n\n"
-         "* *Nothing but training*: train FedAvg longer first.{}\n"
-         "* *The target's unlabeled images, at test time*: {}.\n"
-         "* *Not the target*: {}.\n"
-         "* *The clients' own domains are what counts*: [in-domain](reports/16_ours.ipynb), on digits.\n")
-READING = ("Accuracy on the held-out domain, %, averaged over the domains ({}), rule source_val; in "
-           "brackets the gain over FedAvg in points: ▲ beats it, ▼ is worse, by a t test of the gains paired "
-           "within target and seed (variances within the targets, Satterthwaite's degrees of freedom: "
-           "[statistics](nbs/experiments/05_statistics.ipynb)), at 5 % after Holm for each data set by "
-           "itself; = is FedAvg in every run; ? has one seed and no test; without a mark no difference is "
-           "shown. (n): a mean over fewer seeds. Blank: not run, or not on every domain; of {} methods there "
-           "are so far {}.\n\n{}\n")
+LONGER = "fedavg, 3 epochs"
+WHICH = ("**Which one?** Of what has a test in each of these settings, this beats FedAvg in all of them: {}. "
+         "Train FedAvg longer first{}. These beat FedAvg somewhere (▲), and elsewhere are worse or not shown "
+         "to differ, by what they may look at:\n\n"
+         "* *the target's unlabeled images, at test time*: {};\n"
+         "* *not the target*: {};\n"
+         "* where *the clients' own domains* are what counts: [in-domain](reports/16_ours.ipynb), on {}.\n")
+READING = ("Accuracy on the held-out domain, %, averaged over the domains; in brackets the gain over FedAvg "
+           "in points: ▲ beats it, ▼ is worse, = is FedAvg in every run, ? has one seed and no test; without "
+           "a mark no difference is shown. `(adapted)`: after what the method does with the target's "
+           "unlabeled images, in the last round. (n): a mean over fewer seeds. Blank: not run, or not on "
+           "every domain.\n")
+MIND = ("These are short runs of small networks on two cores (rounds, sizes: below); most have not come to "
+        "rest. On Office-Caltech10 FedSB, GA and FDSE gain on dslr and webcam, which are small and show the "
+        "same objects, and are below FedAvg on amazon and caltech ([by domain](reports/16_ours.ipynb)).\n")
+TESTS = ("Domains and seeds: {}. The round is the one that source validation chooses (rule source_val). A "
+         "mark is by a t test of the gains paired within target and seed (variances within the targets, "
+         "Satterthwaite's degrees of freedom: [statistics](nbs/experiments/05_statistics.ipynb)), at 5 % "
+         "after Holm for each data set by itself; `" + LONGER + "`, three times FedAvg's steps, is tested "
+         "against FedAvg alone, outside of that. Of {} methods there are so far {}.\n\n{}\n")
 DOMAINS = ("A mark is of these domains with other seeds. Whether an order of methods carries over to other "
            "domains so few can hardly tell; Friedman's test of the order over these: {}. Over all images "
-           "(ALL), where a large domain counts for more, the gains of those that beat FedAvg are {}. On "
-           "Office-Caltech10 FedSB, GA and FDSE gain on dslr and webcam, which are small and show the same "
-           "objects, and are below FedAvg on amazon and caltech ([by domain](reports/16_ours.ipynb)).\n")
+           "(ALL), where a large domain counts for more, the gains of those that beat FedAvg are {}.\n")
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
            "images at test time, which no other row looks at, but FedKA's in training (the others stand at "
            "the round that source validation chooses, so a part of such a gain is the round's: [how "
@@ -88,15 +93,20 @@ def listed(file):
     return "\n".join([BEGIN, *lines(FILES[file]), END])
 
 
-def made_by(setting, runs):
-    "On what and how long a setting's runs ran, and by which command."
-    at, records = runs.record.iloc[0]["args"], list(runs.record)
+def spent(records):
+    "How many runs, how long they took, and on what they ran."
     hours = sum(r["seconds"]["total"] for r in records)/3600
     on = " and ".join(sorted({r["hardware"] for r in records}))
+    return f"{len(records):,} runs, {hours:.1f} hours in all of one process", on
+
+
+def made_by(setting, runs):
+    "On what and how long a setting's runs ran, and by which command."
+    at = runs.record.iloc[0]["args"]
+    took, on = spent(runs.record)
     given = {k: v for k in ("size", "backbone", "pretrained") if (v := at["settings"][k])}
     extra = f" -r hyper '{{{', '.join(f'{k}: {v}' for k, v in given.items())}}}'"*("size" in given)
-    yield (f"*{setting}*: {len(records)} runs, {hours:.1f} hours in all of one process, other work beside "
-           f"it, on {on}; by\n")
+    yield f"*{setting}*: {took}, other work beside it, on {on}; by\n"
     yield "    " + COMMAND.format(", ".join(dict.fromkeys(runs.method)), at["dataset"], runs.seed.nunique(),
                                   at["rounds"], extra) + "\n"
 
@@ -109,16 +119,11 @@ def said_of_steps(groups):
     return "; ".join(f"{s}: {text}" for s, text in differ.items() if text)
 
 
-def said_of_more():
-    "What FedAvg with three local epochs has in the settings README shows, of the tables on file; or nothing."
-    names = {}
-    for s in SHOWN: names.setdefault(s.split(",")[0], SHOWN[s])          # of a data set its first setting
-    files = {name: ROOT/"reports"/f"ours_steps_{data}.csv" for data, name in names.items()}
-    found = {n: pd.read_csv(f, index_col=0).Avg["fedavg, 3 epochs"] for n, f in files.items() if f.exists()}
-    has = ", ".join(f"{v} on {n}" for n, v in found.items())
-    lacks = ", ".join(n for n in names.values() if n not in found)
-    return (f" With three local epochs, three times its steps, it has {has} ([beside what beats FedAvg]"
-            "(reports/16_ours.ipynb))" + f"; not run on {lacks}"*bool(lacks) + ".")*bool(has)
+def longer(groups):
+    "FedAvg with three local epochs against FedAvg by itself, as lines of `across`."
+    two = {s: g[g.label.isin(("fedavg", LONGER))] for s, g in groups.items()}
+    lines = across({s: table(g) for s, g in two.items() if LONGER in set(g.label)})
+    return lines[(lines.label == LONGER) & (lines.text != "")]
 
 
 def everywhere(lines):
@@ -130,18 +135,17 @@ def everywhere(lines):
 
 
 def somewhere(lines, adapted):
-    "What beats FedAvg in some setting, with what it has in each; after adapting to the target, or without."
+    "What beats FedAvg in some setting; after adapting to the target, or without."
     ahead = lines.label[(lines.kind == "beats") & (lines.label.str.endswith(" (adapted)") == adapted)]
-    gain = lambda r: f"{r.gain:+.1f}{MARKS.get(r.kind, '')} on {SHOWN[r.setting]}"
-    for m in dict.fromkeys(ahead):
-        own = lines[(lines.label == m) & lines.gain.notna()]
-        yield f"`{m}` {', '.join(gain(r) for r in own.itertuples())}"
+    return [*dict.fromkeys(ahead)]
 
 
-def which_one(lines):
+def which_one(lines, more, inside):
     "What a reader in a hurry asks, out of the lines of `across`."
-    of = lambda adapted: "; ".join(somewhere(lines, adapted)) or "none"
-    return WHICH.format(everywhere(lines), said_of_more(), of(True), of(False))
+    of = lambda adapted: ", ".join(f"`{m}`" for m in somewhere(lines, adapted)) or "none"
+    has = ", ".join(f"{r.avg:.1f} on {SHOWN[r.setting]}" for r in more.itertuples())
+    long = f": with three local epochs, so three times the steps, it has {has} (`{LONGER}`)"*bool(has)
+    return WHICH.format(everywhere(lines), long, of(True), of(False), inside)
 
 
 def processors(groups):
@@ -207,43 +211,77 @@ def named(wide):
         if said: yield f"On {name} alone: {said}.\n"
 
 
+def folded(summary, *parts):
+    "Parts of a page that open on a click."
+    yield f"<details><summary>{summary}</summary>\n"
+    yield from parts
+    yield "</details>\n"
+
+
+def indoors(groups):
+    "On what in-domain runs there are, in words."
+    found = [s.split(",")[0] for s in groups if ", in-domain," in s]
+    return " and ".join(dict(office_caltech10="Office-Caltech10", pacs="PACS").get(d, d) for d in found)
+
+
+def table_of(lines, more):
+    "FedAvg, the five systems and what beats FedAvg somewhere; below, to unfold, the others."
+    wide = across_text(pd.concat([lines, more])).rename(columns=SHOWN)
+    ahead = (*SYSTEMS, *somewhere(lines, True), *somewhere(lines, False))
+    rows = [m for m in wide.index if m in ahead or m.removesuffix(" (adapted)") in SYSTEMS]
+    first = [*dict.fromkeys(["fedavg", *more.label, *rows])]
+    yield wide.loc[first].to_markdown(disable_numparse=True) + "\n"
+    yield MIND
+    rest = wide.drop(index=first)
+    few = in_one(rest) & (wide.shape[1] > 1)
+    several = [rest[~few].to_markdown(disable_numparse=True) + "\n"] if (~few).any() else []
+    said = f"The other {len(rest)} rows: what beats FedAvg in none of these settings"
+    if len(rest): yield from folded(said, *several, *named(rest[few]))
+
+
+def minded(there, tables):
+    "How it was tested, and under which protocol."
+    number = lambda n, what: f"{n} {what}{'s'*(n != 1)}"
+    seeds = "; ".join(f"{SHOWN[s]}: {number(runs.target.nunique(), 'domain')}, "
+                      f"{number(runs.seed.nunique(), 'seed')}" for s, runs in there.items())
+    ran = ", ".join(f"{runs.method.nunique()} ({SHOWN[s]})" for s, runs in there.items())
+    of_domains = DOMAINS.format(over_domains(there), said_of_all(tables))
+    yield TESTS.format(seeds, len(METHODS.names()), ran, of_domains)
+    of = {d: resolve("common", dataset=d, method="fedavg") for d in ("office_caltech10", "pacs")}
+    protocol = PROTOCOL.format(**of["office_caltech10"], pacs=of["pacs"]["backbone"])
+    yield ADAPTED.format(protocol, processors(there), said_of_steps(there), at_rest(there),
+                         said_of_rest(there))
+
+
 def shown(store):
     "The main comparisons side by side, on what and how long they ran, by which commands; [] of none."
-    groups = common_runs(store)[0]
+    everything = common_runs(store, {LONGER: ("fedavg", dict(local_epochs=3))})[0]
+    groups = {s: g[g.label != LONGER] for s, g in everything.items()}
     there = {s: groups[s] for s in SHOWN if s in groups}
     for s in SHOWN:
         like = [g for g in groups if g.startswith(s)]
         if like and s not in there: raise ValueError(f"{s} is {like} now")
     if not there: return
     tables = {s: table(deployed(runs)) for s, runs in there.items()}
-    lines = across(tables)
-    number = lambda n, what: f"{n} {what}{'s'*(n != 1)}"
-    seeds = "; ".join(f"{SHOWN[s]}: {number(runs.target.nunique(), 'domain')}, "
-                      f"{number(runs.seed.nunique(), 'seed')}" for s, runs in there.items())
-    ran = ", ".join(f"{runs.method.nunique()} ({SHOWN[s]})" for s, runs in there.items())
-    of_domains = DOMAINS.format(over_domains(there), said_of_all(tables))
-    yield which_one(lines)
-    yield READING.format(seeds, len(METHODS.names()), ran, of_domains)
-    wide = across_text(lines).rename(columns=SHOWN)
-    few = in_one(wide) & (len(there) > 1)
-    yield wide[~few].to_markdown(disable_numparse=True) + "\n"
-    yield from named(wide[few])
-    values = PROTOCOL.format(**resolve("common", dataset="office_caltech10", method="fedavg"),
-                             pacs=resolve("common", dataset="pacs", method="fedavg")["backbone"])
-    yield ADAPTED.format(values, processors(there), said_of_steps(there), at_rest(there), said_of_rest(there))
-    for s, runs in there.items():
-        whole = lines.label[(lines.setting == s) & (lines.text != "")]
-        yield from made_by(s, runs[runs.label.isin(whole)])
+    lines, more = across(tables), longer({s: everything[s] for s in there})
+    yield which_one(lines, more, indoors(groups))
+    yield READING
+    yield from table_of(lines, more)
+    yield from folded("How it was tested, under which protocol, and what to mind", *minded(there, tables))
+    whole = {s: lines.label[(lines.setting == s) & (lines.text != "")] for s in there}
+    made = [line for s, runs in there.items() for line in made_by(s, runs[runs.label.isin(whole[s])])]
+    took, on = spent(pd.concat(there).record)
+    yield from folded(f"{took}, on {on}; and by which commands", *made)
 
 
 def searched():
-    "The table of tuned methods, as its report wrote it; [] before there is one."
+    "What the report on tuned methods found, and to unfold its table; [] before there is one."
     if not TUNED.exists(): return
     rows = pd.read_csv(TUNED.with_suffix(".csv")).method.str.split(" (tuned)", regex=False).str[0]
-    yield SEARCHED.format(", ".join(dict.fromkeys(rows)))
-    yield TUNED.read_text()
-    yield "By Student's t at 5 %, corrected after Holm:\n"
+    yield "**With searched values**, on digits, by Student's t at 5 %, corrected after Holm:\n"
     yield TUNED.with_name("ours_tuned_verdicts.md").read_text()
+    said = "The table, and how the values were found"
+    yield from folded(said, SEARCHED.format(", ".join(dict.fromkeys(rows))), TUNED.read_text())
 
 
 def ledger_line(records):
