@@ -22,6 +22,8 @@ FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against
 # what a wide table folds away first, until its columns fit the page
 FOLDED = """metric backbone at_least at_cpu least printed_sd ours_sd sd largest_sd last_sd sd_difference n
     dataset note hyper signs""".split()
+OURS = "16_ours", "17_tuned"                                        # reports that stand before the papers'
+CONTENTS = "```{contents}\n:local:\n:depth: 1\n:backlinks: none\n```"
 WIDE = 140                                                          # characters that a page has room for
 
 
@@ -229,6 +231,15 @@ def readme(folder, used):
     return [linked(outside_code(text, lambda part: LINK.sub(change, part)), path, used)]
 
 
+def answer(folder, used):
+    "What the project's README says first of the results: which method, and the main table."
+    path = folder.parent/"README.md"
+    found = path.exists() and re.search(r"<!-- results:.*?-->\n(.*?)(?=<details>|<!-- end -->)",
+                                        path.read_text(), re.S)
+    if not found: return []
+    return ["## Which one?", linked(found[1].removeprefix("**Which one?** "), path, used)]
+
+
 def records_line(folder):
     "How many runs are on file."
     n = len(list((folder/RECORDS).rglob("*.json"))) if (folder/RECORDS).is_dir() else 0
@@ -238,11 +249,12 @@ def records_line(folder):
 def page(notebooks, folder=REPORTS, used=None):
     "The page as Markdown; `notebooks` is {executed report: notebook}. A section exists where its files do."
     lead = "> Every table and figure that the reports wrote, beside the report that made it."
-    lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), "",
+    lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), CONTENTS, *answer(folder, used),
              *ledger_section(folder, notebooks), *readme(folder, used)]
     settings, shown = settings_of(notebooks), {None, ledger_report(folder, notebooks)}
     names = titles(notebooks)
-    for report, made in by_report(folder).items():
+    of_papers = lambda pair: getattr(pair[0], "stem", "") not in OURS
+    for report, made in sorted(by_report(folder).items(), key=of_papers):
         if report in shown: continue
         lines += [f"## {names[report]}", "", executed(report, notebooks, folder), "",
                   *sections(made, folder, settings)]

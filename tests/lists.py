@@ -21,9 +21,9 @@ SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
          "office_caltech10, held-out domains, scale cpu, 15 rounds, timm:tf_efficientnet_lite0, 96 px, "
          "pretrained (packaged)": "Office-Caltech10, pretrained"}
 LONGER = "fedavg, 3 epochs"
-WHICH = ("**Which one?** Of what has a test in each of these settings, this beats FedAvg in all of them: {}. "
-         "Train FedAvg longer first{}. These beat FedAvg somewhere (▲), and elsewhere are worse or not shown "
-         "to differ, by what they may look at:\n\n"
+WHICH = ("**Which one?** {} Train FedAvg longer first{}. These beat "
+         "FedAvg somewhere (▲), and elsewhere are worse, not shown to differ or not run, by what they may look "
+         "at:\n\n"
          "* *the target's unlabeled images, at test time*: {};\n"
          "* *not the target*: {};\n"
          "* where *the clients' own domains* are what counts: [in-domain](reports/16_ours.ipynb), on {}.\n")
@@ -131,7 +131,8 @@ def everywhere(lines):
     tested = lines[lines.kind.isin(("beats", "worse", "open", "same"))]
     kinds = tested.assign(wins=tested.kind == "beats").pivot(index="label", columns="setting", values="wins")
     always = kinds.index[kinds.eq(True).all(axis=1)]
-    return ", ".join(f"`{m}`" for m in always) or "none"
+    if not len(always): return "Nothing that was run in all the settings below beats FedAvg in each."
+    return f"In all the settings below {', '.join(f'`{m}`' for m in always)} beats FedAvg."
 
 
 def somewhere(lines, adapted):

@@ -142,6 +142,16 @@ def test_results_of_files_that_come_later(tmp_path):
     assert text.index("replication ledger") < text.index("table_x")
 
 
+def test_results_begin_with_the_answer_of_the_readme(tmp_path):
+    "Up to what unfolds there; our own comparison stands before the papers'."
+    folder = reports(tmp_path/"reports", {"11_fedsb.ipynb": "", "16_ours.ipynb": "", "ours.csv": "a\n1\n"})
+    (tmp_path/"README.md").write_text("a\n<!-- results: x -->\n**Which one?** This.\n\n<details>b</details>\n")
+    nb = lambda title: dict(cells=[markdown(f"# {title}\n> What.")])
+    text = results_page.page({folder/"11_fedsb.ipynb": nb("FedSB"), folder/"16_ours.ipynb": nb("Ours")}, folder)
+    assert "## Which one?\n\nThis.\n" in text and "details" not in text
+    assert text.index("## Which one?") < text.index("## Ours") < text.index("## FedSB")
+
+
 def test_a_table_stands_beside_the_report_that_made_it(tmp_path):
     folder = reports(tmp_path, {"1_x.ipynb": "", "2_y.ipynb": "", "x_runs.csv": "a\n1\n", "z.csv": "a\n1\n",
                                 "x.png": "", "q.csv": "a\n1\n",
