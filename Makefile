@@ -117,6 +117,8 @@ PHOTOS = -p dataset office_caltech10 -p protocol common -p scale cpu -p seeds 3 
 SMALL = size: 28, backbone: cnn2
 # of FedSB the budget, of FDSE what is left without consistency and without consensus; tau 0: without similarity, without all
 HALVES = budget dse+consensus+similarity dse+consistency+similarity
+# photographs without a held-out domain
+IN_OFFICE = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local fedprox scaffold moon mixup groupdro
 # on four styles of pictures: 1,500 of a domain at most, at 28 pixels
 STYLES = fedavg fedsb ga fedka fedbr fdse uniform bnstats groupdro budget ccst elcfs fedprox scaffold moon fedbn mixup dann rsc fedsam
 # and from ImageNet's weights, at 96 pixels
@@ -146,11 +148,14 @@ reports: install
 	  papermill nbs/compare.ipynb out/ours-office-parts.ipynb -p methods fedsb $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL), epsilon: 0.}" && \
 	  papermill nbs/compare.ipynb out/ours-office-halves.ipynb -p methods "$(HALVES)" $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL)}" && \
 	  papermill nbs/compare.ipynb out/ours-office-tau.ipynb -p methods "fdse, dse+similarity" $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL), tau: 0.}" && \
+	  papermill nbs/compare.ipynb out/ours-office-in-domain.ipynb -p methods "$(IN_OFFICE)" $(PHOTOS) -p target none -p rounds 60 -r hyper "{$(SMALL)}" && \
 	  papermill nbs/compare.ipynb out/ours-office-pretrained.ipynb -p methods "$(PRETRAINED)" $(PHOTOS) -p rounds 15 -r hyper '{$(LITE0)}'; \
 	else echo "left out, our own comparison on photographs:"; cat out/office.log; fi)
 	$(if $(filter smoke paper,$(SCALE)),,@if python -m fdgnb.data check pacs --strict > out/pacs.log 2>&1; then \
 	  papermill nbs/compare.ipynb out/ours-pacs.ipynb -p methods "$(STYLES)" -p dataset pacs -p protocol common -p scale cpu -p seeds 3 \
-	    -p rounds 20 -p store "$(RECORDS)" -r hyper "{$(SMALL)}"; \
+	    -p rounds 20 -p store "$(RECORDS)" -r hyper "{$(SMALL)}" && \
+	  papermill nbs/compare.ipynb out/ours-pacs-steps.ipynb -p methods fedavg -p dataset pacs -p protocol common -p scale cpu -p seeds 3 \
+	    -p rounds 20 -p store "$(RECORDS)" -r hyper "{$(SMALL), local_epochs: 3}"; \
 	else echo "left out, our own comparison on PACS:"; cat out/pacs.log; fi)
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
