@@ -21,9 +21,8 @@ SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
          "office_caltech10, held-out domains, scale cpu, 15 rounds, timm:tf_efficientnet_lite0, 96 px, "
          "pretrained (packaged)": "Office-Caltech10, pretrained"}
 LONGER = "fedavg, 3 epochs"
-WHICH = ("**Which one?** {} Train FedAvg longer first{}. These beat "
-         "FedAvg somewhere (▲), and elsewhere are worse, not shown to differ or not run, by what they may look "
-         "at:\n\n"
+WHICH = ("**Which one?** {} Train FedAvg longer first{}. These beat FedAvg somewhere (▲), and elsewhere are "
+         "worse, not shown to differ or not run, by what they may look at:\n\n"
          "* *the target's unlabeled images, at test time*: {};\n"
          "* *not the target*: {};\n"
          "* where *the clients' own domains* are what counts: [in-domain](reports/16_ours.ipynb), on {}.\n")

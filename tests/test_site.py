@@ -145,9 +145,11 @@ def test_results_of_files_that_come_later(tmp_path):
 def test_results_begin_with_the_answer_of_the_readme(tmp_path):
     "Up to what unfolds there; our own comparison stands before the papers'."
     folder = reports(tmp_path/"reports", {"11_fedsb.ipynb": "", "16_ours.ipynb": "", "ours.csv": "a\n1\n"})
-    (tmp_path/"README.md").write_text("a\n<!-- results: x -->\n**Which one?** This.\n\n<details>b</details>\n")
+    said = "**Which one?** This.\n\n<details>b</details>\n"
+    (tmp_path/"README.md").write_text(f"a\n<!-- results: x -->\n{said}")
     nb = lambda title: dict(cells=[markdown(f"# {title}\n> What.")])
-    text = results_page.page({folder/"11_fedsb.ipynb": nb("FedSB"), folder/"16_ours.ipynb": nb("Ours")}, folder)
+    notebooks = {folder/"11_fedsb.ipynb": nb("FedSB"), folder/"16_ours.ipynb": nb("Ours")}
+    text = results_page.page(notebooks, folder)
     assert "## Which one?\n\nThis.\n" in text and "details" not in text
     assert text.index("## Which one?") < text.index("## Ours") < text.index("## FedSB")
 

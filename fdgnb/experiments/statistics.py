@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'paired_gain', 'by_target', 'chance', 'gain_of', 'copy_of', 'whole_blocks', 'twins', 'mean_ranks',
-           'in_columns', 'averages', 'cell_text', 'largest', 'latex_of', 'save_table', 'Table', 'gain_text',
-           'caption_of', 'check_cells', 'pooled', 'table', 'deployed', 'cost_of', 'curves_of', 'avg_of', 'all_rules',
-           'all_points', 'judged', 'verdicts']
+           'in_columns', 'averages', 'cell_text', 'largest', 'latex_of', 'in_markdown', 'save_table', 'Table',
+           'gain_text', 'caption_of', 'check_cells', 'columns_of', 'pooled', 'table', 'deployed', 'cost_of',
+           'curves_of', 'avg_of', 'all_rules', 'all_points', 'judged', 'verdicts']
 
 # %% ../../nbs/experiments/05_statistics.ipynb #fb4d62ca
 import numpy as np
@@ -39,12 +39,14 @@ def by_target(differences):
 
 
 def chance(scores, base):
-    "p of Student's t that the mean of targets' mean differences is zero; NaN where a target has one seed."
+    """p of Student's t that the mean of targets' mean differences is zero.
+
+    NaN where a target has one seed, or where no seed differs from another (but by a record's rounding)."""
     from scipy.stats import t as student
     groups = by_target(scores.iloc[:, 0] - base)
     if min(map(len, groups), default=0) < 2: return np.nan
     mean, parts = np.mean([g.mean() for g in groups]), [g.var(ddof=1)/len(g) for g in groups]
-    if not sum(parts): return float(mean == 0)
+    if sum(parts) < 1e-11: return 1. if abs(mean) < 1e-6 else np.nan
     freedom = sum(parts)**2/sum(v**2/(len(g) - 1) for v, g in zip(parts, groups))
     return float(2*student.sf(abs(mean)*len(groups)/sum(parts)**.5, freedom))
 
@@ -88,11 +90,12 @@ def twins(wide):
 def mean_ranks(wide, base=None):
     """Mean over targets of a label's place (1: best) by its mean over seeds, over the `whole_blocks`.
 
-    Labels that are the same in every block (FedAvg, and what differs from it at test time alone) take one."""
+    Ties to a thousandth of a point share their place, as records are rounded. Labels that are the same in
+    every block (FedAvg, and what differs from it at test time alone) take one."""
     kept = whole_blocks(wide, base)
     same = twins(kept)
     once = kept[list(dict.fromkeys(same.values()))].groupby(level=0).mean()
-    places = once.round(9).rank(axis=1, ascending=False).mean()
+    places = once.round(5).rank(axis=1, ascending=False).mean()
     return pd.Series({c: places[k] for c, k in same.items()}, dtype=float)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #ba2ad302
@@ -101,18 +104,21 @@ def in_columns(tidy):
     held = tidy[tidy.target.notna() & (tidy.column == "target")].assign(column=lambda t: t.target.map(str))
     inside = tidy[tidy.target.isna()]
     own = inside[~inside.column.isin(["AVG", "ALL"])]
-    if own.empty: own = inside                                # so many clients that means alone are kept
+    if own.empty: own = inside[inside.column == "AVG"]        # so many clients that means alone are kept
     return pd.concat([held, own], ignore_index=True)
 
 
-def averages(cells, tidy):
-    "Avg and ALL by (label, seed): over the targets where all are there; in-domain as the record has them."
-    want, out = cells["column"].nunique(), []
-    whole = tidy[tidy.target.isna() & (tidy.column == "ALL")].set_index(["label", "seed"])["value"]
+def averages(cells, parts, tidy, want):
+    """Avg and ALL by (label, seed) where all columns are there, `want` of them.
+
+    Avg: the mean of the columns. ALL: over the samples of all targets, in-domain as the record has it."""
+    whole, out = tidy[tidy.target.isna() & (tidy.column == "ALL")].set_index(["label", "seed"])["value"], []
+    if not whole.index.is_unique: whole = whole[:0]                                   # of several data sets
+    of = {key: g for key, g in parts.groupby(["label", "seed"])}
     for (label, seed), g in cells.groupby(["label", "seed"], sort=False):
         if g.column.nunique() < want: continue
-        n = g.n.fillna(0).astype(float)
-        pooled = (g.value*n).sum()/n.sum() if n.sum() else np.nan
+        n, value = of[label, seed].n.fillna(0).astype(float), of[label, seed].value
+        pooled = (value*n).sum()/n.sum() if n.sum() else np.nan
         out.append(dict(label=label, seed=seed, Avg=g.value.mean(), ALL=whole.get((label, seed), pooled)))
     return pd.DataFrame(out, columns=["label", "seed", "Avg", "ALL"])
 
@@ -133,15 +139,19 @@ def latex_of(body, caption):
     "A table of texts as a tabular; names are escaped, cells are not."
     style = body.style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
     for a, b in (("±", r"$\pm$"), *((c, f"\\{c}") for c in "%_&#{}")): caption = caption.replace(a, b)
-    return style.to_latex(hrules=True, caption=caption)
+    # a row that begins with [ would be read as what the line break or the rule before it may be given
+    return style.to_latex(hrules=True, caption=caption).replace("\n[", "\n{}[")
+
+
+def in_markdown(name): return " ".join(str(name).split()).replace("|", r"\|")
 
 
 def save_table(t, folder, stem):
-    "Write a `Table` as stem.csv, .tex and .md."
-    write = lambda end, text: atomic_write(Path(folder)/f"{stem}.{end}", text)
-    write("csv", t.text("{}").rename_axis("method").to_csv())
-    write("tex", t.to_latex())
-    write("md", t.to_markdown())
+    "Write a `Table` as stem.csv, .tex and .md; FdgnbError where the folder cannot be written."
+    texts = dict(csv=t.text("{}").rename_axis("method").to_csv(), tex=t.to_latex(), md=t.to_markdown())
+    try:
+        for end, text in texts.items(): atomic_write(Path(folder)/f"{stem}.{end}", text)
+    except OSError as e: raise FdgnbError(f"{folder} cannot be written: {e.strerror or e}") from None
 
 # %% ../../nbs/experiments/05_statistics.ipynb #1a4f3f04
 @dataclass
@@ -155,9 +165,9 @@ class Table:
     base: str = "fedavg"
 
     def cell(self, label, column, digits=1):
-        "mean ± sd in percent; blank where nothing was run; (n) where there are fewer seeds than in others."
+        "mean ± sd in percent; blank where nothing was run; (n) where there are fewer seeds than elsewhere."
         m, s, n = (t.loc[label, column] for t in (self.mean, self.sd, self.n))
-        return cell_text(m, s, n if n < self.n[column].max() else 0, digits)
+        return cell_text(m, s, n if n < self.n.max(axis=None) else 0, digits)
 
     def best(self, column):
         "The labels of the highest mean of a column, as it is printed, among those with every column."
@@ -176,7 +186,8 @@ class Table:
 
     def to_markdown(self):
         "GitHub's table, the caption above."
-        return f"{self.caption}\n\n{self.text().to_markdown(disable_numparse=True)}\n"
+        texts = self.text().rename(index=in_markdown, columns=in_markdown)
+        return f"{self.caption}\n\n{texts.to_markdown(disable_numparse=True)}\n"
 
     def to_latex(self):
         "A tabular with booktabs' rules, by pandas."
@@ -206,31 +217,46 @@ def caption_of(tidy, cells, how, gaps, results):
     out += ", paired within target and seed"
     out += ", with a 95 % bootstrap interval (uncorrected, narrow of few seeds: verdicts go by t)"*(n > 1)
     libraries = {r["versions"]["torch"] for r in results.record if r and "versions" in r}
-    out += (f"; {gaps} cells without a run: (n) marks a mean over fewer seeds, bold is of methods with "
-            "every target, ranks of those with most seeds, over the seeds that they share")*bool(gaps)
+    states = results.state[results.state != "done"].value_counts() if "state" in results else {}
+    lacking = ", ".join(f"{n} {state}" for state, n in states.items())
+    out += (f"; {gaps} cells without a score" + f" (runs: {lacking})"*bool(lacking)
+            + ": (n) marks a mean over fewer seeds, bold is of methods with every target, ranks of those "
+            "with most seeds, over the seeds that they share")*bool(gaps)
     return out + f"; torch {' and '.join(sorted(libraries))}"*(len(libraries) > 1)
 
 
-def check_cells(results, cells, base, columns):
-    "FdgnbError where a table would put different things into one cell, or has no such base."
-    if base != "fedavg" and base not in set(results.label):
-        raise FdgnbError(f"no label {base!r}{nearest(base, results.label)}")
+def check_cells(results, cells, rows, columns):
+    "FdgnbError where a table would put different things into one cell."
+    if cells.target.isna().nunique() > 1:
+        raise FdgnbError("in-domain runs and held-out domains in one table: choose one of the two")
     data = {(r.dataset, r.record["args"].get("data")) for r in results.itertuples() if r.record}
     if len(data) > 1 and columns != "dataset":
         raise FdgnbError(f"{len(data)} data sets in one table: choose one, or columns='dataset'")
-    keys = ["label", "column", "seed", "target"] if columns != "target" else ["label", "column", "seed"]
-    twice = cells[cells.duplicated(keys)]
-    if len(twice) and columns == "target":
-        raise FdgnbError(f"several runs of {twice.label.iloc[0]!r} with one target and seed: rows='label'")
+    if len(data) > len({name for name, _ in data}):
+        raise FdgnbError("data sets of one name that are not the same: give them names of their own")
+    twice = cells[cells.duplicated(["label", "column", "seed", "part"])]
+    if len(twice):
+        hint = "choose, or give them labels of their own" if rows == "label" else "rows='label'"
+        raise FdgnbError(f"several runs of {twice.label.iloc[0]!r} with one target and seed: {hint}")
+
+
+def columns_of(results, cells, columns):
+    "The names of a table's columns in the order of the grid, those without any run too."
+    of = lambda r: r.record["args"]["target"] if r.record else r.target
+    planned = [of(r) for r in results.itertuples()] if columns == "target" else results[columns]
+    return list(dict.fromkeys([*(str(v) for v in planned if v is not None), *cells.column]))
 
 # %% ../../nbs/experiments/05_statistics.ipynb #1f0b8fe9
-def pooled(cells, target, rows):
+def pooled(cells, results, rows):
     """One value a cell and seed, the mean over targets, so that sd is over seeds.
 
-    Where some target of the others was not run, the mean would be one of other things: it is left out."""
-    cells, keys = cells.assign(part=target), ["label", "column", "seed"]
+    Where some target of the grid was not run, the mean would be one of other things: it is left out."""
+    keys, own = ["label", "column", "seed"], rows if rows in ("target", "dataset") else "dataset"
     got = cells.groupby(keys).part.transform("nunique")
-    want = cells.groupby("label" if rows in ("target", "dataset") else "dataset").part.transform("nunique")
+    there = cells.groupby("dataset" if own == "dataset" else "label").part.transform("nunique")
+    planned = results.target.map(str).groupby(results[own].map(str)).nunique()
+    asked = (cells.dataset if own == "dataset" else cells.label).map(str).map(planned).fillna(0)
+    want = np.maximum(there, asked.where(cells.target.notna(), 0))
     return cells[got == want].groupby(keys, sort=False, as_index=False)[["value", "n"]].mean()
 
 # %% ../../nbs/experiments/05_statistics.ipynb #1c7b3ac4
@@ -246,25 +272,28 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     for what, given, known in (("selection rule", rule, RULES), ("point", point, (*POINTS, "adapted")),
                                ("rows", rows, axes), ("columns", columns, axes)):
         if given not in known: raise FdgnbError(f"unknown {what} {given!r}{nearest(given, known)}")
+    if "record" not in results: raise FdgnbError("these lines have not been run: table(run(grid))")
     tidy = scores(results, rule, point)
     if tidy.empty:
         hint = "rule='last', of methods that adapt" if point == "adapted" else "run it first"
         raise FdgnbError(f"no run of the grid has scores under {rule!r} at {point!r}: {hint}")
     if rows != "label": tidy = tidy.assign(label=tidy[rows])
-    cells = in_columns(tidy)
-    if columns != "target": cells = cells.assign(column=cells[columns].map(str))
-    check_cells(results, cells, base, columns)
+    parts = in_columns(tidy).assign(part=lambda c: c.column)
+    if columns != "target": parts = parts.assign(column=parts[columns].map(str))
+    check_cells(results, parts, rows, columns)
     order = results[rows].map(str) if rows != "label" else results.label
-    labels, names = list(dict.fromkeys(order)), list(dict.fromkeys(cells.column))
-    if columns != "target": cells = pooled(cells, in_columns(tidy).column, rows)
+    labels, names = list(dict.fromkeys(order)), columns_of(results, parts, columns)
+    if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {base!r}{nearest(base, labels)}")
+    cells = pooled(parts, results, rows) if columns != "target" else parts
     by = cells.groupby(["label", "column"], sort=False)["value"]
     shape = lambda s: s.unstack().reindex(index=labels, columns=names)
-    means = averages(cells, tidy).groupby("label", sort=False)[["Avg", "ALL"]]
+    means = averages(cells, parts, tidy, len(names)).groupby("label", sort=False)[["Avg", "ALL"]]
     join = lambda t, more: t.join(more.reindex(labels)).rename_axis(index=None, columns=None)
     frames = [join(shape(getattr(by, f)()), getattr(means, f)()) for f in ("mean", "std", "count")]
     if len(names) < 2: frames = [f.drop(columns=["Avg", "ALL"]) for f in frames]
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
-    wide = wide.reindex(columns=labels)
+    blocks = pd.MultiIndex.from_product([sorted(names), sorted(set(results.seed))], names=wide.index.names)
+    wide = wide.reindex(index=blocks, columns=labels)
     gains = {r: gain_of(wide, r, base) for r in labels}
     extra = pd.DataFrame(gains, ["gain", "low", "high", "p"]).T.assign(
         rank=mean_ranks(wide, base).reindex(labels), same=[copy_of(wide, r, base) for r in labels])
@@ -319,7 +348,8 @@ def all_points(results, **kw):
 
 # %% ../../nbs/experiments/05_statistics.ipynb #5f7c6e2d
 KINDS = dict(beats="beats {}", worse="is worse than {}", open="no difference shown",
-             same="the same as {} in every run", untested="one seed, so no test", gaps="not all runs there")
+             same="the same as {} in every run", untested="no test (one seed, or seeds that agree)",
+             gaps="not all runs there")
 
 
 def judged(t, level=.05):
@@ -337,6 +367,7 @@ def judged(t, level=.05):
 
 def verdicts(t, level=.05):
     "A Markdown list of what beats a `Table`'s base, what does not, what loses (`judged`)."
+    if t.base not in t.extra.index: return f"No row {t.base} to compare with."
     kind, gain = judged(t, level), t.extra.gain
     said = lambda m: f"{m} ({100*gain[m]:+.1f})" if gain[m] == gain[m] else m
     lines = [f"* {words.format(t.base)}: {', '.join(map(said, kind.index[kind == k]))}"

@@ -213,7 +213,7 @@ def distinct(wide):
 def friedman(wide):
     "p of Friedman's test over targets, scores the means over seeds; wide: block (column, seed) by label."
     from scipy.stats import friedmanchisquare
-    return float(friedmanchisquare(*wide.groupby(level=0).mean().round(9).to_numpy().T).pvalue)
+    return float(friedmanchisquare(*wide.groupby(level=0).mean().round(3).to_numpy().T).pvalue)
 
 # %% ../../nbs/tables/07_comparison.ipynb #76c4d7c2
 @styled
@@ -227,7 +227,7 @@ def critical_difference(runs, rule="source_val", level=.05):
     wide = blocks(runs, rule)
     without = left_out(runs, wide)
     wide = distinct(wide[[k for k in dict.fromkeys(runs.label) if k in wide]])
-    means = wide.groupby(level=0).mean()
+    means = wide.groupby(level=0).mean().round(3)                    # ties as `mean_ranks` has them
     if wide.shape[1] < 3 or len(means) < 3: return None
     pairs, p = posthocs.posthoc_nemenyi_friedman(means.reset_index(drop=True)), friedman(wide)
     if p >= level: pairs[:] = 1.
