@@ -31,12 +31,14 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-# the main job: one run as an executed notebook, with its record and its arrays beside it; another choice, another folder below out/
+# the main job: one run as an executed notebook, with its record and its arrays beside it; another choice, another folder below out/.
+# What fails stays as unfinished.ipynb, beside the last one that ended
 run: install
 	mkdir -p "$(OUT)"
-	papermill nbs/run.ipynb "$(OUT)/run.ipynb" -r method "$(METHOD)" -r dataset "$(DATASET)" \
+	papermill nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" -r dataset "$(DATASET)" \
 	  $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) \
 	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) -r out "$(OUT)/result"
+	mv "$(OUT)/unfinished.ipynb" "$(OUT)/run.ipynb"
 	@echo "executed notebook: $(OUT)/run.ipynb   record: $(OUT)/result/record.json"
 
 # what encodes texts, for amazon_review: transformers, and the weights of the default encoder (83 MB)
@@ -84,9 +86,10 @@ endif
 COMPARE ?= out/compare-$(SLUG)-$(DATASET)$(TARGET:%=-%)-$(SEEDS)seeds$(ROUNDS:%=-%rounds)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 compare: install
 	mkdir -p "$(COMPARE)"
-	papermill nbs/compare.ipynb "$(COMPARE)/compare.ipynb" -r methods "$(METHODS)" -r dataset "$(DATASET)" \
+	papermill nbs/compare.ipynb "$(COMPARE)/unfinished.ipynb" -r methods "$(METHODS)" -r dataset "$(DATASET)" \
 	  -p seeds $(SEEDS) -r out "$(COMPARE)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
 	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE))
+	mv "$(COMPARE)/unfinished.ipynb" "$(COMPARE)/compare.ipynb"
 	$(BIN)/jupyter nbconvert --log-level=ERROR --to html --no-input "$(COMPARE)/compare.ipynb"
 	@echo "table and pictures: $(COMPARE)/compare.html"
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['STARTUP', 'SCORED', 'range_of', 'ranges_of', 'proposed', 'defaults_of', 'inside', 'covers', 'choose_by',
-           'known_range', 'check_space', 'at', 'first_values', 'new_study', 'search', 'oracle_gap', 'chosen', 'tuned']
+           'known_range', 'check_space', 'check_ends', 'at', 'first_values', 'new_study', 'search', 'oracle_gap',
+           'chosen', 'tuned']
 
 # %% ../../nbs/experiments/06_search.ipynb #efa210bd
 import math
@@ -107,6 +108,14 @@ def check_space(method, space, trials):
         if not known_range(r):
             raise FdgnbError(f"range {echo(r)} of {k}: wanted ('choice', values) or ('float', low, high)")
 
+
+def check_ends(method, space, hyper, settings, dataset):
+    "FdgnbError where a run would refuse an end of a range, or a choice."
+    for k, r in space.items():
+        for v in r[1] if r[0] == "choice" else r[1:]:
+            try: defaults_of(method, [k], (hyper or {}) | {k: v}, settings, dataset)
+            except FdgnbError as e: raise FdgnbError(f"range {echo(r)} of {k}: {e}") from None
+
 # %% ../../nbs/experiments/06_search.ipynb #f6e67788
 STARTUP = 10                                                 # TPE would draw its first ten trials at random
 SCORED = ["val", "target", "best_round_target", "adapted", "error"]          # of a trial, beside its values
@@ -152,8 +161,14 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
     lr: (low, high), None: not searched. The first trial is the default. settings: as for `grid`.
     hyper: what all trials are given. run_missing: False: FdgnbError where a trial is not in the store.
     Columns: the values, val (what is chosen by), target, and best_round_target (the oracle's); best first."""
+    if lr is not None and not (isinstance(lr, (tuple, list)) and len(lr) == 2):
+        raise FdgnbError(f"lr={echo(lr)}: wanted (low, high), or None: not searched")
+    if ranges is not None and not isinstance(ranges, dict):
+        raise FdgnbError(f"ranges={echo(ranges)}: wanted {{name: range}}")
+    check_value("sampler_seed", sampler_seed, hp(0, "a whole number", low=0))
     space = (dict(lr=("float", *lr)) if lr else {}) | (ranges_of(method) if ranges is None else ranges)
     check_space(method, space, trials)
+    check_ends(method, space, hyper, settings, dataset)
     usual = defaults_of(method, space, hyper, settings, dataset)
     study, failed = new_study(first_values(space, usual, min(trials, STARTUP)), sampler_seed)
     store, rows = store if isinstance(store, Store) else Store(store), []
