@@ -22,15 +22,15 @@ SHOWN = {"digits, held-out domains, scale cpu, 12 rounds, cnn2": "digits",
          "pretrained (packaged)": "Office-Caltech10, pretrained"}
 LONGER = "fedavg, 3 epochs"
 WHICH = ("**Which one?** {} Train FedAvg longer first{}. These beat FedAvg somewhere (▲), and elsewhere are "
-         "worse, not shown to differ or not run, by what they may look at:\n\n"
+         "worse, not shown to differ, not tested or not run, by what they may look at:\n\n"
          "* *the target's unlabeled images, at test time*: {};\n"
-         "* *not the target*: {};\n"
-         "* where *the clients' own domains* are what counts: [in-domain](reports/16_ours.ipynb), on {}.\n")
+         "* *not the target*: {}.\n\n"
+         "Where the clients' own domains are what counts: [in-domain](reports/16_ours.ipynb), on {}.\n")
 READING = ("Accuracy on the held-out domain, %, averaged over the domains; in brackets the gain over FedAvg "
-           "in points: ▲ beats it, ▼ is worse, = is FedAvg in every run, ? has one seed and no test; without "
-           "a mark no difference is shown. `(adapted)`: after what the method does with the target's "
-           "unlabeled images, in the last round. (n): a mean over fewer seeds. Blank: not run, or not on "
-           "every domain.\n")
+           "in points, paired within target and seed: ▲ beats it, ▼ is worse, = is FedAvg in every run, ? "
+           "has no test (one seed, or seeds that agree); without a mark no difference is shown. `(adapted)`: "
+           "after what the method does with the target's unlabeled images, in the last round. (n): of fewer "
+           "seeds than others. Blank: not run, or not on every domain.\n")
 MIND = ("These are short runs of small networks on two cores (rounds, sizes: below); most have not come to "
         "rest. On Office-Caltech10 FedSB, GA and FDSE gain on dslr and webcam, which are small and show the "
         "same objects, and are below FedAvg on amazon and caltech ([by domain](reports/16_ours.ipynb)).\n")
@@ -99,15 +99,19 @@ def spent(records):
     return f"{len(records):,} runs, {hours:.1f} hours in all of one process", on
 
 
-def made_by(setting, runs):
-    "On what and how long a setting's runs ran, and by which command."
+def made_by(setting, runs, **hyper):
+    "On what and how long a setting's runs ran, and by which command: one for each number of seeds."
     at = runs.record.iloc[0]["args"]
     took, on = spent(runs.record)
-    given = {k: v for k in ("size", "backbone", "pretrained") if (v := at["settings"][k])}
-    extra = f" -r hyper '{{{', '.join(f'{k}: {v}' for k, v in given.items())}}}'"*("size" in given)
-    yield f"*{setting}*: {took}, other work beside it, on {on}; by\n"
-    yield "    " + COMMAND.format(", ".join(dict.fromkeys(runs.method)), at["dataset"], runs.seed.nunique(),
-                                  at["rounds"], extra) + "\n"
+    given = {k: v for k in ("size", "backbone", "pretrained") if at["settings"]["size"] and (
+        v := at["settings"][k])} | hyper
+    extra = f" -r hyper '{{{', '.join(f'{k}: {v}' for k, v in given.items())}}}'"*bool(given)
+    name = ", ".join([setting, *(f"{k} {v}" for k, v in hyper.items())])
+    yield f"*{name}*: {took}, other work beside it, on {on}; by\n"
+    seeds = runs.groupby("method", sort=False).seed.nunique()
+    for n in sorted({*seeds}, reverse=True):
+        yield "    " + COMMAND.format(", ".join(seeds.index[seeds == n]), at["dataset"], n, at["rounds"],
+                                      extra) + "\n"
 
 
 def said_of_steps(groups):
@@ -130,8 +134,9 @@ def everywhere(lines):
     tested = lines[lines.kind.isin(("beats", "worse", "open", "same"))]
     kinds = tested.assign(wins=tested.kind == "beats").pivot(index="label", columns="setting", values="wins")
     always = kinds.index[kinds.eq(True).all(axis=1)]
-    if not len(always): return "Nothing that was run in all the settings below beats FedAvg in each."
-    return f"In all the settings below {', '.join(f'`{m}`' for m in always)} beats FedAvg."
+    where = "every setting below that has a test"
+    if not len(always): return f"No method beats FedAvg in {where}."
+    return f"In {where} FedAvg is beaten by {', '.join(f'`{m}`' for m in always)}."
 
 
 def somewhere(lines, adapted):
@@ -158,6 +163,7 @@ def processors(groups):
 def order_of(wide):
     "Friedman's p, and without the two lowest methods; None where there are too few."
     distinct_ones = distinct(wide)
+    if wide.index.get_level_values(1).nunique() < 2: return
     if min(distinct_ones.shape[1], wide.index.get_level_values(0).nunique()) < 3: return
     said = f"p = {friedman(distinct_ones):.2g}"
     without = distinct(wide.drop(columns=wide.mean().nsmallest(2).index))
@@ -167,7 +173,7 @@ def order_of(wide):
 
 def over_domains(groups):
     "Friedman's p in each setting of several seeds that README shows."
-    p = {SHOWN[s]: order_of(blocks(deployed(g))) for s, g in groups.items() if g.seed.nunique() > 1}
+    p = {SHOWN[s]: order_of(blocks(deployed(g))) for s, g in groups.items()}
     return "; ".join(f"{v} ({s})" for s, v in p.items() if v)
 
 
@@ -242,8 +248,10 @@ def table_of(lines, more):
 def minded(there, tables):
     "How it was tested, and under which protocol."
     number = lambda n, what: f"{n} {what}{'s'*(n != 1)}"
-    seeds = "; ".join(f"{SHOWN[s]}: {number(runs.target.nunique(), 'domain')}, "
-                      f"{number(runs.seed.nunique(), 'seed')}" for s, runs in there.items())
+    several = lambda runs: sorted({*runs.groupby("label").seed.nunique()})
+    many = lambda n: number(n[0], "seed") if len(n) == 1 else f"{n[0]} to {n[-1]} seeds"
+    seeds = "; ".join(f"{SHOWN[s]}: {number(runs.target.nunique(), 'domain')}, {many(several(runs))}"
+                      for s, runs in there.items())
     ran = ", ".join(f"{runs.method.nunique()} ({SHOWN[s]})" for s, runs in there.items())
     of_domains = DOMAINS.format(over_domains(there), said_of_all(tables))
     yield TESTS.format(seeds, len(METHODS.names()), ran, of_domains)
@@ -270,7 +278,9 @@ def shown(store):
     yield from folded("How it was tested, under which protocol, and what to mind", *minded(there, tables))
     whole = {s: lines.label[(lines.setting == s) & (lines.text != "")] for s in there}
     made = [line for s, runs in there.items() for line in made_by(s, runs[runs.label.isin(whole[s])])]
-    took, on = spent(pd.concat(there).record)
+    for s in more.setting:
+        made += made_by(s, everything[s].query("label == @LONGER"), local_epochs=3)
+    took, on = spent(pd.concat(everything[s] for s in there).record)
     yield from folded(f"{took}, on {on}; and by which commands", *made)
 
 

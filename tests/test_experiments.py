@@ -295,6 +295,15 @@ def test_another_comparison_is_another_folder():
     assert named("METHODS=" + " ".join(many[:9])) != named("METHODS=" + " ".join(many[1:10]))
 
 
+@pytest.mark.skipif(not which("make"), reason="make is not installed")
+def test_a_failed_call_keeps_the_page_before_it(tmp_path):
+    (tmp_path/"compare.ipynb").write_text("{}")
+    command = ["make", "-o", "install", "compare", "METHODS=fedagv", f"OUT={tmp_path}"]
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True)
+    assert done.returncode and "did you mean 'fedavg'" in done.stderr
+    assert (tmp_path/"compare.ipynb").read_text() == "{}" and (tmp_path/"unfinished.ipynb").exists()
+
+
 def test_the_records_on_file_are_small_and_whole():
     "At most 10 KB each and 20 MB in all, each as it was written."
     store = Store()

@@ -1,5 +1,5 @@
 """The repository's own rules: notebooks with unique ids, the parameters tag, exported code, pins, imports."""
-import ast, json, re, subprocess, tomllib
+import ast, json, re, subprocess, sys, tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 import pytest
@@ -104,10 +104,15 @@ def test_every_package_takes_the_oldest_python_we_name():
     "One that refuses it sends pip through all versions of all others, for minutes, into resolution-too-deep."
     named = tomllib.loads((ROOT/"pyproject.toml").read_text())["project"]["requires-python"]
     oldest, = (f"{s.version}.0" for s in SpecifierSet(named))
-    pinned = set((ROOT/"constraints.txt").read_text().splitlines())
-    wants = {n: d.metadata["Requires-Python"] or "" for d in distributions()
-             if (n := f"{d.name}=={d.version.split('+')[0]}") in pinned}
-    assert len(wants) > 50 and [f"{n} {w}" for n, w in wants.items() if oldest not in SpecifierSet(w)] == []
+    plain = lambda name: re.sub(r"[-_.]+", "-", name).lower()
+    there = {plain(d.name): (d.version.split("+")[0], d.metadata["Requires-Python"]) for d in distributions()}
+    lines = [l.split("==") for l in (ROOT/"constraints.txt").read_text().splitlines() if "==" in l]
+    pins = {plain(n): v for n, v in lines if plain(n) in there}
+    if Path(sys.prefix) == ROOT/".venv":                                   # that is what `make` installs
+        assert {n: there[n][0] for n in pins} == pins, "other versions than pinned: make"
+    wants = {f"{n}=={v}": there[n][1] or "" for n, v in pins.items() if v == there[n][0]}
+    assert [f"{n} {w}" for n, w in wants.items() if oldest not in SpecifierSet(w)] == []
+    if len(wants) < len(lines)/2: pytest.skip(f"{len(wants)} of {len(lines)} pins are installed here")
 
 
 HEAVY = """pandas matplotlib seaborn kornia torchvision sklearn scipy transformers IPython nbdev fastcore

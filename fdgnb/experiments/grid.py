@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from contextlib import contextmanager
 from itertools import product
+from pathlib import Path
 from .. import models
 from ..core import FdgnbError, echo, nearest, seeded
 from ..settings import SETTINGS, Settings, check_value, hp, make, plain
@@ -118,9 +119,9 @@ def grid(method, dataset="digits", target="each", seed=range(3), rounds=None, pr
     check_device(device)
     datasets = list(dataset) if isinstance(dataset, (list, tuple)) else [dataset]
     if not datasets: raise FdgnbError("a grid needs a data set: none is given")
-    same = lambda a, b: a is b or isinstance(a, str) and isinstance(b, str) and a == b
-    for i, d in enumerate(datasets):
-        if any(same(d, o) for o in datasets[:i]): raise FdgnbError(f"data set {name_of(d)!r} is there twice")
+    once = [id(d) if isinstance(d, Dataset) else str(Path(str(d)).resolve()) for d in datasets]
+    if twice := next((d for d, k in zip(datasets, once) if once.count(k) > 1), None):
+        raise FdgnbError(f"data set {name_of(twice)!r} is there twice")
     classes = {label: method_class(m) for label, m, _ in methods}
     owned = {k for c in classes.values() for k in own_options(c, {}, shared)}
     if unknown := sorted(shared.keys() - owned, key=str):

@@ -109,11 +109,11 @@ def check_space(method, space, trials):
             raise FdgnbError(f"range {echo(r)} of {k}: wanted ('choice', values) or ('float', low, high)")
 
 
-def check_ends(method, space, hyper, settings, dataset):
-    "FdgnbError where a run would refuse an end of a range, or a choice."
+def check_ends(space, gridded):
+    "FdgnbError where an end of a range, or a choice, is refused; gridded: a trial's grid of given values."
     for k, r in space.items():
         for v in r[1] if r[0] == "choice" else r[1:]:
-            try: defaults_of(method, [k], (hyper or {}) | {k: v}, settings, dataset)
+            try: gridded({k: v})
             except FdgnbError as e: raise FdgnbError(f"range {echo(r)} of {k}: {e}") from None
 
 # %% ../../nbs/experiments/06_search.ipynb #f6e67788
@@ -168,12 +168,13 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
     check_value("sampler_seed", sampler_seed, hp(0, "a whole number", low=0))
     space = (dict(lr=("float", *lr)) if lr else {}) | (ranges_of(method) if ranges is None else ranges)
     check_space(method, space, trials)
-    check_ends(method, space, hyper, settings, dataset)
+    gridded = lambda values: grid(method, dataset, target, seed, hyper=(hyper or {}) | values, **settings)
+    check_ends(space, gridded)
     usual = defaults_of(method, space, hyper, settings, dataset)
     study, failed = new_study(first_values(space, usual, min(trials, STARTUP)), sampler_seed)
     store, rows = store if isinstance(store, Store) else Store(store), []
     def tried(**values):
-        runs = grid(method, dataset, target, seed, hyper=(hyper or {}) | values, **settings)
+        runs = gridded(values)
         made = run(runs, store, jobs, work, progress=progress) if run_missing else results(runs, store)
         lacking = made.state[~made.state.isin(["done", "failed"])]
         if len(lacking):

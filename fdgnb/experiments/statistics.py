@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'paired_gain', 'by_target', 'chance', 'gain_of', 'copy_of', 'whole_blocks', 'twins', 'mean_ranks',
-           'in_columns', 'averages', 'cell_text', 'largest', 'latex_of', 'in_markdown', 'save_table', 'Table',
-           'gain_text', 'caption_of', 'check_cells', 'columns_of', 'pooled', 'table', 'deployed', 'cost_of',
-           'curves_of', 'avg_of', 'all_rules', 'all_points', 'judged', 'verdicts']
+           'target_name', 'in_columns', 'averages', 'cell_text', 'largest', 'latex_of', 'in_markdown', 'save_table',
+           'Table', 'gain_text', 'caption_of', 'check_run', 'check_cells', 'columns_of', 'pooled', 'table', 'deployed',
+           'cost_of', 'curves_of', 'avg_of', 'all_rules', 'all_points', 'judged', 'verdicts']
 
 # %% ../../nbs/experiments/05_statistics.ipynb #fb4d62ca
 import numpy as np
@@ -99,9 +99,15 @@ def mean_ranks(wide, base=None):
     return pd.Series({c: places[k] for c, k in same.items()}, dtype=float)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #ba2ad302
+def target_name(target):
+    "What is held out, in a word; None of nothing."
+    return "+".join(target) if isinstance(target, (list, tuple)) else target
+
+
 def in_columns(tidy):
     "Scores in the column of their held-out target, or in-domain of their client; without AVG and ALL."
-    held = tidy[tidy.target.notna() & (tidy.column == "target")].assign(column=lambda t: t.target.map(str))
+    held = tidy[tidy.target.notna() & (tidy.column == "target")]
+    held = held.assign(column=held.target.map(target_name))
     inside = tidy[tidy.target.isna()]
     own = inside[~inside.column.isin(["AVG", "ALL"])]
     if own.empty: own = inside[inside.column == "AVG"]        # so many clients that means alone are kept
@@ -111,7 +117,8 @@ def in_columns(tidy):
 def averages(cells, parts, tidy, want):
     """Avg and ALL by (label, seed) where all columns are there, `want` of them.
 
-    Avg: the mean of the columns. ALL: over the samples of all targets, in-domain as the record has it."""
+    Avg: the mean of the columns. ALL: over the samples of all targets; in-domain, of one data set, as the
+    record has it."""
     whole, out = tidy[tidy.target.isna() & (tidy.column == "ALL")].set_index(["label", "seed"])["value"], []
     if not whole.index.is_unique: whole = whole[:0]                                   # of several data sets
     of = {key: g for key, g in parts.groupby(["label", "seed"])}
@@ -225,6 +232,12 @@ def caption_of(tidy, cells, how, gaps, results):
     return out + f"; torch {' and '.join(sorted(libraries))}"*(len(libraries) > 1)
 
 
+def check_run(results):
+    "FdgnbError where there are no lines with a record, or its lack."
+    if not isinstance(results, pd.DataFrame) or "record" not in results:
+        raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
+
+
 def check_cells(results, cells, rows, columns):
     "FdgnbError where a table would put different things into one cell."
     if cells.target.isna().nunique() > 1:
@@ -242,9 +255,8 @@ def check_cells(results, cells, rows, columns):
 
 def columns_of(results, cells, columns):
     "The names of a table's columns in the order of the grid, those without any run too."
-    of = lambda r: r.record["args"]["target"] if r.record else r.target
-    planned = [of(r) for r in results.itertuples()] if columns == "target" else results[columns]
-    return list(dict.fromkeys([*(str(v) for v in planned if v is not None), *cells.column]))
+    planned = results[columns].map(target_name if columns == "target" else str)
+    return list(dict.fromkeys([*planned.dropna(), *cells.column]))
 
 # %% ../../nbs/experiments/05_statistics.ipynb #1f0b8fe9
 def pooled(cells, results, rows):
@@ -254,7 +266,7 @@ def pooled(cells, results, rows):
     keys, own = ["label", "column", "seed"], rows if rows in ("target", "dataset") else "dataset"
     got = cells.groupby(keys).part.transform("nunique")
     there = cells.groupby("dataset" if own == "dataset" else "label").part.transform("nunique")
-    planned = results.target.map(str).groupby(results[own].map(str)).nunique()
+    planned = results.target.map(target_name).groupby(results[own].map(target_name)).nunique()
     asked = (cells.dataset if own == "dataset" else cells.label).map(str).map(planned).fillna(0)
     want = np.maximum(there, asked.where(cells.target.notna(), 0))
     return cells[got == want].groupby(keys, sort=False, as_index=False)[["value", "n"]].mean()
@@ -272,17 +284,16 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     for what, given, known in (("selection rule", rule, RULES), ("point", point, (*POINTS, "adapted")),
                                ("rows", rows, axes), ("columns", columns, axes)):
         if given not in known: raise FdgnbError(f"unknown {what} {given!r}{nearest(given, known)}")
-    if "record" not in results: raise FdgnbError("these lines have not been run: table(run(grid))")
+    check_run(results)
     tidy = scores(results, rule, point)
     if tidy.empty:
         hint = "rule='last', of methods that adapt" if point == "adapted" else "run it first"
         raise FdgnbError(f"no run of the grid has scores under {rule!r} at {point!r}: {hint}")
-    if rows != "label": tidy = tidy.assign(label=tidy[rows])
-    parts = in_columns(tidy).assign(part=lambda c: c.column)
-    if columns != "target": parts = parts.assign(column=parts[columns].map(str))
+    tidy = tidy.assign(own=tidy.label, label=tidy[rows].map(target_name))
+    parts, across = in_columns(tidy).assign(part=lambda c: c.column), dict(label="own").get(columns, columns)
+    if columns != "target": parts = parts.assign(column=parts[across].map(str))
     check_cells(results, parts, rows, columns)
-    order = results[rows].map(str) if rows != "label" else results.label
-    labels, names = list(dict.fromkeys(order)), columns_of(results, parts, columns)
+    labels, names = list(dict.fromkeys(results[rows].map(target_name))), columns_of(results, parts, columns)
     if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {base!r}{nearest(base, labels)}")
     cells = pooled(parts, results, rows) if columns != "target" else parts
     by = cells.groupby(["label", "column"], sort=False)["value"]
@@ -303,6 +314,7 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
 # %% ../../nbs/experiments/05_statistics.ipynb #99057a39
 def deployed(results):
     "Results, and a line 'label (adapted)' for each run whose method adapts the last model to the target."
+    check_run(results)
     of = lambda r: r["scores"].get("adapted", {}).get("last") if r else None
     more = results[[bool(of(r)) for r in results.record]]
     same = lambda r: r | dict(scores=dict(aggregated=dict.fromkeys(RULES, of(r))))

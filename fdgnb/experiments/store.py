@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'APART', 'digest_of', 'hardware', 'commit', 'thinned', 'curves', 'reached', 'rounded', 'scores_of',
-           'code_digest', 'result_of', 'outcome', 'sealed', 'failure_of', 'frozen', 'Planner', 'file_name', 'folder_of',
-           'Store', 'results', 'scores']
+           'code_digest', 'result_of', 'outcome', 'sealed', 'failure_of', 'frozen', 'Planner', 'file_name', 'Store',
+           'results', 'scores']
 
 # %% ../../nbs/experiments/02_store.ipynb #0e44ae46
 import hashlib, json, platform, re, subprocess, time
@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from functools import cache
 from pathlib import Path
-from ..core import FdgnbError, atomic_write, echo, root
-from ..runs.fit import folder_args
+from ..core import FdgnbError, atomic_write, root
+from ..runs.fit import folder_args, folder_of
 from ..runs.metrics import oracle_column, seconds, source_and_target, table, traffic, values
 from ..runs.records import flops, plain, versions
 from ..runs.setup import Federation
@@ -158,16 +158,10 @@ def file_name(args, code):
     return f"{word(args['dataset'])}/{what}-{digest_of(args)}-{code}.json"
 
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
-def folder_of(what, given):
-    "A path; FdgnbError where it can be none."
-    try: return Path(given)
-    except TypeError: raise FdgnbError(f"{what}={echo(given)}: wanted a folder") from None
-
-
 class Store:
     "A folder of records, one JSON file a run. Several processes and machines may fill it at once."
     def __init__(self, folder=None):
-        self.folder = folder_of("store", folder) if folder else root()/"reports"/"records"
+        self.folder = folder_of(folder, "store") or root()/"reports"/"records"
 
     def path(self, args, code): return self.folder/file_name(args, code)
 

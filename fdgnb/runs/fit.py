@@ -142,14 +142,14 @@ def parsed_args(text, file):
     raise FdgnbError(f"{file} is damaged or was not written by fdgnb: choose another folder or delete it")
 
 
-def folder_of(out):
+def folder_of(out, what="out"):
     "`out` as a path, None where there is none; FdgnbError where it is no path."
     if out is None or isinstance(out, str) and not out: return None
     path = None
     if isinstance(out, (str, os.PathLike)):
         try: path = Path(out).expanduser()
         except (RuntimeError, TypeError): pass                   # a user who does not exist; a path of bytes
-    if path is None: raise FdgnbError(f"out={echo(out)}: wanted the path of a folder")
+    if path is None: raise FdgnbError(f"{what}={echo(out)}: wanted the path of a folder")
     return path
 
 # %% ../../nbs/runs/05_fit.ipynb #rootscode1

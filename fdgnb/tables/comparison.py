@@ -19,7 +19,8 @@ from itertools import combinations
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
 from ..experiments.grid import named_methods
-from ..experiments.statistics import in_columns, judged, mean_ranks, twins, whole_blocks
+from ..experiments.statistics import in_columns, judged, mean_ranks, target_name, twins
+from ..experiments.statistics import whole_blocks
 from ..experiments.store import scores
 from ..federation.compose import METHODS, hyper_of, method_class
 from ..runs.plots import styled
@@ -78,6 +79,9 @@ def common_runs(store, also=None):
     also: {label: name or (name, values)} of what is kept all the same, under its label."""
     rows, left = [], Counter()
     kept = {k: [method_class(m).name, values] for k, m, values in (named_methods(also) if also else ())}
+    for k, (m, values) in kept.items():
+        if k in METHODS.names(): raise FdgnbError(f"{k!r} is a method: other runs need another label")
+        arguments(method_class(m), values)                                             # names and values
     for rec in store:
         a = rec["args"]
         if a["protocol"] != "common": continue
@@ -93,8 +97,8 @@ def common_runs(store, also=None):
         if a["method"] not in METHODS.names() and not label:
             left[f"{a['method']}: a sum of methods, no name of its own"] += 1
             continue
-        at = a["target"] if isinstance(a["target"], str) or not a["target"] else "+".join(a["target"])
-        rows.append(dict(label=label or a["method"], method=a["method"], dataset=a["dataset"], target=at,
+        rows.append(dict(label=label or a["method"], method=a["method"], dataset=a["dataset"],
+                         target=target_name(a["target"]),
                          seed=a["seed"], record=rec, setting=setting_of(a, other), data=a.get("data")))
     return parted(pd.DataFrame(rows, dtype=object), left), [f"{k} ({n})" for k, n in left.items() if n]
 
@@ -252,9 +256,10 @@ def critical_difference(runs, rule="source_val", level=.05):
     of_base = apart.filter(items=["fedavg"]).to_numpy().sum()
     parted = f"{apart.to_numpy().sum()//2} of {n*(n - 1)//2} pairs parted, {of_base} with fedavg"
     fig, ax = plt.subplots(figsize=(7.6, .16*n + 1.8))
-    if n > CROWDED: draw_ranks(ax, mean_ranks(wide), apart)
+    ranks = mean_ranks(wide/100)                                          # of fractions, as in tables
+    if n > CROWDED: draw_ranks(ax, ranks, apart)
     else:
-        drawn = posthocs.critical_difference_diagram(mean_ranks(wide), pairs, ax=ax)
+        drawn = posthocs.critical_difference_diagram(ranks, pairs, ax=ax)
         for bar, in drawn["crossbars"]:              # a set's order changes from process to process
             bar.set_data([min(bar.get_xdata()), max(bar.get_xdata())], bar.get_ydata()[:2])
     said = f"Friedman's p = {p:.2g} over {len(means)} targets, means of {seeds_of(wide)}{without}; {parted}"
