@@ -54,7 +54,7 @@ def set_aside(folder):
     shutil.rmtree(other, ignore_errors=True)
     folder.rename(other)
 
-
+# %% ../../nbs/experiments/03_execution.ipynb #d582248a
 def played(call, args, code, folder, work, retry=False):
     "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
     store, mine = Store(folder), Path(work)/file_name(args, code).removesuffix(".json")

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STARTUP', 'SCORED', 'range_of', 'ranges_of', 'proposed', 'defaults_of', 'inside', 'covers', 'choose_by',
-           'known_range', 'check_space', 'check_ends', 'at', 'first_values', 'new_study', 'search', 'oracle_gap',
-           'chosen', 'tuned']
+           'known_range', 'space_of', 'check_space', 'check_ends', 'at', 'first_values', 'new_study', 'search',
+           'oracle_gap', 'chosen', 'tuned']
 
 # %% ../../nbs/experiments/06_search.ipynb #efa210bd
 import math
@@ -97,10 +97,20 @@ def known_range(r):
     numbers = of_kind and all(isinstance(v, of_kind) and not isinstance(v, bool) for v in of)
     return bool(numbers) and len(of) == 2 and 0 < of[0] < of[1] < math.inf
 
+# %% ../../nbs/experiments/06_search.ipynb #7608f82d
+def space_of(method, ranges, lr):
+    "{name: range} that is searched; FdgnbError where these are none."
+    if lr is not None and not (isinstance(lr, (tuple, list)) and len(lr) == 2):
+        raise FdgnbError(f"lr={echo(lr)}: wanted (low, high), or None: not searched")
+    if ranges is not None and not isinstance(ranges, dict):
+        raise FdgnbError(f"ranges={echo(ranges)}: wanted {{name: range}}")
+    return (dict(lr=("float", *lr)) if lr else {}) | (ranges_of(method) if ranges is None else ranges)
 
-def check_space(method, space, trials):
+
+def check_space(method, space, trials, sampler_seed=0):
     "FdgnbError on a range that cannot be searched, or of a name that the method does not have."
     check_value("trials", trials, hp(8, "how many", low=1))
+    check_value("sampler_seed", sampler_seed, hp(0, "a whole number", low=0))
     names = {*hyper_names(method_class(method)), *SETTINGS}
     if not space: raise FdgnbError(f"{method!r} has no hyper-parameter to search: give lr= or ranges=")
     for k, r in space.items():
@@ -161,13 +171,8 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
     lr: (low, high), None: not searched. The first trial is the default. settings: as for `grid`.
     hyper: what all trials are given. run_missing: False: FdgnbError where a trial is not in the store.
     Columns: the values, val (what is chosen by), target, and best_round_target (the oracle's); best first."""
-    if lr is not None and not (isinstance(lr, (tuple, list)) and len(lr) == 2):
-        raise FdgnbError(f"lr={echo(lr)}: wanted (low, high), or None: not searched")
-    if ranges is not None and not isinstance(ranges, dict):
-        raise FdgnbError(f"ranges={echo(ranges)}: wanted {{name: range}}")
-    check_value("sampler_seed", sampler_seed, hp(0, "a whole number", low=0))
-    space = (dict(lr=("float", *lr)) if lr else {}) | (ranges_of(method) if ranges is None else ranges)
-    check_space(method, space, trials)
+    space = space_of(method, ranges, lr)
+    check_space(method, space, trials, sampler_seed)
     gridded = lambda values: grid(method, dataset, target, seed, hyper=(hyper or {}) | values, **settings)
     check_ends(space, gridded)
     usual = defaults_of(method, space, hyper, settings, dataset)

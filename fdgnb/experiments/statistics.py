@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'paired_gain', 'by_target', 'chance', 'gain_of', 'copy_of', 'whole_blocks', 'twins', 'mean_ranks',
-           'target_name', 'in_columns', 'averages', 'cell_text', 'largest', 'latex_of', 'in_markdown', 'save_table',
-           'Table', 'gain_text', 'caption_of', 'check_run', 'check_cells', 'columns_of', 'pooled', 'table', 'deployed',
-           'cost_of', 'curves_of', 'avg_of', 'all_rules', 'all_points', 'judged', 'verdicts']
+           'target_name', 'in_columns', 'averages', 'cell_text', 'largest', 'latex_of', 'markdown_of', 'save_table',
+           'Table', 'gain_text', 'with_gaps', 'caption_of', 'check_run', 'check_cells', 'columns_of', 'pooled', 'table',
+           'deployed', 'cost_of', 'curves_of', 'avg_of', 'all_rules', 'all_points', 'judged', 'verdicts']
 
 # %% ../../nbs/experiments/05_statistics.ipynb #fb4d62ca
 import numpy as np
@@ -150,7 +150,10 @@ def latex_of(body, caption):
     return style.to_latex(hrules=True, caption=caption).replace("\n[", "\n{}[")
 
 
-def in_markdown(name): return " ".join(str(name).split()).replace("|", r"\|")
+def markdown_of(body, caption):
+    "A table of texts as GitHub's, the caption above; names of one line, without its rules."
+    name = lambda v: " ".join(str(v).split()).replace("|", r"\|")
+    return f"{caption}\n\n{body.rename(index=name, columns=name).to_markdown(disable_numparse=True)}\n"
 
 
 def save_table(t, folder, stem):
@@ -191,10 +194,7 @@ class Table:
         out[f"gain over {self.base}"] = [gain_text(*g) for g in gains]
         return out.map(lambda v: v.replace("±", pm)).rename_axis(index=None)
 
-    def to_markdown(self):
-        "GitHub's table, the caption above."
-        texts = self.text().rename(index=in_markdown, columns=in_markdown)
-        return f"{self.caption}\n\n{texts.to_markdown(disable_numparse=True)}\n"
+    def to_markdown(self): return markdown_of(self.text(), self.caption)
 
     def to_latex(self):
         "A tabular with booktabs' rules, by pandas."
@@ -215,6 +215,11 @@ def gain_text(gain, low, high):
     return f"{100*gain:+.1f}" + (f" [{100*low:+.1f}, {100*high:+.1f}]" if low == low else "")
 
 # %% ../../nbs/experiments/05_statistics.ipynb #c3427e5d
+def with_gaps(wide, columns, seeds):
+    "Blocks (column, seed) with those that were asked for and have no run."
+    return wide.reindex(pd.MultiIndex.from_product([columns, seeds], names=wide.index.names))
+
+
 def caption_of(tidy, cells, how, gaps, results):
     "What a table shows, in a sentence."
     held = "held-out domain" if tidy.target.notna().all() else "clients' own test samples"
@@ -231,7 +236,7 @@ def caption_of(tidy, cells, how, gaps, results):
             "with most seeds, over the seeds that they share")*bool(gaps)
     return out + f"; torch {' and '.join(sorted(libraries))}"*(len(libraries) > 1)
 
-
+# %% ../../nbs/experiments/05_statistics.ipynb #2afc1519
 def check_run(results):
     "FdgnbError where there are no lines with a record, or its lack."
     if not isinstance(results, pd.DataFrame) or "record" not in results:
@@ -252,7 +257,7 @@ def check_cells(results, cells, rows, columns):
         hint = "choose, or give them labels of their own" if rows == "label" else "rows='label'"
         raise FdgnbError(f"several runs of {twice.label.iloc[0]!r} with one target and seed: {hint}")
 
-
+# %% ../../nbs/experiments/05_statistics.ipynb #924dc760
 def columns_of(results, cells, columns):
     "The names of a table's columns in the order of the grid, those without any run too."
     planned = results[columns].map(target_name if columns == "target" else str)
@@ -290,8 +295,8 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
         hint = "rule='last', of methods that adapt" if point == "adapted" else "run it first"
         raise FdgnbError(f"no run of the grid has scores under {rule!r} at {point!r}: {hint}")
     tidy = tidy.assign(own=tidy.label, label=tidy[rows].map(target_name))
-    parts, across = in_columns(tidy).assign(part=lambda c: c.column), dict(label="own").get(columns, columns)
-    if columns != "target": parts = parts.assign(column=parts[across].map(str))
+    of, parts = dict(label="own", target="column").get(columns, columns), in_columns(tidy)
+    parts = parts.assign(part=parts.column, column=parts[of].map(str))
     check_cells(results, parts, rows, columns)
     labels, names = list(dict.fromkeys(results[rows].map(target_name))), columns_of(results, parts, columns)
     if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {base!r}{nearest(base, labels)}")
@@ -303,8 +308,7 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     frames = [join(shape(getattr(by, f)()), getattr(means, f)()) for f in ("mean", "std", "count")]
     if len(names) < 2: frames = [f.drop(columns=["Avg", "ALL"]) for f in frames]
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
-    blocks = pd.MultiIndex.from_product([sorted(names), sorted(set(results.seed))], names=wide.index.names)
-    wide = wide.reindex(index=blocks, columns=labels)
+    wide = with_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
     gains = {r: gain_of(wide, r, base) for r in labels}
     extra = pd.DataFrame(gains, ["gain", "low", "high", "p"]).T.assign(
         rank=mean_ranks(wide, base).reindex(labels), same=[copy_of(wide, r, base) for r in labels])

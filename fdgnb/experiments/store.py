@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'APART', 'digest_of', 'hardware', 'commit', 'thinned', 'curves', 'reached', 'rounded', 'scores_of',
-           'code_digest', 'result_of', 'outcome', 'sealed', 'failure_of', 'frozen', 'Planner', 'file_name', 'Store',
-           'results', 'scores']
+           'code_digest', 'result_of', 'outcome', 'sealed', 'is_whole', 'failure_of', 'frozen', 'Planner', 'file_name',
+           'Store', 'results', 'scores']
 
 # %% ../../nbs/experiments/02_store.ipynb #0e44ae46
 import hashlib, json, platform, re, subprocess, time
@@ -120,6 +120,9 @@ def outcome(rec):
 def sealed(rec): return rec | dict(result=digest_of(outcome(rec)))
 
 
+def is_whole(rec): return rec["format"] == FORMAT and ("error" in rec or rec == sealed(rec))
+
+
 def failure_of(args, code, error):
     "The record of a run that failed: its arguments, and the error in one line."
     return dict(format=FORMAT, args=args, code=code, error=" ".join(str(error).split())[:500])
@@ -160,8 +163,7 @@ def file_name(args, code):
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
 class Store:
     "A folder of records, one JSON file a run. Several processes and machines may fill it at once."
-    def __init__(self, folder=None):
-        self.folder = folder_of(folder, "store") or root()/"reports"/"records"
+    def __init__(self, folder=None): self.folder = folder_of(folder, "store") or root()/"reports"/"records"
 
     def path(self, args, code): return self.folder/file_name(args, code)
 
@@ -169,8 +171,7 @@ class Store:
         "The record of a file; FdgnbError where it is torn, altered, foreign, or another run's."
         try:
             rec = json.loads(Path(path).read_bytes())
-            its = Path(path).parts[-2:] == Path(file_name(rec["args"], rec["code"])).parts
-            if its and rec["format"] == FORMAT and ("error" in rec or rec == sealed(rec)): return rec
+            if is_whole(rec) and Path(path).match(file_name(rec["args"], rec["code"])): return rec
         except (OSError, ValueError, KeyError, TypeError): pass
         raise FdgnbError(f"{path} is torn, altered or no record of the run that it is named for: delete it")
 

@@ -235,7 +235,7 @@ def draw_ranks(ax, ranks, apart, base="fedavg"):
     said = f"mean rank; shaded: not parted from {base}" if base in apart else "mean rank"
     ax.set(ylim=(-1, len(ranks)), xlabel=said)
 
-
+# %% ../../nbs/tables/07_comparison.ipynb #1ee60ed1
 @styled
 def critical_difference(runs, rule="source_val", level=.05):
     """Mean ranks over targets, bars over what cannot be parted; None of fewer than three labels or targets.
@@ -266,7 +266,7 @@ def critical_difference(runs, rule="source_val", level=.05):
     ax.set_title(said, fontsize=9, wrap=True)
     return fig
 
-
+# %% ../../nbs/tables/07_comparison.ipynb #3bf869ca
 @styled
 def draw_gains(t):
     """A `Table`'s differences to its base by target, in points, as numbers and colors (full from 20 points).
