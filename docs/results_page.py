@@ -14,6 +14,7 @@ NAMES = dict(fedsb="FedSB", ga="GA", fedka="FedKA", fedbr="FedBR", fdse="FDSE")
 TITLES = dict(ledger="Every printed number", ours_across="Our own comparison: its settings side by side",
               ours_steps_digits="digits: what beats FedAvg beside more steps of it",
               ours_steps_in_domain_office_caltech10="Office-Caltech10 in-domain: beside more steps of FedAvg",
+              ours_steps_in_domain_local_office_caltech10="The same after the local steps",
               ours_steps_pacs="PACS: what beats FedAvg beside more steps of it",
               ours_steps_office_caltech10="Office-Caltech10: what beats FedAvg beside more steps of it",
               ours_parts_office_caltech10="Office-Caltech10: FedSB taken apart",
