@@ -90,9 +90,6 @@ def check_method(cls, hyper, settings, rounds, clients):
         theta = {k: v.detach().clone() for k, v in net.state_dict().items()}
         method.setup(Server(theta, clients, s, 0, rounds, net, samples, 10))
 
-# %% ../../nbs/experiments/01_grid.ipynb #6903772c
-#| export
-
 # %% ../../nbs/experiments/01_grid.ipynb #841298f0
 def datasets_of(dataset):
     "One or several data sets as a list; FdgnbError where there is none, or one twice."
