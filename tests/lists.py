@@ -31,7 +31,7 @@ READING = ("Accuracy on the held-out domain, %, averaged over the domains; in br
            "run, ? has no test (one seed, or seeds that agree); without a mark no difference is shown. "
            "`(adapted)`: after what the method does with the target's unlabeled images, in the last round. "
            "(n): of n seeds, fewer than others; its gain is over FedAvg of the same seeds, not over the "
-           "mean above, and no match for gains of more. Blank: not run, or not on every domain.\n")
+           "mean above, and not comparable with gains of more. Blank: not run, or not on every domain.\n")
 MIND = ("These are short runs of small networks on two cores (rounds, sizes: below); most have not come to "
         "rest. On Office-Caltech10 without pretraining FedSB, GA and FDSE gain on dslr and webcam, which "
         "are small and show the same objects, and are below FedAvg on amazon and caltech ([by "
