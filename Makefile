@@ -74,12 +74,15 @@ notebooks: install
 	nbdev_clean
 
 # any methods by targets by seeds, in a table and five pictures: make compare METHODS="fedavg fdse" SEEDS=2
+# at values of one's own: make compare METHODS="fedavg fedavg(local_epochs=3) fdse(tau=0)"
 METHODS ?= fedavg fdse
 SEEDS ?= 2
 # the folder: OUT, where it is given; else named by what is compared, of more than eight methods by a checksum
 COMMA := ,
-NAMES = $(subst $(COMMA), ,$(METHODS))
-SLUG = $(if $(word 9,$(NAMES)),$(words $(NAMES))methods-$(shell echo $(NAMES) | cksum | cut -d" " -f1),$(subst $(eval ) ,-,$(strip $(subst +,_,$(NAMES)))))
+OPEN := (
+CLOSE := )
+NAMES = $(subst $(OPEN),_,$(subst $(CLOSE),,$(subst $(COMMA), ,$(METHODS))))
+SLUG = $(if $(word 9,$(NAMES)),$(words $(NAMES))methods-$(shell echo "$(METHODS)" | cksum | cut -d" " -f1),$(subst $(eval ) ,-,$(strip $(subst +,_,$(NAMES)))))
 ifneq ($(origin OUT),file)
 COMPARE ?= $(OUT)
 endif

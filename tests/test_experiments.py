@@ -222,6 +222,16 @@ def compared(tmp_path_factory):
     return at, done
 
 
+def test_methods_at_values_of_their_own_by_papermill(tmp_path):
+    "Two rows of one method; what one of them asks for is what its records hold."
+    done = papermill("compare.ipynb", tmp_path/"a.ipynb", methods="fedavg, fedavg(local_epochs=2, lr=.02)",
+                     target="optical", rounds=1, seeds=1, scale="smoke", jobs=1, store=tmp_path/"records")
+    assert done.returncode == 0, done.stderr[-2000:]
+    ran = {r["args"]["settings"]["local_epochs"]: r["args"]["settings"]["lr"] for r in Store(tmp_path/"records")}
+    assert len(ran) == 2 and ran.pop(2) == .02 and .02 not in ran.values()
+    assert "fedavg(local_epochs=2, lr=.02)" in shown(tmp_path/"a.ipynb", "text/html")[0]
+
+
 def test_a_comparison_by_papermill(compared):
     "Four records, the table of them, five pictures."
     at, done = compared
@@ -285,7 +295,8 @@ def test_the_tuned_comparison_by_papermill(tmp_path):
 def test_another_comparison_is_another_folder():
     "`make compare` with one choice changed never writes over a page."
     choices = [[], ["TARGET=optical"], ["SEEDS=3"], ["ROUNDS=9"], ["SCALE=smoke"], ["PROTOCOL=fdse"],
-               ["DATASET=pacs"], ["METHODS=fedavg ga"]]
+               ["DATASET=pacs"], ["METHODS=fedavg ga"], ["METHODS=fedavg fedavg(local_epochs=3)"],
+               ["METHODS=fedavg fedavg(local_epochs=2)"]]
     plan = lambda *given: subprocess.run(["make", "-n", "-o", "install", "compare", *given], cwd=HERE.parent,
                                          capture_output=True, text=True, check=True).stdout
     named = lambda *c: re.search(r'mkdir -p "(.+)"', plan(*c))[1]
