@@ -38,8 +38,8 @@ def spelled(text):
     why = f"method {echo(text)}: wanted name(key=value, ...)"
     try:
         call = ast.parse(f"f({values}", mode="eval").body
-        if not (name.strip() and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
-            raise FdgnbError(why)
+        named = name.strip() and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        if not named or call.args: raise FdgnbError(why)
         own = {k.arg: k.value.id if isinstance(k.value, ast.Name) else ast.literal_eval(k.value)
                for k in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError): raise FdgnbError(why) from None
