@@ -1,6 +1,7 @@
 """The model of each selection rule: which it is, kept bit for bit, loaded without data, applied, exported."""
 import json
 from types import SimpleNamespace
+import numpy as np
 import pytest, torch
 import fdgnb
 from conftest import one_line, python
@@ -216,3 +217,56 @@ def test_an_export_that_does_not_agree_is_not_left(tiny, tmp_path, monkeypatch):
     with refused("the suffix says the kind"): run.export(tmp_path/"m.pkl")
     monkeypatch.setattr(selected, "find_spec", lambda name: None)
     with refused("onnx is not installed: pip install fdgnb"): run.export(tmp_path/"m.onnx")
+
+
+def test_files_are_read_as_the_run_read_them(tmp_path):
+    "A folder of images of several sizes: predicted from their files as from the run's own samples."
+    from PIL import Image
+    rng = np.random.default_rng(0)
+    for i, (site, label) in enumerate((s, c) for s in "ab" for c in "xy" for _ in range(4)):
+        (at := tmp_path/"data"/site/label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (20 + i, 31, 3)).astype(np.uint8)).save(at/f"{i:02}.png")
+    run = fdgnb.fit("fedavg", str(tmp_path/"data"), target="b", rounds=1, local_steps=1, out=tmp_path/"run",
+                    size=28, progress=False)
+    kept, files = load(tmp_path/"run"), sorted((tmp_path/"data"/"b").glob("*/*.png"))
+    assert kept.classes == ["x", "y"] and run.classes == kept.classes
+    stored = fdgnb.from_folder(str(tmp_path/"data"), size=28)["b"]
+    for model in (run, kept):
+        assert torch.equal(model.predict(files), run.predict(stored.x))
+        assert torch.equal(model.predict(stored), run.predict(stored.x))
+        with refused(r"takes a batch \(N, 3, 28, 28\), not \(8, 3, 56, 56\).*size"):
+            model.predict(stored.x.repeat(1, 1, 2, 2))
+    with refused("holds models, no results: run.save"): kept.table()
+    run.save()
+    assert load(tmp_path/"run").table().equals(run.table())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "bnstats", "tent", "fdse", "fdse+tent"])
+def test_adapted_is_what_the_run_scored(tiny, tmp_path, name):
+    "By accuracy and loss; a second model, and the model it came from, are not moved."
+    made = fdgnb.fit(name, tiny, rounds=2, local_steps=2, eval_local=0, out=tmp_path, **SHORT)
+    x, y = (part := made.fed.target_client.splits["target"]).samples(), part.y[part.index]
+    if name == "fedavg":
+        with refused("fedavg does not adapt to a domain: use predict; these do: .*bnstats.*fdse"): made.adapt(x)
+        return
+    said = made.history.query("point == 'adapted'").set_index("metric")["value"]
+    for model in (made, load(tmp_path)):
+        before = model.predict(x)
+        for _ in range(2):
+            logits = model.adapt(x).predict(x)
+            assert (logits.argmax(1) == y).float().mean().item() == pytest.approx(said.accuracy, abs=1e-6)
+            assert torch.nn.functional.cross_entropy(logits, y).item() == pytest.approx(said.loss, rel=1e-5)
+        assert torch.equal(model.predict(x), before) and not torch.equal(logits, before)
+
+
+def test_exported_programs_say_what_they_take(vary, tmp_path):
+    "The classes and a sample's shape lie in the program."
+    run = fdgnb.fit(**vary)
+    extra = {"notes.json": ""}
+    torch.export.load(run.export(tmp_path/"a.pt2"), extra_files=extra)
+    notes = json.loads(extra["notes.json"])
+    assert json.loads(notes["classes"]) == run.classes and json.loads(notes["shape"]) == [3, 28, 28]
+    onnx = pytest.importorskip("onnx")
+    props = onnx.load(run.export(tmp_path/"a.onnx", floats=True)).metadata_props
+    said = {p.key: json.loads(p.value) for p in props}
+    assert said["classes"] == run.classes and said["takes"] == "floats in [0, 1]"
