@@ -25,7 +25,7 @@ WHICH = ("**Which one?** {} Give FedAvg more local training first{}. In the tabl
          "systems and what beats FedAvg somewhere (▲), by what it may look at:\n\n* *the target's "
          "unlabeled images, at test time*: {};\n* *not the target*: {} (`budget` is a part of "
          "FedSB).\n\nWhere the clients' own domains are what counts: [in-domain](reports/16_ours.ipynb), "
-         "on {}.\n")
+         "{}.\n")
 READING = ("Accuracy on the held-out domain, %, averaged over the domains; in brackets the gain over "
            "FedAvg in points, paired within target and seed: ▲ beats it, ▼ is worse, = is FedAvg in every "
            "run, ? has no test (one seed, or seeds that agree); without a mark no difference is shown. "
@@ -226,9 +226,15 @@ def folded(summary, *parts):
 
 
 def indoors(groups):
-    "On what in-domain runs there are, in words."
-    found = [s.split(",")[0] for s in groups if ", in-domain," in s]
-    return " and ".join(dict(office_caltech10="Office-Caltech10", pacs="PACS").get(d, d) for d in found)
+    "On what in-domain runs there are, and what is shown to beat clients that train alone, in words."
+    inside = {s: g for s, g in groups.items() if ", in-domain," in s and "local" in set(g.label)}
+    name = lambda s: dict(office_caltech10="Office-Caltech10", pacs="PACS").get(d := s.split(",")[0], d)
+    kinds = {name(s): judged(table(g, base="local")) for s, g in inside.items()}
+    above = {s: [f"`{m}`" for m in k.index[k == "beats"]] for s, k in kinds.items()}
+    if not above: return "not run yet"
+    said = "; ".join(f"on {s} {', '.join(v) or 'no row'}" for s, v in above.items())
+    alike = f"on {' and '.join(above)} no row" if not any(above.values()) else said
+    return f"train alone first: {alike} is shown to beat `local`, clients that never average"
 
 
 def table_of(lines, more):
