@@ -288,7 +288,7 @@ def confusion(run):
     words = "\n".join(line for w in words for line in textwrap.wrap(w, 56))
     share = m/np.maximum(m.sum(1, keepdims=True), 1)
     long = max(map(len, classes))
-    side = (1.6 + .36*max(n, 3) if n <= 15 else 5.4) + .06*(min(long, 30) if long > 2 else 0)            # inches
+    side = (1.6 + .36*max(n, 3) if n <= 15 else 5.4) + .06*(min(long, 30) if long > 2 else 0)   # inches
     fig, ax = plt.subplots(figsize=(max(side + .4, .1 + .072*max(map(len, words.split("\n")))), side))
     image = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
     for (i, j), k in np.ndenumerate(m) if n <= 15 else ():
