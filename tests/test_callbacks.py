@@ -1,5 +1,5 @@
 """What is told of a run, to whom, and who may stop it."""
-import sys
+import sys, warnings
 from importlib.util import find_spec
 from types import SimpleNamespace
 import pandas as pd
@@ -17,6 +17,9 @@ refused = lambda says: pytest.raises(FdgnbError, match=says)
 def short(tiny):
     return dict(method="fedavg", dataset=tiny, target="blended", rounds=4, lr=.05, batch_size=16,
                 local_steps=2, eval_local=0, progress=False)
+
+
+STILL = dict(rounds=12, lr=0.)                                # nothing is learned: round 1 stays best
 
 
 def until(n):
@@ -104,8 +107,123 @@ def test_what_is_not_installed_is_named(monkeypatch):
 
 
 def test_patience_stops_when_validation_has_not_risen(short):
-    run = fdgnb.fit(**short | dict(rounds=12, lr=0.), callbacks=[callbacks.Patience(2)])
-    assert run.stopped and run.round == 3                     # nothing is learned: round 1 stays best
+    run = fdgnb.fit(**short | STILL, callbacks=[callbacks.Patience(2)])
+    assert run.stopped and run.round == 3
+
+
+def test_a_stop_prints_who_and_why_in_one_line(short, capsys):
+    run = fdgnb.fit(**short | STILL, callbacks=[callbacks.Csv("/dev/null"), callbacks.Patience(2)])
+    said, = capsys.readouterr().out.splitlines()
+    assert said == run.reason == (
+        "Patience(2) stopped the run after round 3 of 12; validation on the sources has not risen for 2 "
+        "scored rounds, round 1 was best: predict and export take it with rule='source_val'")
+    def enough(run, rows): return run.round == 2
+    run = fdgnb.fit(**short, callbacks=[enough, lambda run, rows: False, until(2)])
+    assert run.reason == "enough and <lambda> stopped the run after round 2 of 4"
+    assert not fdgnb.fit(**short | dict(rounds=1)).reason
+
+
+def test_a_run_that_patience_stopped_is_done(short, tmp_path, capsys):
+    "Called again it plays nothing; it goes on with more patience, without any, or to more rounds."
+    still, two = short | STILL, [callbacks.Patience(2)]
+    first = fdgnb.fit(**still, out=tmp_path, callbacks=two)
+    files = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    capsys.readouterr()
+    for _ in range(2):
+        again = fdgnb.fit(**still, out=tmp_path, callbacks=two)
+        assert (again.round, again.rows, again.stopped) == (3, first.rows, True)
+        assert capsys.readouterr().out.startswith("no round was played after round 3 of 12 for Patience(2)")
+    assert {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir() if p.name in files} == files
+    assert fdgnb.fit(**still, out=tmp_path, callbacks=[callbacks.Patience(3)]).round == 4
+    more = still | dict(rounds=20)
+    assert fdgnb.fit(**more, out=tmp_path, callbacks=two).round == 6               # two more, from round 4
+    assert fdgnb.fit(**more, out=tmp_path, callbacks=two).round == 6
+    assert fdgnb.fit(**still | dict(rounds=20), out=tmp_path).round == 20
+
+
+def test_where_patience_looks_back_the_last_weights_are_kept(short, tmp_path):
+    "A run that broke off without patience, and then is told to have some."
+    def breaks(run, rows):
+        if run.round == 5: raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError): fdgnb.fit(**short | STILL, out=tmp_path, callbacks=[breaks])
+    run = fdgnb.fit(**short | STILL, out=tmp_path, callbacks=[callbacks.Patience(2)])
+    assert run.stopped and run.round == 4 and "not risen for 3 scored rounds" in run.reason
+    assert fdgnb.load(tmp_path).rules == dict(last=4, source_val=1, target=1)
+
+
+def test_the_order_in_the_list_does_not_matter(short, tmp_path):
+    "Who looks is told last: a file holds what a callback behind it adds."
+    mine = lambda run, rows: [(run.round, "me", "test", "aggregated", "x", 1)]
+    adding = [callbacks.Metrics("macro_f1"), mine]
+    kept = []
+    for i, order in enumerate((lambda c: c, lambda c: c[::-1])):
+        file = tmp_path/f"{i}.csv"
+        told = order([callbacks.Csv(file), *adding, callbacks.Patience(3)])
+        run = fdgnb.fit(**short | dict(rounds=2), callbacks=told)
+        pd.testing.assert_frame_equal(read_table(file.read_bytes()), run.history)
+        kept.append(sorted(run.rows))
+        assert {"macro_f1", "x"} <= set(run.history.metric)
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("said", [3, 0, "stop", (), {}, [3], [(1, "a")], pd.DataFrame()], ids=repr)
+def test_what_is_no_answer_is_refused_after_one_round(short, said, tmp_path):
+    def answers(run, rows): return said
+    with refused("^callbacks: answers (returned|adds the row) ") as e:
+        fdgnb.fit(**short, out=tmp_path, callbacks=[answers])
+    kind = f"({type(said).__name__}): wanted True to stop"
+    assert one_line(e) and ("wanted (round, client" if isinstance(said, list) else kind) in str(e.value)
+    assert not (tmp_path/"checkpoint.safetensors").exists()                       # no round was written
+
+
+def test_rows_that_repeat_others_are_refused(short):
+    for twice in ([callbacks.Metrics("macro_f1"), callbacks.Metrics("auc", "macro_f1")],
+                  [lambda run, rows: rows[:1]]):
+        with refused("the history has it already: is a callback given twice") as e:
+            fdgnb.fit(**short, callbacks=twice)
+        assert one_line(e)
+    class Starts(callbacks.Callback):
+        def start(self, run): return "yes"
+    with refused("Starts returned 'yes'"): fdgnb.fit(**short, callbacks=[Starts()])
+
+
+def test_a_callback_that_need_not_derive_from_ours(short):
+    plain = SimpleNamespace(start=lambda run: None, end=lambda run: None, round=until(1))
+    reason = fdgnb.fit(**short, callbacks=[plain]).reason
+    assert reason == "SimpleNamespace stopped the run after round 1 of 4"
+
+
+def test_what_a_run_was_played_without_is_said(short, tmp_path):
+    "A warning where metrics, or the file, of rounds played before are wanted; else none."
+    once = short | dict(rounds=2, out=tmp_path/"run")
+    fdgnb.fit(**once)
+    f1, file = callbacks.Metrics("macro_f1"), tmp_path/"h.csv"
+    with pytest.warns(UserWarning, match=r"Metrics\('macro_f1'\): the history has no macro_f1 of rounds 1"):
+        run = fdgnb.fit(**once, callbacks=[f1])
+    with refused("has no metric 'macro_f1'; it has accuracy, loss.") as e: run.table(metric="macro_f1")
+    assert one_line(e) and "callbacks=[Metrics('macro_f1')]" in str(e.value)
+    with pytest.warns(UserWarning, match="h.csv is not written, the run is finished"):
+        fdgnb.fit(**once, callbacks=[callbacks.Csv(file)])
+    with pytest.warns(UserWarning, match="of rounds 1 to 2"):
+        run = fdgnb.fit(**once | dict(rounds=3), callbacks=[f1, callbacks.Csv(file)])
+    t = run.table(metric="macro_f1", rules=["last"])
+    assert t["target"].notna().all() and file.exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fdgnb.fit(**once | dict(rounds=3), callbacks=[f1, callbacks.Csv(file), callbacks.Patience(1)])
+        fdgnb.fit(**short | dict(rounds=1), callbacks=[f1])
+
+
+def test_a_metric_without_rows_is_refused_where_it_is_asked_for(short):
+    run = fdgnb.fit(**short | dict(rounds=1, eval_local=1), callbacks=[callbacks.Metrics("auc", "macro_f1")])
+    for point in ("aggregated", "both"):
+        assert run.table(point=point, metric="macro_f1")["target"].notna().any()
+    with refused("no metric 'macro_f1' at the point local; it has accuracy, loss"):
+        run.table(point="local", metric="macro_f1")
+    with refused("no metric 'f1'; it has accuracy, loss, .*macro_f1"): run.table(metric="f1")
+    assert run.table(metric="loss", point="both")["target"].notna().all()
+    dark = fdgnb.fit(**short | dict(rounds=1, eval_every=0))
+    assert all(dark.table(metric=m)["target"].isna().all() for m in ("accuracy", "loss"))      # not scored
 
 
 def test_metrics_join_the_history_and_the_table(short, tmp_path):

@@ -2,6 +2,7 @@
 import json, os, re, signal, subprocess, sys, threading, time
 from pathlib import Path
 from shutil import which
+import numpy as np
 import pandas as pd
 import pytest
 from joblib import parallel_config
@@ -245,8 +246,19 @@ def test_a_comparison_by_papermill(compared):
     assert all(result in last for result, *_ in made.values())
     figures = {f"{stem}.{end}" for stem in ("accuracy", "rounds", "cost", "selection", "points")
                for end in ("png", "svg")}
-    assert {p.name for p in (at/"kept").iterdir()} == figures | {"table.csv", "table.md", "table.tex"}
+    assert {p.name for p in (at/"kept").iterdir()} == figures | {f"table{end}" for end in (
+        ".csv", ".md", ".tex", "_runs.csv", "_mean.csv")}
     assert f"{50*sum(target[:2]):.1f}" in (at/"kept"/"table.csv").read_text()
+    runs, mean = (pd.read_csv(at/"kept"/f"table_{k}.csv") for k in ("runs", "mean"))
+    assert [*runs] == ["label", "column", "seed", "score", "rule", "point"]
+    assert runs.score.tolist() == pytest.approx(target) and runs.seed.tolist() == [0, 1, 0, 1]
+    told = runs[["rule", "point", "column"]].drop_duplicates().to_numpy().tolist()
+    assert told == [["source_val", "aggregated", "optical"]]
+    by_hand = runs.groupby("label", sort=False).score.agg(["mean", "std", "count"])
+    assert mean.label.tolist() == by_hand.index.tolist() == ["fedavg", "fedprox"]
+    assert mean[["mean", "sd", "n"]].to_numpy() == pytest.approx(by_hand.to_numpy())
+    gain = (np.array(target[2:]) - target[:2]).mean()
+    assert np.isnan(mean.gain[0]) and mean.gain[1] == pytest.approx(gain) and mean.p[1] >= 0
 
 
 def test_our_own_comparison_by_papermill(compared):

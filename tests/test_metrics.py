@@ -1,5 +1,5 @@
 """Selection, tables, ledger and records on histories made by hand; one short run for what needs a network."""
-import copy, json
+import copy, dataclasses, json, warnings
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
@@ -252,6 +252,75 @@ def test_costs_leave_the_run_alone(done):
     assert first.equals(second) and first.value["flops_round"] > 0
     assert all((v == done.fed.server.state[k]).all() for k, v in before.items())
     assert states == [dict(c.state) for c in done.fed.clients]
+
+
+def test_balanced_accuracy_is_the_mean_of_recalls():
+    "Against a count by hand, over the classes that occur, and without a warning where there is one."
+    rng = np.random.default_rng(3)
+    for present in ([0, 1, 2, 3], [0, 2, 3], [2]):
+        y, guess = rng.choice(present, 50), rng.integers(0, 4, 50)
+        by_hand = [sum(g == c for g, t in zip(guess, y) if t == c)/sum(t == c for t in y) for c in set(y)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = metrics.scores(["balanced_accuracy"], np.eye(4)[guess], y)["balanced_accuracy"]
+            only = metrics.scores(["balanced_accuracy", "macro_f1"], np.eye(4)[y], y)
+        assert got == pytest.approx(sum(by_hand)/len(by_hand)) and set(only.values()) == {1.}
+        t = metrics.recalls(metrics.confusion_counts(y, guess, 4), "abcd")
+        assert t.recall.mean() == pytest.approx(got) and t.recall.isna().sum() == 4 - len(present)
+        assert t.samples.sum() == t.predicted.sum() == 50 and t.right.sum() == (y == guess).sum()
+
+
+def test_one_class_for_all_is_said():
+    y = np.repeat([0, 1, 2], [71, 13, 6])
+    said = metrics.by_class(metrics.confusion_counts(y, 0*y, 3), ["normal", "benign", "malignant"])
+    assert "Accuracy **78.9 %**" in said and "**33.3 %** on 90 samples" in said
+    assert "*normal*, the largest class, would have 78.9 %" in said
+    assert said.endswith("**The model predicts one class only: normal.**")
+    even = metrics.by_class(np.array([[5, 5], [0, 10]]), "ab")
+    assert "chance is 50.0 %" in even and "largest" not in even and "one class" not in even
+
+
+def uneven(data, keep=3):
+    "Of all classes but the first only every so many images."
+    def rare(d):
+        rows = [i for i, y in enumerate(d.y.tolist()) if y == 0 or i % keep == 0]
+        return type(d)(d.name, d.x[rows], d.y[rows])
+    return dataclasses.replace(data, domains={k: rare(d) for k, d in data.domains.items()})
+
+
+@pytest.mark.parametrize("target", ["inked", None])
+def test_the_line_of_the_figures_is_the_largest_class(small, target, tmp_path):
+    "Of the scored samples: also of a run read from its folder; chance where classes are equal."
+    import fdgnb
+    data = uneven(small)
+    run = fdgnb.fit("fedavg", data, target=target, rounds=1, batch_size=24, progress=False)
+    y = records.predictions(run)["label"]
+    share = max(np.mean(y == c) for c in range(10))
+    assert plots.baseline(run) == (pytest.approx(share), "largest class") and share > .19
+    run.save(tmp_path)
+    back = records.load(tmp_path)
+    assert plots.baseline(back) == plots.baseline(run)
+    fig = plots.overview(back)
+    dotted = [l.get_ydata()[0] for ax in fig.axes for l in ax.lines if l.get_linestyle() == ":"]
+    assert dotted == [pytest.approx(share)]*2
+    assert "largest class" in [t.get_text() for t in fig.legends[0].get_texts()]
+    assert " largest class" in [t.get_text() for t in fig.axes[1].texts]
+    even = SimpleNamespace(arrays=dict(label=np.arange(20) % 10), classes=list("0123456789"))
+    assert plots.baseline(even) == (.1, "chance")
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 15, 30])
+def test_the_title_of_a_confusion_covers_nothing(n):
+    y, names = np.arange(90) % n, [f"class {c}" for c in range(n)]
+    run = SimpleNamespace(_arrays={2: dict(label=y, predicted=0*y)}, classes=names, sizes=SIZES, round=2,
+                          args=dict(method="fedavg", dataset="a_long_name_of_a_folder", target="t", seed=0))
+    fig = plots.confusion(run)
+    fig.draw_without_rendering()
+    title, = [t for t in [fig._suptitle, *(ax.title for ax in fig.axes)] if t and t.get_text()]
+    box, others = title.get_window_extent(), fig.axes if title is fig._suptitle else fig.axes[1:]
+    assert 0 <= box.x0 and box.x1 <= fig.bbox.x1 and box.y1 <= fig.bbox.y1
+    assert all(box.y0 >= ax.get_tightbbox().y1 or box.x1 <= ax.get_tightbbox().x0 for ax in others)
+    assert "a_long_name_of_a_folder" in title.get_text()
 
 
 def test_plots_draw_without_a_display(done):

@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['MARKS', 'MANY', 'STYLE', 'WORDS', 'SIZES', 'small_png', 'page_style', 'colors', 'marks', 'styled', 'name', 'images',
-           'first_samples', 'sheet_of', 'sample_sheet', 'line', 'lines', 'accuracy_lines', 'classes_of', 'key',
-           'curves', 'as_list', 'bar_values', 'bar_columns', 'bars', 'bar_axes', 'domain_bars', 'shown_on', 'confusion',
-           'tsne', 'scatter_classes', 'scatter_domains', 'embedding', 'ledger_plot', 'overview']
+           'first_samples', 'sheet_of', 'sample_sheet', 'classes_of', 'baseline', 'line', 'lines', 'accuracy_lines',
+           'key', 'curves', 'as_list', 'bar_values', 'bar_columns', 'bars', 'bar_axes', 'domain_bars', 'shown_on',
+           'confusion', 'tsne', 'scatter_classes', 'scatter_domains', 'embedding', 'ledger_plot', 'overview']
 
 # %% ../../nbs/runs/04_plots.ipynb #ee057721
-import io, sys
+import io, sys, textwrap
 import numpy as np
 from functools import wraps
 from ..core import FdgnbError
 from ..vectors import KINDS
 from .metrics import POINTS, args_of, column, confusion_counts, domains_of, oracle_column, readable
 from .metrics import row, same_but_seed, select, source_and_target, traffic, values
-from .records import arrays
+from .records import arrays, scored_labels
 
 # %% ../../nbs/runs/04_plots.ipynb #ba138a42
 MARKS, MANY = "osD^vPX*<>", 15          # past MANY domains a figure no longer names each
@@ -119,6 +119,18 @@ def sample_sheet(dataset, classes=12, rows=1):
     return fig
 
 # %% ../../nbs/runs/04_plots.ipynb #f11bb2cf
+def classes_of(run): return list(run.classes) if hasattr(run, "classes") else list(run.fed.data.classes)
+
+
+def baseline(run):
+    """(accuracy without a look at the samples, its name): the largest class's share of those that are scored.
+
+    Those are the target's, without one all clients' test samples. (1/C, "chance") where all classes have as
+    many, or where neither data nor arrays tell."""
+    n = np.bincount(scored_labels(run), minlength=len(classes_of(run)))
+    return (n.max()/n.sum(), "largest class") if n.max() > n.min() else (1/len(n), "chance")
+
+
 def line(ax, v, **kw):
     "Draw one column over the rounds in which it was scored."
     v = v.dropna()
@@ -142,21 +154,18 @@ def lines(ax, run, metric, sources=True):
 
 
 def accuracy_lines(ax, run):
-    "`lines` for accuracy, with chance and the rounds that two rules select."
+    "`lines` for accuracy, with `baseline` and the rounds that two rules select."
     lines(ax, run, "accuracy")
-    ax.axhline(1/len(classes_of(run)), c="gray", lw=.8, ls=":")
+    ax.axhline(baseline(run)[0], c="gray", lw=.8, ls=":")
     ax.set_ylim(0, 1.02)
     v = values(run.history, run.sizes)[oracle_column(run.sizes)]
     for rule, mark, size in (("source_val", "o", 10), ("target", "*", 12)):
         chosen = select(run.history, run.sizes, rule)
         ax.plot(chosen, v[chosen], mark, mfc="none", mec="k", ms=size, zorder=4)
 
-
-def classes_of(run): return list(run.classes) if hasattr(run, "classes") else list(run.fed.data.classes)
-
 # %% ../../nbs/runs/04_plots.ipynb #872ab723
 def key(run):
-    "Handles of the legend that the panels share: target, mean, sources, points, chance, marks."
+    "Handles of the legend that the panels share: target, mean, sources, points, baseline, marks."
     from matplotlib.lines import Line2D
     c, m, (sources, target) = colors(domains_of(run)), marks(domains_of(run)), source_and_target(run.sizes)
     entry = lambda label, **kw: Line2D([], [], label=label, **kw)
@@ -164,7 +173,7 @@ def key(run):
     out.append(entry("mean of the sources" if target else "mean of the clients", c="k", lw=2))
     out += [entry(d, c=c[d], lw=.9) for d in sources if len(sources) <= MANY]
     out.append(entry("after local training", c="gray", lw=1.2, ls="--"))
-    out.append(entry("chance", c="gray", lw=.8, ls=":"))
+    out.append(entry(baseline(run)[1], c="gray", lw=.8, ls=":"))
     best = (("o", 8, "best source validation"), ("*", 9, f"best on {target or 'the mean'} (oracle)"))
     return out + [entry(text, ls="", marker=k, mfc="none", mec="k", ms=size) for k, size, text in best]
 
@@ -221,13 +230,13 @@ def bars(ax, runs, rule="last", point="aggregated", label=True):
             error, legend = None if std != std else std, who if who and not i else None
             ax.bar(x, mean, color=color, edgecolor=edge, yerr=error, label=legend, **style)
             if label and mean == mean: ax.text(x, mean + (error or 0) + .01, f"{100*mean:.0f}", **above)
-    bar_axes(ax, [text for text, _ in columns.values()], 1/len(classes_of(first)))
+    bar_axes(ax, [text for text, _ in columns.values()], *baseline(first))
 
 
-def bar_axes(ax, labels, chance):
-    "Axes of the bars: chance as a line, labels that do not collide."
-    ax.axhline(chance, c="gray", lw=.8, ls=":")
-    ax.text(1, chance, " chance", c="gray", va="center", transform=ax.get_yaxis_transform())
+def bar_axes(ax, labels, level, what="chance"):
+    "Axes of the bars: a level as a named line, labels that do not collide."
+    ax.axhline(level, c="gray", lw=.8, ls=":")
+    ax.text(1, level, f" {what}", c="gray", va="center", transform=ax.get_yaxis_transform())
     inches = ax.get_position().width*ax.figure.get_figwidth()/len(labels)
     longest = max(len(part) for text in labels for part in text.split("\n"))
     every, turn = -(-len(labels)//60), {}                           # past 60 only every second, third, ...
@@ -274,21 +283,25 @@ def confusion(run):
     import matplotlib.pyplot as plt
     a, classes = arrays(run), classes_of(run)
     n, m = len(classes), confusion_counts(a["label"], a["predicted"], len(classes))
+    right = f"{100*m.trace()/m.sum():.1f} % of {m.sum()} right"
+    words = [name(run), f"{shown_on(run)}, round {run.round}: {right}"]
+    words = "\n".join(line for w in words for line in textwrap.wrap(w, 56))
     share = m/np.maximum(m.sum(1, keepdims=True), 1)
-    fig, ax = plt.subplots(figsize=(1.6 + .36*n, 1.6 + .36*n) if n <= 15 else (6, 5.4))
+    long = max(map(len, classes))
+    side = (1.6 + .36*max(n, 3) if n <= 15 else 5.4) + .06*(min(long, 30) if long > 2 else 0)   # inches
+    fig, ax = plt.subplots(figsize=(max(side + .4, .1 + .072*max(map(len, words.split("\n")))), side))
     image = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
     for (i, j), k in np.ndenumerate(m) if n <= 15 else ():
         if k: ax.text(j, i, k, ha="center", va="center", color="k" if share[i, j] > .5 else "w")
     ticks = np.unique(np.linspace(0, n - 1, min(n, 30)).round().astype(int))
-    words = [classes[t] for t in ticks]
-    ax.set_xticks(ticks, words, rotation=90 if max(map(len, classes)) > 2 else 0)
-    ax.set_yticks(ticks, words)
+    labels = [classes[t] for t in ticks]
+    ax.set_xticks(ticks, labels, rotation=90 if long > 2 else 0)
+    ax.set_yticks(ticks, labels)
     ax.set(xlabel="predicted class", ylabel="true class")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
-    fig.colorbar(image, ax=ax, shrink=.7, label="share of the true class")
-    right = f"{100*m.trace()/m.sum():.1f} % of {m.sum()} right"
-    ax.set_title(f"{name(run)}\n{shown_on(run)}, round {run.round}: {right}")
+    fig.colorbar(image, ax=ax, shrink=.7, label="share of its class")
+    fig.suptitle(words, fontsize=9)                                     # above the color bar too
     return fig
 
 # %% ../../nbs/runs/04_plots.ipynb #97be0d89
