@@ -214,7 +214,7 @@ def passes(todo, store, jobs, work, retry, needs=None):
 def marked(key, needs, call, *args):
     "The key of a run beside what came of it, played once its modules are here."
     if needs: provide(needs)
-    if not isinstance(call["method"], str): call = call | dict(method=named(*call["method"]))
+    if isinstance(call["method"], tuple): call = call | dict(method=named(*call["method"]))
     return key, played(call, *args)
 
 # %% ../../nbs/experiments/03_execution.ipynb #ac3cf60a
