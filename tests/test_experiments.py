@@ -389,15 +389,15 @@ def test_one_s_own_runs_in_worker_processes(own, tmp_path, monkeypatch):
 def test_a_module_that_was_edited_is_imported_anew(own, tmp_path, monkeypatch):
     "The same workers play the next call; the file beside the module is another one by then."
     monkeypatch.syspath_prepend(tmp_path/"lib")
-    g = lambda: grid(f"{own}_prox", data(n=24), "t", [0], 1, batch_size=8)
+    g = lambda: grid(f"{own}_prox", data(n=24), "t", range(6), 1, batch_size=8)         # both workers play
     __import__(own)
     first = run(g(), tmp_path/"r", 2, tmp_path/"w")
     (tmp_path/"lib"/f"{own}_beside.py").write_text("WEIGHT = .0625")
     for m in (own, f"{own}_beside"): sys.modules.pop(m)
     __import__(own)
     second = run(g(), tmp_path/"r", 2, tmp_path/"w")
-    assert [*first.state, *second.state] == ["done"]*2
-    assert [r["args"]["hyper"]["weight"] for r in (*first.record, *second.record)] == [.5, .0625]
+    assert [*first.state, *second.state] == ["done"]*12
+    assert [r["args"]["hyper"]["weight"] for r in (*first.record, *second.record)] == [.5]*6 + [.0625]*6
 
 
 def test_what_is_known_here_alone_is_refused(own, tmp_path):
