@@ -17,6 +17,8 @@ ROUNDS ?=
 SEED ?=
 PROTOCOL ?=
 SCALE ?=
+# modules of your own, imported first: IMPORTS=lib/mymeth.py
+IMPORTS ?=
 OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
 
 .PHONY: install run compare text test fuzz pairs notebooks reports bench lab clean contract docs
@@ -37,7 +39,8 @@ run: install
 	mkdir -p "$(OUT)"
 	papermill nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" -r dataset "$(DATASET)" \
 	  $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) \
-	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) -r out "$(OUT)/result"
+	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) \
+	  $(if $(IMPORTS),-r imports "$(IMPORTS)") -r out "$(OUT)/result"
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/run.ipynb"
 	@echo "executed notebook: $(OUT)/run.ipynb   record: $(OUT)/result/record.json"
 
@@ -75,6 +78,7 @@ notebooks: install
 
 # any methods by targets by seeds, in a table and five pictures: make compare METHODS="fedavg fdse" SEEDS=2
 # at values of one's own: make compare METHODS="fedavg fedavg(local_epochs=3) fdse(tau=0)"
+# a method of one's own: make compare METHODS="fedavg fdse my_fedprox" IMPORTS=lib/mymeth.py
 METHODS ?= fedavg fdse
 SEEDS ?= 2
 # the folder: OUT, where it is given; else named by what is compared, of more than eight methods by a checksum
@@ -91,7 +95,7 @@ compare: install
 	mkdir -p "$(COMPARE)"
 	papermill nbs/compare.ipynb "$(COMPARE)/unfinished.ipynb" -r methods "$(METHODS)" -r dataset "$(DATASET)" \
 	  -p seeds $(SEEDS) -r out "$(COMPARE)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
-	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE))
+	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) $(if $(IMPORTS),-r imports "$(IMPORTS)")
 	mv "$(COMPARE)/unfinished.ipynb" "$(COMPARE)/compare.ipynb"
 	$(BIN)/jupyter nbconvert --log-level=ERROR --to html --no-input "$(COMPARE)/compare.ipynb"
 	@echo "table and pictures: $(COMPARE)/compare.html"

@@ -2,13 +2,15 @@
 import json, os, re, signal, subprocess, sys, threading, time
 from pathlib import Path
 from shutil import which
+from zlib import crc32
 import numpy as np
 import pandas as pd
 import pytest
 from joblib import parallel_config
 from conftest import one_line
 from digests import data
-from fdgnb import FdgnbError
+from fdgnb import FdgnbError, Method
+from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments import execution
 from fdgnb.experiments.execution import held, played, run
 from fdgnb.experiments.grid import call_of, grid
@@ -16,6 +18,8 @@ from fdgnb.experiments.search import tuned
 from fdgnb.experiments.statistics import table
 from fdgnb.experiments.store import Planner, Store, result_of, results, sealed
 from fdgnb.federation.compose import METHODS
+from fdgnb.models import MODELS
+from fdgnb.runs import imports
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
@@ -326,6 +330,172 @@ def test_a_failed_call_keeps_the_page_before_it(tmp_path):
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True)
     assert done.returncode and "did you mean 'fedavg'" in done.stderr
     assert (tmp_path/"compare.ipynb").read_text() == "{}" and (tmp_path/"unfinished.ipynb").exists()
+
+
+# ---- what is one's own, in other processes
+
+OWN = """
+import torch
+from torch import nn
+import fdgnb
+from fdgnb.data.catalogue import dataset
+from fdgnb.models import add_backbone
+from {stem}_beside import WEIGHT
+
+@fdgnb.method("{stem}_prox")
+class Prox(fdgnb.Method):
+    "Stay near the global model."
+    class Hyper: weight: float = fdgnb.hp(WEIGHT, "weight of the proximal term", low=0.)
+    def begin(self, model, client, download):
+        super().begin(model, client, download)
+        client.scratch["anchor"] = [p.detach().clone() for p in model.parameters()]
+    def loss(self, model, x, y, client):
+        far = sum((p - q).square().sum() for p, q in zip(model.parameters(), client.scratch["anchor"]))
+        return super().loss(model, x, y, client) + WEIGHT*self.h.weight*far
+
+@dataset("{stem}_data", counts=dict(a=12, b=12), classes=2)
+def made(size=None):
+    rng = torch.Generator().manual_seed(3)
+    draw = lambda: (torch.rand(12, 3, 28, 28, generator=rng), torch.arange(12) % 2)
+    return fdgnb.from_arrays(dict(a=draw(), b=draw()), name="{stem}_data")
+
+add_backbone("{stem}_net", lambda n, channels: nn.Sequential(nn.Flatten(), nn.Linear(channels*784, n)))
+
+class Free(fdgnb.Method):
+    "FedAvg, unregistered."
+"""
+
+
+@pytest.fixture
+def own(tmp_path, request):
+    "The name of a module in a folder that no worker knows of; gone from this process in the end."
+    stem, path = f"own{crc32(request.node.name.encode())}", [*sys.path]
+    registries = METHODS, DATASETS, MODELS
+    before = [set(r) for r in registries]
+    (tmp_path/"lib").mkdir()
+    (tmp_path/"lib"/f"{stem}.py").write_text(OWN.format(stem=stem))
+    (tmp_path/"lib"/f"{stem}_beside.py").write_text("WEIGHT = .5")
+    yield stem
+    sys.path[:] = path
+    imports.IMPORTED.clear()
+    for r, names in zip(registries, before):
+        for k in set(r) - names: del r[k]
+    for m in [m for m in sys.modules if m.startswith(stem)]: del sys.modules[m]
+
+
+def outcomes(made): return [(r["result"], r["scores"]) for r in made.record]
+
+
+def test_one_s_own_runs_in_worker_processes(own, tmp_path, monkeypatch):
+    "A method by name, in a sum and as a class, a data set and a backbone: the bits of one process."
+    monkeypatch.syspath_prepend(tmp_path/"lib")
+    mine = __import__(own)
+    how = dict(target="a", seed=[0], rounds=1, batch_size=4, backbone=f"{own}_net")
+    g = grid(["fedavg", f"{own}_prox", f"{own}_prox+ga", mine.Free], f"{own}_data", **how)
+    one, two = (run(g, tmp_path/f"r{n}", n, tmp_path/f"w{n}") for n in (1, 2))
+    assert [*two.state] == ["done"]*4, [*two.error]
+    assert outcomes(one) == outcomes(two) and lines(tmp_path/"r1") == lines(tmp_path/"r2")
+    assert {*two.label} == {"fedavg", f"{own}_prox", f"{own}_prox+ga", "Free"}
+
+
+def test_a_module_that_was_edited_is_imported_anew(own, tmp_path, monkeypatch):
+    "The same workers play the next call; the file beside the module is another one by then."
+    monkeypatch.syspath_prepend(tmp_path/"lib")
+    g = lambda: grid(f"{own}_prox", data(n=24), "t", range(6), 1, batch_size=8)         # both workers play
+    __import__(own)
+    first = run(g(), tmp_path/"r", 2, tmp_path/"w")
+    (tmp_path/"lib"/f"{own}_beside.py").write_text("WEIGHT = .0625")
+    for m in (own, f"{own}_beside"): sys.modules.pop(m)
+    __import__(own)
+    second = run(g(), tmp_path/"r", 2, tmp_path/"w")
+    assert [*first.state, *second.state] == ["done"]*12
+    assert [r["args"]["hyper"]["weight"] for r in (*first.record, *second.record)] == [.5]*6 + [.0625]*6
+
+
+def test_what_is_known_here_alone_is_refused(own, tmp_path):
+    "A script's method, data set and backbone, and a function's class; with jobs=1 they run."
+    class Inner(Method): "FedAvg in a function."
+    exec(OWN.format(stem=own).replace(f"from {own}_beside import WEIGHT", "WEIGHT = 1."),
+         {"__name__": "__main__"})
+    made = grid(f"{own}_prox", data(n=24), "t", [0], 1, batch_size=8)
+    for g, kind in ((made, "method"), (grid("fedavg", f"{own}_data", "a", [0], 1, batch_size=4), "dataset"),
+                    (grid("fedavg", data(n=24), "t", [0], 1, backbone=f"{own}_net"), "model"),
+                    (inner := grid(Inner, data(n=24), "t", [0], 1, batch_size=8), "method")):
+        with pytest.raises(FdgnbError, match=f"{kind} '.*' is known in this process alone: a module") as e:
+            run(g, tmp_path/"r", 2, tmp_path/"w")
+        assert one_line(e)
+    assert not lines(tmp_path/"r")
+    for g in (made, inner): assert [*run(g, tmp_path/"r", 1, tmp_path/"w").state] == ["done"]
+
+
+def test_what_a_worker_does_not_know_is_not_filed(own, tmp_path, monkeypatch):
+    "A name that the import does not register: the grid ends with one line, the store stays empty."
+    monkeypatch.syspath_prepend(tmp_path/"lib")
+    __import__(own)
+    METHODS[f"{own}_late"] = METHODS[f"{own}_prox"]
+    g = grid(f"{own}_late", data(n=24), "t", [0], 1, batch_size=8)
+    with pytest.raises(FdgnbError, match=f"where the run is played: unknown method '{own}_late'") as e:
+        run(g, tmp_path/"r", 2, tmp_path/"w")
+    assert one_line(e) and not lines(tmp_path/"r")
+    (tmp_path/"lib"/f"{own}.py").write_text("x = 1/0")
+    with pytest.raises(FdgnbError, match=f"in a worker process: imports: {own}: ZeroDivisionError") as e:
+        run(grid(f"{own}_prox", data(n=24), "t", [0], 1, batch_size=8), tmp_path/"r", 2, tmp_path/"w")
+    assert one_line(e) and not lines(tmp_path/"r")
+
+
+SLICE = """
+import sys
+from fdgnb import get_dataset
+from fdgnb.experiments.execution import run
+from fdgnb.experiments.grid import grid
+from fdgnb.federation.toys import slice_of
+if __name__ == "__main__":
+    g = grid("fedavg", slice_of(get_dataset("digits"), 24), "inked", [0], 1, batch_size=8)
+    print(*run(g, sys.argv[1] + "/r", 2, sys.argv[1] + "/w", progress=False).state)
+"""
+
+
+def test_a_slice_of_a_named_data_set_has_one_code_in_all_processes(tmp_path):
+    "The name is in the catalogue, which a fresh worker had not loaded: its records had another address."
+    done = subprocess.run([sys.executable, "-c", SLICE, tmp_path], capture_output=True, text=True, cwd=HERE)
+    assert done.stdout.split() == ["done"], done.stderr[-2000:]
+
+
+def test_one_s_own_on_dask(own, tmp_path, monkeypatch):
+    "Workers that were started before the module's folder was on the path."
+    pytest.importorskip("distributed")
+    from distributed import Client, LocalCluster
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
+        monkeypatch.syspath_prepend(tmp_path/"lib")
+        g = grid([f"{own}_prox", __import__(own).Free], data(n=24), "t", [0], 1, batch_size=8)
+        with parallel_config(backend="dask"): made = run(g, tmp_path/"r", work=tmp_path/"w")
+    assert [*made.state] == ["done"]*2, [*made.error]
+
+
+def test_one_s_own_by_papermill(own, tmp_path):
+    "compare with imports= and two workers; run alike; a module that raises is one line."
+    file = tmp_path/"lib"/f"{own}.py"
+    done = papermill("compare.ipynb", tmp_path/"a.ipynb", methods=f"fedavg, {own}_prox", target="optical",
+                     rounds=1, seeds=1, scale="smoke", jobs=2, store=tmp_path/"r", imports=file)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {r["args"]["method"] for r in Store(tmp_path/"r") if "error" not in r} == {"fedavg", f"{own}_prox"}
+    done = papermill("run.ipynb", tmp_path/"b.ipynb", method=f"{own}_prox", dataset=f"{own}_data", rounds=1,
+                     imports=file, batch_size=4, backbone=f"{own}_net", out=tmp_path/"b")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path/"b"/"record.json").read_text())["args"]["method"] == f"{own}_prox"
+    file.write_text("import nowhere_at_all")
+    for page, word in (("compare", "methods"), ("run", "method")):
+        done = papermill(f"{page}.ipynb", tmp_path/"c.ipynb", **{word: f"{own}_prox"}, imports=file)
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode and last.startswith("FdgnbError: imports: ") and f"({own}.py, line 1)" in last
+
+
+@pytest.mark.skipif(not which("make"), reason="make is not installed")
+def test_make_passes_imports():
+    for job in ("run", "compare"):
+        plan = lambda *given: subprocess.run(["make", "-n", "-o", "install", job, *given], cwd=HERE.parent,
+                                             capture_output=True, text=True, check=True).stdout
+        assert '-r imports "lib/a.py, b"' in plan("IMPORTS=lib/a.py, b") and "imports" not in plan()
 
 
 def test_the_records_on_file_are_small_and_whole():

@@ -106,7 +106,7 @@ class Imports(ast.NodeVisitor):
 
     def dynamic(self, node, given):
         "`import_module(name, package)` and its kin."
-        if (self.module, *self.where[:1]) == REGISTRY_LOAD: return
+        if (self.module, *self.where[:1]) in NAMED: return
         head = head_of(given[0], self.module, self.folders)
         if head is None:
             if not any(kind == "face" for kind in self.where): self.unread.append(node.lineno)
@@ -142,7 +142,8 @@ class Imports(ast.NodeVisitor):
 FOLDERS = {"fdgnb.data": 3, "fdgnb.federation": 4, "fdgnb.runs": 5, "fdgnb.methods": 5,
            "fdgnb.experiments": 6, "fdgnb.tables": 7}
 ROOMS = {"fdgnb.core": 1, "fdgnb.vectors": 2, "fdgnb.settings": 2, "fdgnb.models": 2}
-REGISTRY_LOAD = ("fdgnb.core", "class Registry")        # the one place that imports a name it is given
+# these import what they are given: the registries, and the user's own modules
+NAMED = {("fdgnb.core", "class Registry"), ("fdgnb.runs.imports", "function")}
 REGISTRIES = {("fdgnb.federation.compose", "fdgnb.methods"), ("fdgnb.data.catalogue", "fdgnb.data")}
 LOOP = "fdgnb.federation.loop"
 LOOP_NEEDS = ("fdgnb.core", "fdgnb.vectors", "fdgnb.settings", "fdgnb.models", "fdgnb.data.",
@@ -211,6 +212,7 @@ CLEAN = {
     "fdgnb.federation.loop": "from .steps import c\nfrom ..data.domain import b",
     "fdgnb.federation.compose": "from ..core import Registry\nMETHODS = Registry('method', 'fdgnb.methods')",
     "fdgnb.runs.fit": "from ..federation import loop\ndef f():\n    import pandas",
+    "fdgnb.runs.imports": "from importlib import import_module\ndef f(name): return import_module(name)",
     "fdgnb.methods.ga": "import fdgnb.models as models\nfrom ..federation.loop import Method"}
 IN_FUNCTION = "def f():\n    from .core import a\n    return a"
 LAZY = """from importlib import import_module
@@ -252,6 +254,9 @@ PLANTED = {
     "import_module, unreadable": (
         "fdgnb.core", "from importlib import import_module\nimport_module(name)",
         "fdgnb.core:2 imports a module whose name cannot be read"),
+    "import_module, unreadable, in another room": (
+        "fdgnb.runs.fit", "from importlib import import_module\ndef f(name): return import_module(name)",
+        "fdgnb.runs.fit:2 imports a module whose name cannot be read"),
     "__import__": (
         "fdgnb.vectors", "__import__('fdgnb.data.found')", "fdgnb.vectors:1 imports fdgnb.data.found: up"),
     "inside a function": (

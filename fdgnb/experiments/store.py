@@ -14,6 +14,7 @@ import pandas as pd
 from functools import cache
 from pathlib import Path
 from ..core import FdgnbError, atomic_write, root
+from ..data.catalogue import DATASETS
 from ..runs.fit import folder_args, folder_of
 from ..runs.metrics import oracle_column, seconds, source_and_target, table, traffic, values
 from ..runs.records import flops, plain, versions
@@ -135,7 +136,9 @@ class Planner:
     """The address of grid lines: (args, code), each combination of method, data and options set up once.
 
     `units`: {code: {unit: digest}} of what was asked for."""
-    def __init__(self): self.known, self.units = {}, {}
+    def __init__(self):
+        DATASETS.load()            # a data set with a loader's name goes by its code too: in every process
+        self.known, self.units = {}, {}
 
     def __call__(self, row):
         call = call_of(row)
