@@ -19,7 +19,15 @@ PROTOCOL ?=
 SCALE ?=
 # modules of your own, imported first: IMPORTS=lib/mymeth.py
 IMPORTS ?=
-OUT ?= out/$(METHOD)-$(DATASET)$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)
+# any other parameter of the notebook, as papermill takes it: ARGS="-p workers 2 -r hyper '{lr: 0.05}'"
+ARGS ?=
+MORE = $(if $(ARGS),-$(shell printf %s '$(subst ','\'',$(ARGS))' | cksum | cut -d" " -f1))
+OUT ?= out/$(METHOD)-$(subst /,_,$(DATASET))$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)$(MORE)
+
+# a variable that this file does not have, as LR=0.1, would be left out without a word
+KNOWN := N PROCESSES ONLY NB PAGE $(shell sed -nE 's/^(export )?([A-Za-z0-9_]+) *[?:]?=.*/\2/p' $(firstword $(MAKEFILE_LIST)))
+GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
+$(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): make run and make compare take METHOD(S) DATASET TARGET ROUNDS SEED(S) PROTOCOL SCALE IMPORTS OUT, and ARGS for the rest))
 
 .PHONY: install run compare text test fuzz pairs notebooks reports bench lab clean contract docs
 .DEFAULT_GOAL := run
@@ -40,7 +48,7 @@ run: install
 	papermill nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" -r dataset "$(DATASET)" \
 	  $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) $(if $(SEED),-p seed $(SEED)) \
 	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) \
-	  $(if $(IMPORTS),-r imports "$(IMPORTS)") -r out "$(OUT)/result"
+	  $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS) -r out "$(OUT)/result"
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/run.ipynb"
 	@echo "executed notebook: $(OUT)/run.ipynb   record: $(OUT)/result/record.json"
 
@@ -90,12 +98,12 @@ SLUG = $(if $(word 9,$(NAMES)),$(words $(NAMES))methods-$(shell echo "$(METHODS)
 ifneq ($(origin OUT),file)
 COMPARE ?= $(OUT)
 endif
-COMPARE ?= out/compare-$(SLUG)-$(DATASET)$(TARGET:%=-%)-$(SEEDS)seeds$(ROUNDS:%=-%rounds)$(PROTOCOL:%=-%)$(SCALE:%=-%)
+COMPARE ?= out/compare-$(SLUG)-$(subst /,_,$(DATASET))$(TARGET:%=-%)-$(SEEDS)seeds$(ROUNDS:%=-%rounds)$(PROTOCOL:%=-%)$(SCALE:%=-%)$(MORE)
 compare: install
 	mkdir -p "$(COMPARE)"
 	papermill nbs/compare.ipynb "$(COMPARE)/unfinished.ipynb" -r methods "$(METHODS)" -r dataset "$(DATASET)" \
 	  -p seeds $(SEEDS) -r out "$(COMPARE)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
-	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) $(if $(IMPORTS),-r imports "$(IMPORTS)")
+	  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 	mv "$(COMPARE)/unfinished.ipynb" "$(COMPARE)/compare.ipynb"
 	$(BIN)/jupyter nbconvert --log-level=ERROR --to html --no-input "$(COMPARE)/compare.ipynb"
 	@echo "table and pictures: $(COMPARE)/compare.html"

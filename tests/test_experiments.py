@@ -324,6 +324,21 @@ def test_another_comparison_is_another_folder():
 
 
 @pytest.mark.skipif(not which("make"), reason="make is not installed")
+def test_make_passes_on_what_it_is_given_or_refuses_it():
+    "No variable is left out without a word; ARGS go to the notebook as they are, into a folder of their own."
+    def plan(*given): return subprocess.run(["make", "-n", "-o", "install", *given], cwd=HERE.parent,
+                                            capture_output=True, text=True)
+    wrong = plan("run", "LR=0.1", "METHOD=fedavg")
+    assert wrong.returncode and "unknown variable LR:" in wrong.stderr and not wrong.stdout
+    given = "-p workers 2 -r hyper '{lr: 0.05}'"
+    for what, choice in (("run", "METHOD=fedavg"), ("compare", "METHODS=fedavg ga")):
+        plain, more = plan(what, choice).stdout, plan(what, choice, f"ARGS={given}").stdout
+        folder = lambda text: re.search(r'mkdir -p "(.+)"', text)[1]
+        assert given in more and given not in plain and folder(more).startswith(f"{folder(plain)}-")
+    assert not plan("fuzz", "N=5", "PROCESSES=1").returncode and not plan("reports", "SCALE=smoke").returncode
+
+
+@pytest.mark.skipif(not which("make"), reason="make is not installed")
 def test_a_failed_call_keeps_the_page_before_it(tmp_path):
     (tmp_path/"compare.ipynb").write_text("{}")
     command = ["make", "-o", "install", "compare", "METHODS=fedagv", f"OUT={tmp_path}"]
