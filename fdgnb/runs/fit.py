@@ -72,10 +72,6 @@ class Run(Deployable):
         "{domain: {split: samples}}."
         return {c.id: {s: c.n(s) for s in c.splits} for c in self.fed.everyone}
 
-    def round_of(self, rule):
-        "The round that a rule names, from 1."
-        return chosen_rounds(self.history, self.sizes, self.round).get(names_a_round(rule), self.round)
-
     def model_of(self, domain=None, rule=None):
         "The network now of a domain's client (None: an unseen one); or of an unseen one in a rule's round."
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)

@@ -178,6 +178,10 @@ class Deployable:
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
 
+    def round_of(self, rule):
+        "The round that a rule names, from 1."
+        return chosen_rounds(self.history, self.sizes, self.round)[names_a_round(rule)]
+
     def predict(self, images, rule=None):
         """Logits (N, n_classes) of images or, in a run of vectors, of vectors; `classes` names the columns.
 
