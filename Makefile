@@ -25,7 +25,7 @@ MORE = $(if $(ARGS),-$(shell printf %s '$(subst ','\'',$(ARGS))' | cksum | cut -
 OUT ?= out/$(METHOD)-$(subst /,_,$(DATASET))$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)$(MORE)
 
 # a variable that this file does not have, as LR=0.1, would be left out without a word
-KNOWN := N PROCESSES ONLY NB PAGE $(shell sed -nE 's/^(export )?([A-Za-z0-9_]+) *[?:]?=.*/\2/p' $(firstword $(MAKEFILE_LIST)))
+KNOWN := N PROCESSES ONLY NB PAGE CI FDGNB_% OMP_% MALLOC_% PIP_% TQDM_% $(shell sed -nE 's/^(export )?([A-Za-z0-9_]+) *[?:]?=.*/\2/p' $(firstword $(MAKEFILE_LIST)))
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): make run and make compare take METHOD(S) DATASET TARGET ROUNDS SEED(S) PROTOCOL SCALE IMPORTS OUT, and ARGS for the rest))
 
@@ -93,7 +93,7 @@ SEEDS ?= 2
 COMMA := ,
 OPEN := (
 CLOSE := )
-NAMES = $(subst $(OPEN),_,$(subst $(CLOSE),,$(subst $(COMMA), ,$(METHODS))))
+NAMES = $(subst /,_,$(subst ",,$(subst ',,$(subst $(OPEN),_,$(subst $(CLOSE),,$(subst $(COMMA), ,$(METHODS)))))))
 SLUG = $(if $(word 9,$(NAMES)),$(words $(NAMES))methods-$(shell echo "$(METHODS)" | cksum | cut -d" " -f1),$(subst $(eval ) ,-,$(strip $(subst +,_,$(NAMES)))))
 ifneq ($(origin OUT),file)
 COMPARE ?= $(OUT)

@@ -237,8 +237,17 @@ def test_files_are_read_as_the_run_read_them(tmp_path):
         with refused(r"takes a batch \(N, 3, 28, 28\), not \(8, 3, 56, 56\).*size"):
             model.predict(stored.x.repeat(1, 1, 2, 2))
     with refused("holds models, no results: run.save"): kept.table()
+    assert not hasattr(kept, "history") and not hasattr(kept, "nothing")
     run.save()
     assert load(tmp_path/"run").table().equals(run.table())
+
+
+def test_what_cannot_adapt_is_refused(tiny):
+    "What needs a server's message, and what finds nothing in its network; the images of another size too."
+    for name, says in (("dsbn", "dsbn does not adapt"), ("fedavg+dsbn", "does not adapt to a domain"),
+                       ("similarity", "similarity finds nothing to adapt in this network")):
+        run = fdgnb.fit(name, tiny, rounds=1, local_steps=1, eval_local=0, **SHORT)
+        with refused(says): run.adapt(run.fed.target_client.splits["target"].samples())
 
 
 @pytest.mark.parametrize("name", ["fedavg", "bnstats", "tent", "fdse", "fdse+tent"])
@@ -265,7 +274,7 @@ def test_exported_programs_say_what_they_take(vary, tmp_path):
     extra = {"notes.json": ""}
     torch.export.load(run.export(tmp_path/"a.pt2"), extra_files=extra)
     notes = json.loads(extra["notes.json"])
-    assert json.loads(notes["classes"]) == run.classes and json.loads(notes["shape"]) == [3, 28, 28]
+    assert notes == dict(classes=run.classes, shape=[3, 28, 28], takes="bytes (uint8)")
     onnx = pytest.importorskip("onnx")
     props = onnx.load(run.export(tmp_path/"a.onnx", floats=True)).metadata_props
     said = {p.key: json.loads(p.value) for p in props}

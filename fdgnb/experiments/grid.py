@@ -36,6 +36,7 @@ def spelled(text):
     name, opened, values = text.partition("(")
     if not opened: return text, {}
     why = f"method {echo(text)}: wanted name(key=value, ...)"
+    if not text.endswith(")"): raise FdgnbError(why)
     try:
         call = ast.parse(f"f({values}", mode="eval").body
         named = name.strip() and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
