@@ -329,7 +329,8 @@ def test_make_passes_on_what_it_is_given_or_refuses_it():
     def plan(*given): return subprocess.run(["make", "-n", "-o", "install", *given], cwd=HERE.parent,
                                             capture_output=True, text=True)
     wrong = plan("run", "LR=0.1", "METHOD=fedavg")
-    assert wrong.returncode and "unknown variable LR:" in wrong.stderr and not wrong.stdout
+    assert wrong.returncode and "unknown variable LR:" in wrong.stderr and "papermill" not in wrong.stdout
+    assert not plan("run", "FDGNB_DATA=/data", "CI=1").returncode                    # of the environment
     given = "-p workers 2 -r hyper '{lr: 0.05}'"
     for what, choice in (("run", "METHOD=fedavg"), ("compare", "METHODS=fedavg ga")):
         plain, more = plan(what, choice).stdout, plan(what, choice, f"ARGS={given}").stdout

@@ -19,7 +19,7 @@ import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, generator, nearest, seeded
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import decode
-from ..federation.compose import METHODS, hooks_of, method_class
+from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
 from ..federation.rounds import one_thread
 from ..settings import Settings, make
@@ -236,8 +236,8 @@ class Adapted(Deployable):
         self.about, self.device, args = run.about, run.device, run.about["args"]
         cls, x = method_class(args["method"]), as_batch(images, run.about)
         if not adapts(cls):
-            known = ", ".join(k for k in ("bnstats", "fdse", "tent") if adapts(method_class(k)))
-            raise FdgnbError(f"{args['method']} does not adapt to a domain: use predict; these do: {known}")
+            raise FdgnbError(f"{args['method']} does not adapt to a domain: use predict; "
+                             "these do: bnstats, fdse, tent")
         self.method, self.net = cls(**args["hyper"]), copy.deepcopy(run.model_of(rule=rule))
         unseen = {"target": Split(x, torch.zeros(len(x), dtype=torch.int64))}
         name, settings = args["target"] or "unseen", make(Settings, args["settings"], "setting")
@@ -259,9 +259,8 @@ class Adapted(Deployable):
         x = as_batch(images, self.about)
         split = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
         answer = lambda x, y: self.method.predict(self.net, x, self.client)
-        with torch.no_grad(), one_thread():
-            scaling = self.client.settings.normalize
-            return torch.cat([answer(*batch) for batch in split.batches(256, scaling)]).cpu()
+        batches = split.batches(256, self.client.settings.normalize)
+        with torch.no_grad(), one_thread(): return torch.cat([answer(*b) for b in batches]).cpu()
 
     def export(self, path, floats=False):
         "Write the adapted model as a program, as `Deployable.export` does."
