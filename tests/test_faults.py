@@ -197,8 +197,9 @@ BROAD = {("experiments/execution.py", "Exception"): 1, ("core.py", "BaseExceptio
 def test_no_broad_except():
     """A broad except hides our own mistakes.
 
-    The few there are: the registry's, which raises again; and those around decoders of images and loaders of
-    weights and of encoders, which raise whatever they like, as a user's own module does; and a grid's, which records a run's failure."""
+    The few there are: the registry's, which raises again; and those around decoders of images, loaders of
+    weights and of encoders, and a user's own module, which raise whatever they like; and a grid's, which
+    records a run's failure."""
     found = {}
     for file in sorted((ROOT/"fdgnb").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
