@@ -7,12 +7,13 @@ __all__ = ['IMPORTED', 'PROCESS', 'KNOWN', 'LOCK', 'file_of', 'loaded', 'importe
            'checksum', 'beside', 'carried', 'provide']
 
 # %% ../../nbs/runs/11_imports.ipynb #im00impo01
-import hashlib, importlib, os, secrets, sys, threading, traceback
+import importlib, os, secrets, sys, threading, traceback
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from ..core import FdgnbError, echo, root
 from .code import Reached, enclosed, home_of
+from .records import file_digest
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code01
 IMPORTED = []                                                    # the names of all that `imported` was given
@@ -96,15 +97,15 @@ PROCESS, KNOWN, LOCK = secrets.token_hex(8), {}, threading.Lock()     # KNOWN: {
 def checksum(name):
     "A checksum of a module's file, where it has one."
     file = getattr(sys.modules[name], "__file__", None)
-    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
+    return file_digest(Path(file).read_bytes()) if file else ""
 
 
 def beside(modules):
     "Names of the loaded modules whose files lie in the folders of some modules or below, but installed ones."
     where = lambda m: Path(getattr(sys.modules[m], "__file__", None) or "").resolve()
     folders, all_ = {where(m).parents[m.count(".")] for m in modules}, Reached([])
-    loaded = [m for m in list(sys.modules) if m.split(".")[0] not in ("fdgnb", "__main__", "__mp_main__")]
-    return sorted(m for m in loaded if folders & {*where(m).parents} and not all_.foreign(m))
+    there = [m for m in list(sys.modules) if m.split(".")[0] not in ("fdgnb", "__main__", "__mp_main__")]
+    return sorted(m for m in there if folders & {*where(m).parents} and not all_.foreign(m))
 
 
 def carried(modules):

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MARKS', 'MANY', 'STYLE', 'WORDS', 'SIZES', 'small_png', 'page_style', 'colors', 'marks', 'styled', 'name', 'images',
-           'first_samples', 'sheet_of', 'sample_sheet', 'classes_of', 'baseline', 'line', 'lines', 'accuracy_lines',
-           'key', 'curves', 'as_list', 'bar_values', 'bar_columns', 'bars', 'bar_axes', 'domain_bars', 'shown_on',
-           'confusion', 'tsne', 'scatter_classes', 'scatter_domains', 'embedding', 'ledger_plot', 'overview']
+           'first_samples', 'sheet_of', 'sample_sheet', 'baseline', 'line', 'lines', 'accuracy_lines', 'key', 'curves',
+           'as_list', 'bar_values', 'bar_columns', 'bars', 'bar_axes', 'domain_bars', 'shown_on', 'confusion', 'tsne',
+           'scatter_classes', 'scatter_domains', 'embedding', 'ledger_plot', 'overview']
 
 # %% ../../nbs/runs/04_plots.ipynb #ee057721
 import io, sys, textwrap
@@ -119,15 +119,12 @@ def sample_sheet(dataset, classes=12, rows=1):
     return fig
 
 # %% ../../nbs/runs/04_plots.ipynb #f11bb2cf
-def classes_of(run): return list(run.classes) if hasattr(run, "classes") else list(run.fed.data.classes)
-
-
 def baseline(run):
     """(accuracy without a look at the samples, its name): the largest class's share of those that are scored.
 
     Those are the target's, without one all clients' test samples. (1/C, "chance") where all classes have as
     many, or where neither data nor arrays tell."""
-    n = np.bincount(scored_labels(run), minlength=len(classes_of(run)))
+    n = np.bincount(scored_labels(run), minlength=len(run.classes))
     return (n.max()/n.sum(), "largest class") if n.max() > n.min() else (1/len(n), "chance")
 
 
@@ -281,7 +278,7 @@ def shown_on(run):
 def confusion(run):
     "Confusion matrix of the final model on the target, or of each client's model on its test samples."
     import matplotlib.pyplot as plt
-    a, classes = arrays(run), classes_of(run)
+    a, classes = arrays(run), run.classes
     n, m = len(classes), confusion_counts(a["label"], a["predicted"], len(classes))
     right = f"{100*m.trace()/m.sum():.1f} % of {m.sum()} right"
     words = [name(run), f"{shown_on(run)}, round {run.round}: {right}"]
@@ -334,7 +331,7 @@ def scatter_domains(ax, z, domain, names, target):
 def embedding(run):
     "t-SNE of at most 600 features of the final model, by class and by domain."
     import matplotlib.pyplot as plt
-    a, classes, target = arrays(run), classes_of(run), source_and_target(run.sizes)[1]
+    a, classes, target = arrays(run), run.classes, source_and_target(run.sizes)[1]
     z = tsne(a["features"], args_of(run)["seed"])
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.2, 3.4))
     scatter_classes(left, z, a["feature_label"], classes)
