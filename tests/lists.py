@@ -2,7 +2,8 @@
 import itertools, json
 from pathlib import Path
 import pandas as pd
-from fdgnb.experiments.statistics import deployed, judged, table
+from fdgnb.experiments.statistics import judged
+from fdgnb.experiments.table import deployed, table
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.protocols import resolve

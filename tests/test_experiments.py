@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from joblib import parallel_config
 from conftest import one_line
+import fdgnb
 from digests import data
 from fdgnb import FdgnbError, Method
 from fdgnb.data.catalogue import DATASETS
@@ -15,11 +16,13 @@ from fdgnb.experiments import execution
 from fdgnb.experiments.execution import held, played, run
 from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.search import tuned
-from fdgnb.experiments.statistics import table
-from fdgnb.experiments.store import Planner, Store, result_of, results, sealed
+from fdgnb.experiments.store import Planner, Store, file_name, result_of, results, sealed
+from fdgnb.experiments.table import table
 from fdgnb.federation.compose import METHODS
 from fdgnb.models import MODELS
 from fdgnb.runs import imports
+from fdgnb.runs.callbacks import Metrics
+from fdgnb.runs.metrics import METRICS
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
@@ -254,7 +257,7 @@ def test_a_comparison_by_papermill(compared):
         ".csv", ".md", ".tex", "_runs.csv", "_mean.csv")}
     assert f"{50*sum(target[:2]):.1f}" in (at/"kept"/"table.csv").read_text()
     runs, mean = (pd.read_csv(at/"kept"/f"table_{k}.csv") for k in ("runs", "mean"))
-    assert [*runs] == ["label", "column", "seed", "score", "rule", "point"]
+    assert [*runs] == ["label", "column", "seed", "score", "rule", "point", "metric"]
     assert runs.score.tolist() == pytest.approx(target) and runs.seed.tolist() == [0, 1, 0, 1]
     told = runs[["rule", "point", "column"]].drop_duplicates().to_numpy().tolist()
     assert told == [["source_val", "aggregated", "optical"]]
@@ -263,6 +266,23 @@ def test_a_comparison_by_papermill(compared):
     assert mean[["mean", "sd", "n"]].to_numpy() == pytest.approx(by_hand.to_numpy())
     gain = (np.array(target[2:]) - target[:2]).mean()
     assert np.isnan(mean.gain[0]) and mean.gain[1] == pytest.approx(gain) and mean.p[1] >= 0
+
+
+def test_a_comparison_by_another_metric(compared):
+    "The runs of the store are played again for it, their results stay; table and pictures are of it."
+    at, _ = compared
+    before, new = lines(at/"records"), at/"f1"
+    done = papermill("compare.ipynb", at/"f1.ipynb", methods="fedavg, fedprox", target="optical", rounds=1,
+                     scale="smoke", jobs=1, store=at/"records", out=new, metric="macro_f1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert lines(at/"records") == before and (new/"macro_f1.png").exists()
+    runs = pd.read_csv(new/"table_runs.csv")
+    of = {(r["args"]["method"], r["args"]["seed"]): r for r in Store(at/"records")}
+    for r in runs.itertuples():
+        scores = of[r.label, r.seed]["metrics"]["macro_f1"]["aggregated"]["source_val"]
+        assert r.metric == "macro_f1" and r.score == pytest.approx(scores["target"])
+        assert r.score != pytest.approx(of[r.label, r.seed]["scores"]["aggregated"]["source_val"]["target"])
+    assert "macro_f1 on the held-out domain, %" in shown(at/"f1.ipynb", "text/html")[0]
 
 
 def test_our_own_comparison_by_papermill(compared):
@@ -356,6 +376,7 @@ from torch import nn
 import fdgnb
 from fdgnb.data.catalogue import dataset
 from fdgnb.models import add_backbone
+from fdgnb.runs.metrics import METRICS
 from {stem}_beside import WEIGHT
 
 @fdgnb.method("{stem}_prox")
@@ -377,6 +398,9 @@ def made(size=None):
 
 add_backbone("{stem}_net", lambda n, channels: nn.Sequential(nn.Flatten(), nn.Linear(channels*784, n)))
 
+@METRICS.register("{stem}_hits")
+def hits(p, y): return (p.argmax(1) == y).mean()
+
 class Free(fdgnb.Method):
     "FedAvg, unregistered."
 """
@@ -386,7 +410,7 @@ class Free(fdgnb.Method):
 def own(tmp_path, request):
     "The name of a module in a folder that no worker knows of; gone from this process in the end."
     stem, path = f"own{crc32(request.node.name.encode())}", [*sys.path]
-    registries = METHODS, DATASETS, MODELS
+    registries = METHODS, DATASETS, MODELS, METRICS
     before = [set(r) for r in registries]
     (tmp_path/"lib").mkdir()
     (tmp_path/"lib"/f"{stem}.py").write_text(OWN.format(stem=stem))
@@ -412,6 +436,40 @@ def test_one_s_own_runs_in_worker_processes(own, tmp_path, monkeypatch):
     assert [*two.state] == ["done"]*4, [*two.error]
     assert outcomes(one) == outcomes(two) and lines(tmp_path/"r1") == lines(tmp_path/"r2")
     assert {*two.label} == {"fedavg", f"{own}_prox", f"{own}_prox+ga", "Free"}
+
+
+def test_a_metric_of_one_s_own_in_worker_processes(own, tmp_path, monkeypatch):
+    "Workers measure it though nothing else of the run is one's own; where it counts hits, it is accuracy."
+    monkeypatch.syspath_prepend(tmp_path/"lib")
+    __import__(own)
+    g = grid(["fedavg", "bnstats"], data(n=24), "t", range(2), 2, batch_size=8)
+    first = run(g, tmp_path/"r", 1, tmp_path/"w")
+    made = run(g, tmp_path/"r", 2, tmp_path/"w", metrics=f"{own}_hits")
+    assert [*made.state] == ["done"]*4 and outcomes(first) == outcomes(made)
+    for r in made.record:
+        hits = r["metrics"][f"{own}_hits"]
+        assert {*hits} == {*r["scores"]} - {"local"}
+        assert ("adapted" in hits) == (r["args"]["method"] == "bnstats")
+        for point, rules in hits.items():
+            for rule, row in rules.items():
+                assert row == pytest.approx(r["scores"][point][rule], abs=1e-6)
+    METRICS.register(f"{own}_lone")(lambda p, y: 0.)              # by no module that a worker imports
+    with pytest.raises(FdgnbError, match=f"where the run is played: unknown metric '{own}_lone'"):
+        run(g, tmp_path/"r", 2, tmp_path/"w", metrics=f"{own}_lone")
+
+
+def test_a_run_cut_off_without_a_metric_is_measured_from_its_first_round(tmp_path):
+    "Its checkpoint is of rounds in which nothing was measured: the metric begins anew, and goes on likewise."
+    g = grid("fedavg", data(n=24), "t", [0], 4, batch_size=8)
+    full = run(g, tmp_path/"r", 1, tmp_path/"w", metrics="macro_f1").record[0]
+    (args, code), = [Planner()(row) for _, row in g.iterrows()]
+    stem = file_name(args, code).removesuffix(".json")
+    for name, told in ((stem, []), (f"{stem}+macro_f1", [Metrics("macro_f1")])):
+        stop = lambda run, rows: run.round == 2
+        fdgnb.fit(**call_of(g.iloc[0]), out=tmp_path/"w2"/name, progress=False, callbacks=[*told, stop])
+    again = run(g, tmp_path/"r2", 1, tmp_path/"w2", metrics="macro_f1").record[0]
+    assert again["metrics"] == full["metrics"] and again["result"] == full["result"]
+    assert (tmp_path/"w2"/stem).exists() and not (tmp_path/"w2"/f"{stem}+macro_f1").exists()
 
 
 def test_a_module_that_was_edited_is_imported_anew(own, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from ..runs.plots import colors, styled
 
 # %% ../../nbs/experiments/04_pictures.ipynb #9ddb7f81
 @styled
-def table_plot(mean, sd):
+def table_plot(mean, sd, metric="accuracy"):
     "Means with their deviation as dots, in percent: a column of the table a group, a row a color."
     import matplotlib.pyplot as plt
     labels, names = list(mean.index), list(mean)
@@ -23,7 +23,7 @@ def table_plot(mean, sd):
         ax.errorbar(places + off, m, s, fmt="o", ms=4, lw=1, color=color, label=label)
     for x in places[1:] - .5: ax.axvline(x, color="0.85", lw=.8)
     ax.set_xticks(places, names)
-    ax.set_ylabel("accuracy, %")
+    ax.set_ylabel(f"{metric}, %")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5), ncols=1 + len(labels)//20)
     return fig
 
@@ -91,8 +91,8 @@ def cost_plot(costs, named=()):
 
 # %% ../../nbs/experiments/04_pictures.ipynb #344f454c
 @styled
-def choices_plot(table, marks):
-    "Accuracies of each label on a line. table: percent, by choice; marks: {choice: (mark, color, name)}."
+def choices_plot(table, marks, metric="accuracy"):
+    "Scores of each label on a line. table: percent, by choice; marks: {choice: (mark, color, name)}."
     import matplotlib.pyplot as plt
     fig, ax = plt.subplots(figsize=(6.4, max(2.2, .26*len(table) + 1.1)))
     rows = np.arange(len(table))[::-1]
@@ -102,19 +102,19 @@ def choices_plot(table, marks):
         face = "none" if "oracle" in name else color
         ax.plot(table[choice], rows, mark, ms=6, color=color, mfc=face, label=name)
     ax.set_yticks(rows, table.index)
-    ax.set_xlabel("accuracy, %")
+    ax.set_xlabel(f"{metric}, %")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5))
     return fig
 
-def rules_plot(rules):
-    "Accuracy under each selection rule, a label a line. rules: percent, label by rule; oracles are hollow."
+def rules_plot(rules, metric="accuracy"):
+    "Scores under each selection rule, a label a line. rules: percent, label by rule; oracles are hollow."
     return choices_plot(rules, dict(
         last=("o", "0.3", "last"), source_val=("s", "tab:blue", "source_val"),
-        top5=("^", "tab:orange", "top5 (an oracle)"), target=("D", "tab:red", "target (an oracle)")))
+        top5=("^", "tab:orange", "top5 (an oracle)"), target=("D", "tab:red", "target (an oracle)")), metric)
 
 
-def points_plot(points):
-    "Accuracy at each evaluation point, a label a line. points: percent, label by point."
+def points_plot(points, metric="accuracy"):
+    "Scores at each evaluation point, a label a line. points: percent, label by point."
     return choices_plot(points, dict(
         aggregated=("o", "tab:blue", "aggregated"), local=("s", "0.4", "clients' own models, their mean"),
-        adapted=("^", "tab:green", "adapted to the target")))
+        adapted=("^", "tab:green", "adapted to the target")), metric)

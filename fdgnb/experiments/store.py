@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'APART', 'digest_of', 'hardware', 'commit', 'thinned', 'curves', 'reached', 'rounded', 'scores_of',
-           'code_digest', 'result_of', 'outcome', 'sealed', 'is_whole', 'failure_of', 'frozen', 'Planner', 'file_name',
-           'Store', 'results', 'scores']
+           'code_digest', 'result_of', 'outcome', 'sealed', 'merged', 'state_of', 'is_whole', 'failure_of', 'frozen',
+           'Planner', 'file_name', 'Store', 'results', 'metric_names', 'scores_in', 'scores']
 
 # %% ../../nbs/experiments/02_store.ipynb #0e44ae46
 import hashlib, json, platform, re, subprocess, time
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..core import FdgnbError, atomic_write, root
 from ..data.catalogue import DATASETS
 from ..runs.fit import folder_args, folder_of
-from ..runs.metrics import oracle_column, seconds, source_and_target, table, traffic, values
+from ..runs.metrics import METRICS, oracle_column, seconds, source_and_target, table, traffic, values
 from ..runs.records import flops, plain, versions
 from ..runs.setup import Federation
 from ..models import n_parameters
@@ -77,13 +77,16 @@ def reached(run):
 def rounded(v): return round(float(v), 6) if v == v else None
 
 
-def scores_of(run, most=20):
-    "{point: {rule: {column: accuracy, rounds}}}; beyond `most` clients their means alone."
-    t, (sources, _) = table(run, "both").drop(columns="uses"), source_and_target(run.sizes)
+def scores_of(run, most=20, metric="accuracy"):
+    """{point: {rule: {column: value, rounds}}}; beyond `most` clients their means alone.
+
+    Another metric than accuracy has no scores of the clients' own models."""
+    t, (sources, _) = table(run, "both", metric).drop(columns="uses"), source_and_target(run.sizes)
     if len(sources) > most: t = t[[c for c in ("target", "ALL", "AVG", "rounds") if c in t]]
     cell = lambda v: v if isinstance(v, str) else rounded(v)
+    points = [p for p in t.index.unique(0) if p != "local" or metric == "accuracy"]
     return {p: {r: {k: cell(v) for k, v in row.items() if v == v} for r, row in t.loc[p].iterrows()}
-            for p in t.index.unique(0)}
+            for p in points}
 
 # %% ../../nbs/experiments/02_store.ipynb #79e3c1cc
 def code_digest(fed):
@@ -92,8 +95,10 @@ def code_digest(fed):
     return digest_of(args["code"], 4), args["code"], args["libraries"]
 
 
-def result_of(run):
-    "The record of a finished run: args, code, scores, curves, bytes, costs, and on what it ran."
+def result_of(run, metrics=()):
+    """The record of a finished run: args, code, scores, curves, bytes, costs, and on what it ran.
+
+    metrics: names of what was measured besides accuracy and loss."""
     code, units, libraries = code_digest(run.fed)
     b, w = traffic(run)["total"], flops(run)
     sent = {d: {k: int(v) for k, v in b[d].items()} for d in b.index.unique(0)}
@@ -105,12 +110,16 @@ def result_of(run):
     first = dict(reached=at) if (at := reached(run)) else {}
     made = dict(seconds=seconds(run), versions=versions() | libraries, hardware=hardware(), commit=commit(),
                 made=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()))
+    had = {*run.history.metric}                                # not what is defined in none of its rounds
+    more = {m: scores_of(run, metric=m) if m in had else {} for m in metrics}
+    more = dict(metrics=more) if metrics else {}
     return sealed(plain(dict(format=FORMAT, **what, scores=scores_of(run), curves=curves(run), **cost,
-                             **first, units=units, **made)))
+                             **first, units=units, **made, **more)))
 
-
+# %% ../../nbs/experiments/02_store.ipynb #storecode2
 APART = ("result", "code", "units", "confirmed", "seconds", "versions", "hardware", "commit", "made",
-         "reached")                                            # which follows from the curve, in part
+         "reached",                                            # which follows from the curve, in part
+         "metrics", "measured")                                # what was asked for besides, and its digest
 
 
 def outcome(rec):
@@ -118,7 +127,23 @@ def outcome(rec):
     return {k: v for k, v in rec.items() if k not in APART}
 
 
-def sealed(rec): return rec | dict(result=digest_of(outcome(rec)))
+def sealed(rec):
+    "A record with the digests of its outcome and of its further metrics."
+    more = dict(measured=digest_of(rec["metrics"])) if "metrics" in rec else {}
+    return rec | dict(result=digest_of(outcome(rec))) | more
+
+
+def merged(old, rec, path):
+    "A record with the metrics of the one that is there; FdgnbError where that has another result."
+    if old.get("result") and outcome(old) != outcome(rec):
+        raise FdgnbError(f"{path} holds another result of the same run and code: not repeatable here")
+    return sealed(rec | dict(metrics=old["metrics"] | rec.get("metrics", {}))) if "metrics" in old else rec
+
+
+def state_of(rec, metrics=()):
+    "done, failed, or unmeasured: done without some of the metrics."
+    if "error" in rec: return "failed"
+    return "done" if {*metrics} <= {*rec.get("metrics", {})} else "unmeasured"
 
 
 def is_whole(rec): return rec["format"] == FORMAT and ("error" in rec or rec == sealed(rec))
@@ -178,12 +203,12 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError): pass
         raise FdgnbError(f"{path} is torn, altered or no record of the run that it is named for: delete it")
 
-    def find(self, args, code):
-        "(state, record) of a run: done, failed, stale (there, of other code) or missing."
+    def find(self, args, code, metrics=()):
+        "(state, record) of a run: done, failed, stale (of other code), missing, unmeasured (lacks a metric)."
         path = self.path(args, code)
         if path.exists():
             rec = self.read(path)
-            return "failed" if "error" in rec else "done", rec
+            return state_of(rec, metrics), rec
         found = self.of_other_code(args, code)
         return ("stale", found[-1]) if found else ("missing", None)
 
@@ -195,32 +220,45 @@ class Store:
         return sorted(found, key=lambda r: r.get("made", ""))
 
     def put(self, rec):
-        "Write a record. A result stays: a failure does not replace it, and another one is refused."
+        "Write a record. A result stays, with its metrics: a failure does not replace it, another is refused."
         path = self.path(rec["args"], rec["code"])
         old = self.read(path) if path.exists() else {}
         if old.get("result") and "error" in rec: return path
-        if old.get("result") and outcome(old) != outcome(rec):
-            raise FdgnbError(f"{path} holds another result of the same run and code: not repeatable here")
-        return atomic_write(path, json.dumps(rec, separators=(",", ":")) + "\n")
+        return atomic_write(path, json.dumps(merged(old, rec, path), separators=(",", ":")) + "\n")
 
     def __iter__(self): return map(self.read, sorted(self.folder.glob("*/*.json")))
     def size(self): return len(files := [*self.folder.glob("*/*.json")]), sum(p.stat().st_size for p in files)
 
 # %% ../../nbs/experiments/02_store.ipynb #12cae75e
-def results(grid, store, plan=None):
-    "The grid with `state` (done, failed, stale, missing), `record` and `error`; a stale one is not read in."
-    plan = plan or Planner()
-    found = [store.find(*plan(row)) for _, row in grid.iterrows()]
+def results(grid, store, plan=None, metrics=()):
+    """The grid with `state` (done, failed, stale, missing), `record` and `error`; a stale one is not read in.
+
+    metrics: runs whose record lacks one are `unmeasured`, and not read in either."""
+    plan, metrics = plan or Planner(), metric_names(metrics)
+    found = [store.find(*plan(row), metrics) for _, row in grid.iterrows()]
     return grid.assign(state=[s for s, _ in found], record=[r if s == "done" else None for s, r in found],
                        error=[r.get("error") if r else None for _, r in found])
 
 
-def scores(results, rule="source_val", point="aggregated"):
-    "Tidy accuracies, a line per run and column (target, AVG, ALL, domains); n: a domain's samples."
+def metric_names(metrics):
+    "The names of further metrics as a list, from one or several; FdgnbError on one that is unknown."
+    if metrics is None or isinstance(metrics, str): metrics = [metrics] if metrics else []
+    names = list(dict.fromkeys(m for m in metrics if m != "accuracy"))        # which every record has
+    for m in names: METRICS.get(m)
+    return names
+
+
+def scores_in(record, metric="accuracy"):
+    "{point: {rule: {column: value}}} of a metric in a record; {} where it lacks the metric."
+    return record["scores"] if metric == "accuracy" else record.get("metrics", {}).get(metric, {})
+
+
+def scores(results, rule="source_val", point="aggregated", metric="accuracy"):
+    "Tidy scores, a line per run and column (target, AVG, ALL, domains); n: a domain's samples."
     rows = []
     for _, r in results.iterrows():
         if r.record is None: continue
-        line = r.record["scores"].get(point, {}).get(rule, {})
+        line = scores_in(r.record, metric).get(point, {}).get(rule, {})
         for k, v in line.items():
             if k == "rounds" or v is None: continue
             name = r.record["args"]["target"] if k == "target" else k

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'Callback', 'Told', 'name_of', 'ask', 'as_callbacks', 'stops', 'fault', 'added', 'started', 'tell',
-           'stop_line', 'warn_of_gaps', 'probabilities', 'Metrics', 'Patience', 'curve', 'Csv', 'TensorBoard', 'WandB']
+           'stop_line', 'warn_of_gaps', 'probabilities', 'adapted_answers', 'Metrics', 'Patience', 'curve', 'Csv',
+           'TensorBoard', 'WandB']
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbimport01
 import numbers, torch, warnings
@@ -16,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from ..core import FdgnbError, echo, nearest
 from ..settings import check_value, hp
+from ..federation.compose import hooks_of
+from ..federation.rounds import adapted, adapting
 from .metrics import METRICS, POINTS, scores, select
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
@@ -141,15 +144,24 @@ def warn_of_gaps(callbacks, run):
         if what := ask(c, "lacks", run): warnings.warn(f"{name_of(c)}: {what}", stacklevel=3)
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0002
-@torch.inference_mode()
-def probabilities(net, client, split):
-    "Class probabilities (N, C) and labels (N,) of a network on a split, as arrays."
-    pairs = [(net(x).float().softmax(1).cpu(), y.cpu()) for x, y in client.batches(split)]
+def probabilities(net, client, split, predict=None):
+    """Class probabilities (N, C) and labels (N,) of a network on a split, as arrays.
+
+    predict: logits of a batch, if not the network's."""
+    with torch.no_grad() if predict else torch.inference_mode():
+        pairs = [((predict or net)(x).float().softmax(1).cpu(), y.cpu()) for x, y in client.batches(split)]
     return tuple(torch.cat(v).numpy() for v in zip(*pairs))
 
 
+def adapted_answers(fed, net):
+    "(network, predict) of a received network after the method's adaptation to the target, as it is scored."
+    net, method, who = adapted(fed, net).eval(), fed.method, fed.target_client
+    own = "predict" in hooks_of(type(method))
+    return net, (lambda x: method.predict(net, x, who)) if own else None
+
+# %% ../../nbs/runs/10_callbacks.ipynb #cbcode0009
 class Metrics(Callback):
-    "Further metrics by name (METRICS), of the aggregated model on test samples and target."
+    "Further metrics by name (METRICS), on test samples and target, of the aggregated and the adapted model."
     def __init__(self, *names, every=1):
         for n in names: METRICS.get(n)
         self.names, self.every = names, check_value("every", every, hp(1, "rounds", low=1))
@@ -160,8 +172,12 @@ class Metrics(Callback):
         for c in run.fed.everyone:
             split = "target" if c.n("target") else "test"
             if not c.n(split): continue
-            found = scores(self.names, *probabilities(run.model_of(c.id), c, split))
-            out += [(run.round, c.id, split, "aggregated", n, v) for n, v in found.items() if v == v]
+            nets = dict(aggregated=(run.model_of(c.id), None))
+            if split == "target" and adapting(run.fed, run.round - 1):
+                nets["adapted"] = adapted_answers(run.fed, nets["aggregated"][0])
+            for point, (net, predict) in nets.items():
+                found = scores(self.names, *probabilities(net, c, split, predict))
+                out += [(run.round, c.id, split, point, n, v) for n, v in found.items() if v == v]
         return out
 
     def lacks(self, run):

@@ -6,8 +6,8 @@
 __all__ = ['OWN', 'MEASURED', 'ORACLE', 'RULES', 'POINTS', 'METRICS', 'source_and_target', 'column', 'check_metric', 'values',
            'oracle_column', 'scored', 'select', 'names_a_round', 'chosen_rounds', 'row', 'table', 'labeled', 'show',
            'args_of', 'summary', 'rounds_to', 'same_but_seed', 'over_seeds', 'plus_minus', 'readable', 'traffic',
-           'balanced_accuracy', 'macro_f1', 'auc', 'ece', 'scores', 'seconds', 'domains_of', 'confusion_counts',
-           'recalls', 'by_class', 'stored_table']
+           'balanced_accuracy', 'macro_f1', 'auc', 'ece', 'lower_is_better', 'scores', 'seconds', 'domains_of',
+           'confusion_counts', 'recalls', 'by_class', 'stored_table']
 
 # %% ../../nbs/runs/02_metrics.ipynb #f138afe0
 import torch, warnings
@@ -281,6 +281,12 @@ def ece(p, y):
     torchvision_models()                                              # torchmetrics imports torchvision
     from torchmetrics.functional.classification import multiclass_calibration_error
     return float(multiclass_calibration_error(torch.as_tensor(p), torch.as_tensor(y), p.shape[1], n_bins=15))
+ece.lower_is_better = True
+
+
+def lower_is_better(metric):
+    "Whether less of a metric is better: of the loss, and where its function says so."
+    return metric == "loss" or metric in METRICS and getattr(METRICS[metric], "lower_is_better", False)
 
 # %% ../../nbs/runs/02_metrics.ipynb #extracode2
 def scores(names, p, y):

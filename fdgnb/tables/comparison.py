@@ -19,7 +19,8 @@ from itertools import combinations
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
 from ..experiments.grid import named_methods
-from ..experiments.statistics import in_columns, judged, mean_ranks, target_name, twins
+from ..experiments.statistics import judged, mean_ranks, twins
+from ..experiments.table import in_columns, target_name
 from ..experiments.statistics import whole_blocks
 from ..experiments.store import scores
 from ..federation.compose import METHODS, hyper_of, method_class

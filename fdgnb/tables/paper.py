@@ -18,7 +18,8 @@ from ..core import FdgnbError, atomic_write, echo, nearest, root
 from ..data.catalogue import DATASETS
 from ..experiments.execution import run
 from ..experiments.grid import grid
-from ..experiments.statistics import table, verdicts
+from ..experiments.statistics import verdicts
+from ..experiments.table import table
 from ..experiments.store import Store
 from ..runs.metrics import ORACLE, RULES
 from ..runs.protocols import SCALES
