@@ -7,7 +7,7 @@ __all__ = ['MANY', 'table_plot', 'curve_plot', 'on_front', 'cost_plot', 'choices
 
 # %% ../../nbs/experiments/04_pictures.ipynb #9900bac7
 import numpy as np
-from ..runs.plots import colors, styled
+from ..runs.plots import colors, literal, styled
 
 # %% ../../nbs/experiments/04_pictures.ipynb #9ddb7f81
 @styled
@@ -20,10 +20,10 @@ def table_plot(mean, sd, metric="accuracy"):
     for i, (label, color) in enumerate(colors(labels).items()):
         off = .7*((i + .5)/len(labels) - .5)
         m, s = 100*mean.loc[label], 100*sd.loc[label].fillna(0)
-        ax.errorbar(places + off, m, s, fmt="o", ms=4, lw=1, color=color, label=label)
+        ax.errorbar(places + off, m, s, fmt="o", ms=4, lw=1, color=color, label=literal(label))
     for x in places[1:] - .5: ax.axvline(x, color="0.85", lw=.8)
-    ax.set_xticks(places, names)
-    ax.set_ylabel(f"{metric}, %")
+    ax.set_xticks(places, map(literal, names))
+    ax.set_ylabel(f"{literal(metric)}, %")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5), ncols=1 + len(labels)//20)
     return fig
 
@@ -39,13 +39,15 @@ def curve_plot(curves):
     for ax, t in zip(axes.flat, targets):
         for label, g in curves[curves.target == t].groupby("label", sort=False):
             by = g.groupby("round")["value"]
-            ax.plot(by.mean().index, 100*by.mean(), color=color[label], lw=1.4, label=label)
+            ax.plot(by.mean().index, 100*by.mean(), color=color[label], lw=1.4, label=literal(label))
             ax.fill_between(by.min().index, 100*by.min(), 100*by.max(), color=color[label], alpha=.15, lw=0)
-        ax.set_title(str(t), fontsize=10)
+        ax.set_title(literal(t), fontsize=10)
         ax.xaxis.get_major_locator().set_params(integer=True)
     for ax in axes.flat[len(targets):]: ax.set_axis_off()
     for ax in axes[:, 0]: ax.set_ylabel("accuracy, %")
-    for ax in axes[-1]: ax.set_xlabel("round")
+    for ax in axes.flat[len(targets) - n:len(targets)]:                         # the last of each column
+        ax.set_xlabel("round")
+        ax.tick_params(labelbottom=True)
     named = {n: h for ax in axes.flat for h, n in zip(*ax.get_legend_handles_labels())}
     fig.legend(named.values(), named, loc="outside right upper")
     return fig
@@ -54,7 +56,9 @@ def curve_plot(curves):
 MANY = 14                                                 # more labels than this are not told apart by color
 
 def on_front(costs):
-    "Labels that none outdoes, in bytes or in FLOPs: more gain for at most 1 % more, or as much for less."
+    """Labels that none outdoes, in bytes or in FLOPs: more gain for at most 1 % more, or as much for less.
+
+    More gain is better, whatever the metric: `cost_of` turns the sign where less is."""
     more = lambda p, r: (costs[p] <= 1.01*r[p]) & (costs.gain > r.gain)
     less = lambda p, r: (1.01*costs[p] < r[p]) & (costs.gain >= r.gain)
     outdone = lambda p, r: (more(p, r) | less(p, r)).any()
@@ -64,6 +68,7 @@ def on_front(costs):
 def cost_plot(costs, named=()):
     """Gain in points against bytes and FLOPs over the base's. costs: label by gain, low, high, bytes, flops.
 
+    Up is better: of a metric of which less is better the gains come with their sign turned (`cost_of`).
     Of more than `MANY` labels those of `named` and what none outdoes (`on_front`) are in color, the rest
     are gray rings."""
     import matplotlib.pyplot as plt
@@ -78,7 +83,7 @@ def cost_plot(costs, named=()):
         ax.plot(rest[what], 100*rest.gain, "o", mec="0.6", mfc="none", ms=3.5, label=others)
         for i, (label, r) in enumerate(costs.loc[shown].iterrows()):        # near colors: a shape too
             err = 100*np.array([[r.gain - r.low], [r.high - r.gain]]).clip(0) if r.low == r.low else None
-            how = dict(fmt="osD^v"[i % 5], ms=5, lw=1, color=color[label], label=label)
+            how = dict(fmt="osD^v"[i % 5], ms=5, lw=1, color=color[label], label=literal(label))
             ax.errorbar(r[what], 100*r.gain, err, **how)
         ax.axhline(0, color="0.5", lw=.8); ax.axvline(1, color="0.5", lw=.8)
         if costs[what].max() > 4:
@@ -101,8 +106,8 @@ def choices_plot(table, marks, metric="accuracy"):
         mark, color, name = marks[choice]
         face = "none" if "oracle" in name else color
         ax.plot(table[choice], rows, mark, ms=6, color=color, mfc=face, label=name)
-    ax.set_yticks(rows, table.index)
-    ax.set_xlabel(f"{metric}, %")
+    ax.set_yticks(rows, map(literal, table.index))
+    ax.set_xlabel(f"{literal(metric)}, %")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5))
     return fig
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STARTUP', 'SCORED', 'range_of', 'ranges_of', 'proposed', 'defaults_of', 'inside', 'covers', 'choose_by',
-           'known_range', 'space_of', 'check_space', 'check_ends', 'at', 'first_values', 'new_study', 'search',
-           'oracle_gap', 'chosen', 'tuned']
+           'known_range', 'space_of', 'check_space', 'one_method', 'check_ends', 'at', 'first_values', 'new_study',
+           'search', 'oracle_gap', 'chosen', 'tuned']
 
 # %% ../../nbs/experiments/07_search.ipynb #efa210bd
 import math
@@ -20,7 +20,7 @@ from ..settings import SETTINGS, Settings, check_value, hp, kind_of, make
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class
 from ..runs.setup import arguments
 from .execution import run
-from .grid import grid, seeds_of
+from .grid import grid, named_methods, seeds_of
 from .store import Store, results
 
 # %% ../../nbs/experiments/07_search.ipynb #9e413f61
@@ -60,7 +60,8 @@ def defaults_of(method, names, hyper, settings, dataset):
     given = {k: v for k, v in settings.items() if k not in how} | (hyper or {})
     _, mine, rest = arguments(cls, given, **how, dataset=dataset)
     at = hyper_of(cls(**mine)) | asdict(make(Settings, rest, "setting"))
-    return {k: at[k] for k in names if k in at}
+    part = lambda k: k.rpartition(".")[2]                    # of a sum, `fedprox.mu`
+    return {k: at[part(k)] for k in names if part(k) in at}
 
 
 def inside(r, v):
@@ -119,6 +120,12 @@ def check_space(method, space, trials, sampler_seed=0):
             raise FdgnbError(f"range {echo(r)} of {k}: wanted ('choice', values) or ('float', low, high)")
 
 
+def one_method(method):
+    "(label, method, its own values) of one method, by name, name(key=value) or class."
+    if isinstance(method, (list, tuple, set, dict)): raise FdgnbError(f"method={echo(method)}: wanted one")
+    return named_methods(method)[0]
+
+
 def check_ends(space, gridded):
     "FdgnbError where an end of a range, or a choice, is refused; gridded: a trial's grid of given values."
     for k, r in space.items():
@@ -167,13 +174,17 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
            **settings):
     """Choose a method's hyper-parameters and the learning rate by source validation alone: table of trials.
 
+    method: a name, also `name(key=value)`, or a class. target: one, as a deployment has it; of `each` the
+    choice is shared by all, and has looked at every domain's labels.
+
     ranges: {name: ('choice', values) | ('float', low, high) | ('int', low, high)}; None: of the declarations.
     lr: (low, high), None: not searched. The first trial is the default. settings: as for `grid`.
     hyper: what all trials are given. run_missing: False: FdgnbError where a trial is not in the store.
     Columns: the values, val (what is chosen by), target, and best_round_target (the oracle's); best first."""
-    space = space_of(method, ranges, lr)
+    _, method, mine = one_method(method)
+    hyper, space = mine | (hyper or {}), space_of(method, ranges, lr)
     check_space(method, space, trials, sampler_seed)
-    gridded = lambda values: grid(method, dataset, target, seed, hyper=(hyper or {}) | values, **settings)
+    gridded = lambda values: grid(method, dataset, target, seed, hyper=hyper | values, **settings)
     check_ends(space, gridded)
     usual = defaults_of(method, space, hyper, settings, dataset)
     study, failed = new_study(first_values(space, usual, min(trials, STARTUP)), sampler_seed)
@@ -217,13 +228,14 @@ def tuned(method, dataset="digits", target="each", seed=range(3), rounds=None, s
 
     short: rounds of a trial (None: as many as the runs have). store: of the trials. how: as for `search`,
     and settings for all."""
-    own = {k: how.pop(k) for k in list(how) if k in signature(search).parameters}
+    label, method, mine = one_method(method)
+    own, hyper = {k: how.pop(k) for k in list(how) if k in signature(search).parameters}, mine | (hyper or {})
     same = dict(protocol=protocol, scale=scale, **how)
-    given = dict(hyper=hyper or {}, store=store) | own
+    given = dict(hyper=hyper, store=store) | own
     rows, found, first = [], {}, list(seeds_of(seed))[:1]
     for t in grid(method, dataset, target, first, rounds, hyper=hyper, **same).target:
         name = t if isinstance(t, str) else "+".join(t or ["in-domain"])
         found[name] = search(method, dataset, t, first, rounds=short or rounds, **given, **same)
-        values = (hyper or {}) | chosen(found[name])
-        rows.append(grid({f"{method} (tuned)": (method, values)}, dataset, t, seed, rounds, **same))
+        values = hyper | chosen(found[name])
+        rows.append(grid({f"{label} (tuned)": (method, values)}, dataset, t, seed, rounds, **same))
     return pd.concat(rows, ignore_index=True), pd.concat(found, names=["held_out"])

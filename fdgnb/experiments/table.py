@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ADAPTED', 'target_name', 'in_columns', 'averages', 'cell_text', 'largest', 'latex_of', 'markdown_of', 'save_table',
            'Table', 'runs_of', 'means_of', 'gain_text', 'with_gaps', 'caption_of', 'check_choice', 'check_run',
-           'check_measured', 'check_cells', 'columns_of', 'beside', 'pooled', 'table', 'deployed', 'cost_of',
-           'curves_of', 'avg_of', 'all_rules', 'all_points']
+           'check_measured', 'check_cells', 'columns_of', 'beside', 'pooled', 'table', 'deployed', 'taking_part',
+           'cost_of', 'curves_of', 'avg_of', 'all_rules', 'all_points']
 
 # %% ../../nbs/experiments/06_table.ipynb #tabimp0001
 import numpy as np
@@ -109,8 +109,9 @@ class Table:
         return cell_text(m, s, n if n < self.n.max(axis=None) else 0, digits)
 
     def best(self, column):
-        "The labels of the best mean of a column, as it is printed, among those with every column."
-        return largest(self.mean[column][self.mean.notna().all(axis=1)], self.lower)
+        "The labels of a column's best mean, as printed, of those with every column and as many seeds as any."
+        kept = self.mean.notna().all(axis=1) & (self.n[column] == self.n[column].max())
+        return largest(self.mean[column][kept], self.lower)
 
     def text(self, bold="**{}**", pm="±"):
         "The table as a DataFrame of texts, the best of a column in bold."
@@ -184,8 +185,8 @@ def caption_of(tidy, cells, how, gaps, results, metric="accuracy"):
     states = results.state[results.state != "done"].value_counts() if "state" in results else {}
     lacking = ", ".join(f"{n} {state}" for state, n in states.items())
     out += (f"; {gaps} cells without a score" + f" (runs: {lacking})"*bool(lacking)
-            + ": (n) marks a mean over fewer seeds, bold is of methods with every target, ranks of those "
-            "with most seeds, over the seeds that they share")*bool(gaps)
+            + ": (n) marks a mean over fewer seeds, bold is of methods with every target and no fewer seeds, "
+            "ranks of those with most seeds, over the seeds that they share")*bool(gaps)
     return out + f"; torch {' and '.join(sorted(libraries))}"*(len(libraries) > 1)
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519
@@ -223,6 +224,10 @@ def check_cells(results, cells, rows, columns):
         raise FdgnbError(f"{len(data)} data sets in one table: choose one, or columns='dataset'")
     if len(data) > len({name for name, _ in data}):
         raise FdgnbError("data sets of one name that are not the same: give them names of their own")
+    sizes = cells.dropna(subset=["n"]).groupby(["dataset", "part", "seed"]).n.nunique()
+    if (sizes > 1).any():
+        raise FdgnbError("rows that were tested on different numbers of samples of "
+                         f"{sizes.idxmax()[1]}: their settings choose other images, make a table of each")
     twice = cells[cells.duplicated(["label", "column", "seed", "part"])]
     if len(twice):
         hint = "choose, or give them labels of their own" if rows == "label" else "rows='label'"
@@ -271,7 +276,9 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     check_measured(results, metric, point)
     tidy = scores(results, rule, point, metric)
     if tidy.empty:
+        there = results.record.notna().any() and not scores(results, "last", point, metric).empty
         hint = "rule='last', of methods that adapt" if point == "adapted" else "run it first"
+        if there and rule == "source_val": hint = "no validation samples to select by, rule='last'"
         if metric != "accuracy": hint += f", on samples of which {metric} is defined"
         raise FdgnbError(f"no run of the grid has scores under {rule!r} at {point!r}: {hint}")
     tidy = tidy.assign(own=tidy.label, label=tidy[rows].map(target_name))
@@ -290,7 +297,8 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
     wide = with_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
     gaps, less = int(wide.isna().to_numpy().sum()), lower_is_better(metric)
-    said = caption_of(tidy, cells, f"rule {rule}, {point} model", gaps, results, metric)
+    oracle = ", an oracle: it looks at the target's labels"*RULES[rule].startswith("ORACLE")
+    said = caption_of(tidy, cells, f"rule {rule}{oracle}, {point} model", gaps, results, metric)
     runs = runs_of(cells, names, rule, point, metric)
     return Table(*frames, beside(wide, base, less), said, base, runs, metric, less)
 
@@ -310,18 +318,30 @@ def deployed(results):
     return pd.concat([results, more]).sort_index(kind="stable", ignore_index=True)
 
 # %% ../../nbs/experiments/06_table.ipynb #7bd6a3a1
+def taking_part(record):
+    "The share of the clients that is drawn in a round."
+    args = record["args"]
+    k, drawn = len(record["samples"]) - bool(args["target"]), args["settings"]["per_round"]
+    return min(drawn, k)/k if drawn else 1.
+
+
 def cost_of(results, of):
-    "A `Table`'s gains beside what they cost over the base: by label gain, low, high, bytes, flops."
+    """A `Table`'s gains beside what they cost over the base: by label gain, low, high, bytes, flops.
+
+    FLOPs: of the clients' steps; what adapts at test time, and the server, are not counted. Up is better: of
+    a metric of which less is better the gain has its sign turned."""
     cost = lambda r: dict(label=r.label, bytes=sum(v for d in r.record["bytes"].values() for v in d.values()),
-                          flops=r.record["flops_round"]*r.record["rounds"])
+                          flops=r.record["flops_round"]*r.record["rounds"]*taking_part(r.record))
     mean = pd.DataFrame([cost(r) for r in results.itertuples() if r.record]).groupby("label").mean()
     mean = mean.reindex(of.extra.index)
     if of.base not in mean.index: raise FdgnbError(f"no run of the base {of.base!r} to compare costs with")
-    out = of.extra[["gain", "low", "high"]].join(mean/mean.loc[of.base])
+    gains = of.extra[["gain", "low", "high"]]
+    if of.lower: gains = -gains.rename(columns=dict(low="high", high="low"))
+    out = gains.join(mean/mean.loc[of.base])
     out.loc[of.base, "gain"] = 0.
     return out.dropna(subset=["gain"])
 
-
+# %% ../../nbs/experiments/06_table.ipynb #tabcode003
 def curves_of(results):
     "Tidy curves of the target (AVG without one): label, target, seed, round, value."
     of = lambda r: r.record["args"]["target"] or "clients' mean"
@@ -336,7 +356,9 @@ def avg_of(t): return 100*t.mean["Avg" if "Avg" in t.mean else t.mean.columns[0]
 
 def all_rules(results, rules=tuple(RULES), **kw):
     "Avg (or the single column) of every label under each selection rule, side by side, in percent."
-    return pd.DataFrame({r: avg_of(table(results, r, **kw)) for r in rules})
+    point, metric = kw.get("point", "aggregated"), kw.get("metric", "accuracy")
+    there = [r for r in rules if len(scores(results, r, point, metric))]       # source_val: with validation
+    return pd.DataFrame({r: avg_of(table(results, r, **kw)) for r in there})
 
 
 def all_points(results, metric="accuracy", **kw):

@@ -5,11 +5,14 @@
 # %% auto #0
 __all__ = ['SKIPPED', 'MADE', 'idle', 'texts_joined', 'essence', 'hashed', 'codes_in', 'parsed', 'source', 'trees_of', 'constant',
            'said', 'value_of', 'hashed_array', 'bytecode', 'read', 'names_in', 'wraps', 'home_of', 'Reached',
-           'read_class', 'read_function', 'enclosed', 'members', 'assigned', 'code_of', 'reads']
+           'read_class', 'read_function', 'path_of', 'part_of', 'imports_of', 'follow', 'by_modules', 'enclosed',
+           'members', 'assigned', 'code_of', 'reads']
 
 # %% ../../nbs/runs/08_code.ipynb #codeimport
 import ast, functools, hashlib, inspect, json, linecache, sys, torch
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec, resolve_name
 from itertools import groupby
 from types import CodeType, FunctionType, MethodType, ModuleType
 from ..vectors import digest
@@ -184,6 +187,13 @@ class Reached:
         if installed and hasattr(home, "__version__"): self.libraries[top] = str(home.__version__)
         return installed or top in sys.stdlib_module_names
 
+    def library(self, module):
+        "Whether a module, loaded or not, is Python's or lies where libraries are installed."
+        top = module.split(".")[0]
+        spec = getattr(sys.modules[top], "__spec__", None) if top in sys.modules else find_spec(top)
+        there = "site-packages" in str(spec) or "dist-packages" in str(spec) or top in sys.stdlib_module_names
+        return there and top not in (self.own, "__main__")
+
 # %% ../../nbs/runs/08_code.ipynb #readcode01
 MADE = """__doc__ __module__ __dict__ __weakref__ __qualname__ __firstlineno__ __static_attributes__
     __annotations__ __dataclass_params__ __dataclass_fields__ __match_args__ __abstractmethods__ _abc_impl
@@ -215,6 +225,7 @@ def read_function(self, f, unit, name):
         if inspect.ismodule(home) and self.foreign(home.__name__): continue
         if name_ in (space := vars(home) if inspect.ismodule(home) else {} if module else f.__globals__):
             used[f"{module}.{name_}"] = space[name_]
+    if (f.__module__ or "").split(".")[0] != self.own: used |= by_modules(self, f, trees)
     kept = enclosed(f) | {f"default {i}": v for i, v in enumerate(f.__defaults__ or ())}
     kept |= f.__kwdefaults__ or {}
     for n, v in used.items(): unit[f"{name}: {n}"] = assigned(self, f, n.split(".")[-1], v)
@@ -222,6 +233,60 @@ def read_function(self, f, unit, name):
     for v in (*used.values(), *kept.values()):
         if inspect.ismodule(v): self.foreign(v.__name__)
         else: self.todo += members(v)
+
+# %% ../../nbs/runs/08_code.ipynb #bymodcode1
+def path_of(node):
+    "('a', 'b', 'c') of `a.b.c`, also where a `getattr` has a literal name; () of another expression."
+    match node:
+        case ast.Name(): return (node.id,)
+        case ast.Attribute(): inner, last = node.value, node.attr
+        case ast.Call(func=ast.Name(id="getattr"), args=[inner, ast.Constant(value=str(last)), *_]): pass
+        case _: return ()
+    return (*before, last) if (before := path_of(inner)) else ()
+
+
+def part_of(home, name):
+    "What a module has under a name, or the module of that name in it; None where there is neither."
+    try: return getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
+    except ImportError: return None
+
+
+def imports_of(self, f, nodes):
+    "[(name, path, value)] of what the import statements in a function's body give it, but libraries."
+    out = []
+    for n in nodes:
+        for a in n.names if isinstance(n, (ast.Import, ast.ImportFrom)) else ():
+            within = isinstance(n, ast.ImportFrom)
+            path = "."*n.level + (n.module or "") if within else a.name
+            try:
+                module = resolve_name(path, f.__globals__.get("__package__"))
+                v = None if self.library(module) else import_module(module)
+            except ImportError: continue
+            if not inspect.ismodule(v): continue
+            if within: out.append((a.asname or a.name, f"{path}.{a.name}", part_of(v, a.name)))
+            elif a.asname: out.append((a.asname, path, v))
+            else: out.append((top := path.split(".")[0], top, sys.modules[top]))
+    return out
+
+# %% ../../nbs/runs/08_code.ipynb #bymodcode2
+def follow(self, v, names):
+    "What a module has under some names in turn; None from where on it is no module, or a library."
+    for name in names:
+        if not inspect.ismodule(v) or self.foreign(v.__name__) or self.library(v.__name__): return None
+        v = part_of(v, name)
+    return v
+
+
+def by_modules(self, f, trees):
+    "{path: value} of what a function's body imports, and of the paths of modules that it names."
+    nodes = [n for t in trees for n in ast.walk(t)]
+    given, space = imports_of(self, f, nodes), f.__globals__ | enclosed(f)
+    out = {path: v for _, path, v in given}
+    for first, *rest in sorted({p for p in map(path_of, nodes) if len(p) > 1}):
+        starts = [(path, v) for name, path, v in given if name == first]
+        if first in space: starts.append((first, space[first]))
+        out |= {".".join([path, *rest]): follow(self, v, rest) for path, v in starts}
+    return {path: v for path, v in out.items() if v is not None}
 
 # %% ../../nbs/runs/08_code.ipynb #e50cc311
 def enclosed(f):
@@ -242,7 +307,7 @@ def members(v):
 def assigned(self, f, name, v):
     "The statements that assign `v` to a name where `f`, or a module of ours, has it; else what it holds."
     if constant(v) or isinstance(v, ModuleType) or hasattr(v, "__qualname__"): return value_of(v)
-    places = [(f.__code__.co_filename, f.__globals__)]
+    places = [(f.__code__.co_filename, f.__globals__)]*(f.__globals__.get(name) is v)
     places += [(m.__file__, vars(m)) for m in self.ours if vars(m).get(name) is v]
     for file, space in places:
         if nodes := source(file, space)[2].get(name):

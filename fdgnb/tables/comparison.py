@@ -20,7 +20,7 @@ from ..core import FdgnbError
 from ..data.catalogue import DATASETS
 from ..experiments.grid import named_methods
 from ..experiments.statistics import judged, mean_ranks, twins
-from ..experiments.table import in_columns, target_name
+from ..experiments.table import in_columns, means_of, target_name
 from ..experiments.statistics import whole_blocks
 from ..experiments.store import scores
 from ..federation.compose import METHODS, hyper_of, method_class
@@ -179,10 +179,13 @@ def left_out(runs, wide):
 
 
 def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
-    "Label by iqm, low, high, seeds: mean of the middle half of the scores, seeds drawn anew within a target."
+    """Label by iqm, low, high, seeds: mean of the scores' middle half, seeds drawn anew within a target.
+
+    Deviations from a target's mean are widened before they are drawn, as in `paired_gain`."""
     from scipy.stats import trim_mean
     wide, rng = blocks(runs, rule), np.random.default_rng(seed)
-    groups = [g.to_numpy() for _, g in wide.groupby(level=0, sort=False)]
+    wider = lambda g: g.mean(0) + (g - g.mean(0))*(len(g)/max(len(g) - 1, 1))**.5
+    groups = [wider(g.to_numpy()) for _, g in wide.groupby(level=0, sort=False)]
     if not groups: return pd.DataFrame(columns=["iqm", "low", "high", "seeds"])
     drawn = [trim_mean(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in groups]), .25)
              for _ in range(draws)]
@@ -270,18 +273,19 @@ def critical_difference(runs, rule="source_val", level=.05):
 # %% ../../nbs/tables/07_comparison.ipynb #3bf869ca
 @styled
 def draw_gains(t):
-    """A `Table`'s differences to its base by target, in points, as numbers and colors (full from 20 points).
+    """A `Table`'s gains over its base by target, in points, paired by seed as in the table (`means_of`).
 
-    The best on average on top, what lacks a target at the bottom."""
+    Numbers, and colors that are full from 20 points. The best on average on top, what lacks a target last."""
     import matplotlib.pyplot as plt
     import seaborn as sns
-    gains = 100*(t.mean - t.mean.loc[t.base]).drop(index=t.base).drop(columns="ALL", errors="ignore")
+    columns = [c for c in t.mean if c != "ALL"]
+    gains = 100*means_of(t).pivot(index="label", columns="column", values="gain")
+    gains = gains.reindex(index=t.mean.index.drop(t.base), columns=columns)
     if gains.empty: return None
-    if "Avg" in gains: gains = gains.sort_values("Avg", ascending=False, kind="stable")
+    if "Avg" in gains: gains = gains.sort_values("Avg", ascending=t.lower, kind="stable")
     fig, ax = plt.subplots(figsize=(.95*gains.shape[1] + 2.6, .3*len(gains) + .9))
-    most = np.nan_to_num(min(20, gains.abs().max(axis=None))) or 1
-    sns.heatmap(gains, annot=True, fmt="+.1f", cmap="RdBu", vmin=-most, vmax=most, cbar=False, ax=ax,
-                annot_kws=dict(size=8))
+    sns.heatmap(gains, annot=True, fmt="+.1f", cmap="RdBu_r" if t.lower else "RdBu", vmin=-20, vmax=20,
+                cbar=False, ax=ax, annot_kws=dict(size=8))
     ax.set(xlabel="", ylabel="")
     return fig
 

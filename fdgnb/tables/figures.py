@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['scattered', 'save_figure', 'draw', 'network', 'parted', 'draw_each', 'alike', 'mean_of', 'title_of', 'extent', 'pace',
-           'converging', 'convergence', 'costs_of', 'costs', 'prices', 'by_domain', 'read_how', 'bars_by_domain',
-           'radar', 'Study', 'fill', 'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'sensitivity', 'variant_bars']
+           'converging', 'convergence', 'costs_of', 'costs', 'prices', 'rays', 'by_domain', 'read_how',
+           'bars_by_domain', 'radar', 'Study', 'fill', 'one_by_one', 'fits_but_hyper', 'varied', 'percent', 'deviation',
+           'in_order', 'sensitivity', 'variant_bars']
 
 # %% ../../nbs/tables/06_figures.ipynb #665f2ddb
 import numpy as np
 import pandas as pd
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from ..core import FdgnbError
 from ..experiments.execution import run
 from ..experiments.grid import grid
 from ..runs.plots import WORDS, colors, styled
-from .ledger import Records, called, fits, plan_of, read_as
+from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as
 from .paper import at_hand, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
@@ -188,16 +190,34 @@ def prices(lines):
     return fig
 
 # %% ../../nbs/tables/06_figures.ipynb #456cee67
-def by_domain(runs, metric):
-    "Percent by label and domain, as a table reads `metric`: the held-out ones, or the clients in-domain."
+def rays(runs, metric):
+    """label, target, seed, value: percent, as a table reads `metric`, of each domain that is a `target`.
+
+    The held-out ones, or in-domain the clients."""
     rows = []
     for r in runs.itertuples():
         rule, point = read_as(metric, r.label)
         s = r.record["scores"].get(point, {}).get(rule, {})
         own = {r.target: s.get("target")} if r.target else {k: s.get(k) for k in r.record["domains"]}
-        rows += [dict(label=r.label, domain=d, value=100*v) for d, v in own.items() if v is not None]
-    t = pd.DataFrame(rows, columns=["label", "domain", "value"])
-    return t.pivot_table(index="label", columns="domain", values="value", sort=False)
+        rows += [dict(label=r.label, target=d, seed=r.seed, value=100*v) for d, v in own.items()
+                 if v is not None]
+    return pd.DataFrame(rows, columns=["label", "target", "seed", "value"])
+
+
+def by_domain(runs, metric):
+    """(percent by label and domain, in words the seeds in each mean and what is left out).
+
+    Labels are compared by the domains and seeds that all of them have (`alike`)."""
+    every = rays(runs, metric)
+    kept = alike(every) if len(every) else every
+    t = kept.pivot_table(index="label", columns="target", values="value", sort=False).dropna(axis=1)
+    if t.empty: return t, ""
+    n = kept[kept.target.isin(t.columns)].groupby(["label", "target"]).seed.nunique()
+    least, most = int(n.min()), int(n.max())
+    some = {frozenset(zip(g.target, g.seed)) for _, g in kept.groupby("label")}
+    out = [d for d in dict.fromkeys(every.target) if d not in t]
+    return t, (f"{least} to "*(least < most) + f"{most} seed{'s'*(most > 1)} a domain" + ", not the same of all labels"*(len(some) > 1)
+               + f"; without {', '.join(out)}, which not all labels have"*bool(out))
 
 
 def read_how(labels, metric):
@@ -207,15 +227,15 @@ def read_how(labels, metric):
     return {k: k + f" ({point})"*(point != "aggregated") for k, (_, point) in how.items()}, " or ".join(words)
 
 # %% ../../nbs/tables/06_figures.ipynb #6ed213b5
-def bars_by_domain(t, runs, metric):
-    "Percent by label and domain as bars: what a radar of one or two rays would be."
+def bars_by_domain(t, runs, metric, how):
+    "Percent by label and domain as bars: what a radar of one or two rays would be; `how` as by_domain says."
     import matplotlib.pyplot as plt
     said, rules = read_how(t.index, metric)
     fig, ax = plt.subplots(figsize=(6.8, .22*t.size + 1.2))
     color = list(colors(t.index).values())
     t.rename(said)[::-1].T[::-1].plot.barh(ax=ax, color=color[::-1], legend=False, width=.8)
     ax.set(xlabel="accuracy, %", ylabel="")
-    ax.set_title(f"{title_of(runs)}: {rules}", loc="left", fontsize=9)
+    ax.set_title(f"{title_of(runs)}: {rules}\n{how}", loc="left", fontsize=9)
     handles, words = ax.get_legend_handles_labels()
     fig.legend(handles[::-1], words[::-1], loc="outside right upper")
     return fig
@@ -223,11 +243,13 @@ def bars_by_domain(t, runs, metric):
 
 @styled
 def radar(runs, metric):
-    "Accuracy by domain, a ray each, from the lowest of all (center) to the highest (rim); of two, bars."
+    """Accuracy by domain, a ray each, from the lowest of all (center) to the highest (rim); of two, bars.
+
+    Means over the seeds that all labels have; a domain that not all have is left out, and named."""
     import matplotlib.pyplot as plt
-    t = by_domain(runs, metric).dropna(axis=1)
+    t, how = by_domain(runs, metric)
     if t.empty: return None
-    if t.shape[1] < 3: return bars_by_domain(t, runs, metric)
+    if t.shape[1] < 3: return bars_by_domain(t, runs, metric, how)
     low, high = t.min(), t.max()
     away = .1 + .9*(t - low)/(high - low).where(high > low, 1.)
     turn = np.linspace(0, 2*np.pi, t.shape[1], endpoint=False)
@@ -238,7 +260,7 @@ def radar(runs, metric):
         ax.plot([*turn, turn[0]], [*v, v[0]], color=color, lw=1.4, label=said[label])
     ax.set_xticks(turn, [f"{d}\n{low[d]:.0f} to {high[d]:.0f} %" for d in t])
     ax.set_yticks([])
-    fig.suptitle(f"{title_of(runs)}\n{rules}", x=.02, ha="left")
+    fig.suptitle(f"{title_of(runs)}\n{rules}\n{how}", x=.02, ha="left")
     fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
     return fig
 
@@ -289,14 +311,21 @@ def fits_but_hyper(args, plan): return fits(args | dict(hyper=plan["hyper"]), pl
 
 
 def varied(records, plan):
-    "{hyper-parameter: {value: [records]}} of records that differ from a plan in that one alone."
-    out = {}
+    """{hyper-parameter: {value: [records]}} of records that differ from a plan in that one alone.
+
+    Those of a hyper-parameter are all of one code, device and data: of several such groups that with most
+    values, then with enough seeds (as `Records.of` counts), then the newest. A seed counts once."""
+    groups = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
     for rec in records.known.get(records.key(plan), ()):
         h = rec["args"]["hyper"]
         changed = [k for k in plan["hyper"] if h.get(k) != plan["hyper"][k]]
         if h.keys() == plan["hyper"].keys() and len(changed) <= 1 and fits_but_hyper(rec["args"], plan):
-            for k in changed or plan["hyper"]: out.setdefault(k, {}).setdefault(repr(h[k]), []).append(rec)
-    return {k: v for k, v in out.items() if len(v) > 1}
+            for k in changed or plan["hyper"]:
+                groups[k][made_by(rec)][repr(h[k])][rec["args"]["seed"]] = rec
+    newest = lambda by: max(r.get("made", "") for g in by.values() for r in g.values())
+    rank = lambda by: (len(by), min(SEEDS, *map(len, by.values())), newest(by))
+    best = {k: max(some.values(), key=rank) for k, some in groups.items()}
+    return {k: {v: [*g.values()] for v, g in by.items()} for k, by in best.items() if len(by) > 1}
 
 
 def percent(recs, plan, metric, label):
@@ -306,20 +335,35 @@ def percent(recs, plan, metric, label):
     found = [r["scores"].get(point, {}).get(rule, {}).get(column) for r in recs]
     return [100*v for v in found if v is not None]
 
+
+def deviation(v):
+    "The standard deviation (n - 1) of some numbers, 0 of one."
+    return np.std(v, ddof=1) if len(v) > 1 else 0.
+
+
+def in_order(value):
+    "The key that sorts values of several kinds: numbers by size, then all others by kind and text."
+    number = isinstance(value, (int, float))
+    return "" if number else type(value).__name__, value if number else repr(value)
+
 # %% ../../nbs/tables/06_figures.ipynb #fea70d02
 @styled
 def sensitivity(records, plan, metric, label):
-    "Accuracy by the value of each hyper-parameter that was varied by itself; None where none was."
+    """Accuracy by the value of each hyper-parameter that was varied by itself; None where none was.
+
+    Mean and standard deviation over seeds (n - 1), their number below each value."""
     import matplotlib.pyplot as plt
-    found = varied(records, plan)
+    found = {k: {v: (recs[0]["args"]["hyper"][k], s) for v, recs in by.items()
+                 if (s := percent(recs, plan, metric, label))} for k, by in varied(records, plan).items()}
+    found = {k: by for k, by in found.items() if len(by) > 1}
     if not found: return None
     fig, axes = plt.subplots(1, len(found), figsize=(2.9*len(found) + .6, 2.9), squeeze=False, sharey=True)
     for ax, (name, by) in zip(axes[0], found.items()):
-        order = sorted(by, key=lambda v: by[v][0]["args"]["hyper"][name])
-        scores = [percent(by[v], plan, metric, label) for v in order]
-        ax.errorbar(range(len(order)), [np.mean(s) for s in scores], [np.std(s) for s in scores], fmt="o-",
-                    ms=4, lw=1)
-        ax.set_xticks(range(len(order)), order)
+        order = sorted(by, key=lambda v: in_order(by[v][0]))
+        scores = [by[v][1] for v in order]
+        ax.errorbar(range(len(order)), [*map(np.mean, scores)], [*map(deviation, scores)], fmt="o-", ms=4,
+                    lw=1)
+        ax.set_xticks(range(len(order)), [f"{v}\nn = {len(s)}" for v, s in zip(order, scores)])
         ax.set_xlabel(name)
     said, rules = read_how([label], metric)
     axes[0, 0].set_ylabel("accuracy, %")
@@ -329,13 +373,15 @@ def sensitivity(records, plan, metric, label):
 
 @styled
 def variant_bars(records, plans, metric):
-    "Accuracy of {label: plan}, mean and standard deviation over seeds; None where no record is there."
+    """Accuracy of {label: plan}, mean and standard deviation over seeds; None where no record is there.
+
+    Its point is the metric's, or that of a method of its own point (`read_as`) where a label is 'FDSE[...]'."""
     import matplotlib.pyplot as plt
     by = {k: percent(records.of(p).values(), p, metric, k) for k, p in plans.items()}
     by = {k: v for k, v in by.items() if v}
     if not by: return None
     fig, ax = plt.subplots(figsize=(5.8, .32*len(by) + 1.2))
-    spreads = [np.std(v, ddof=1) if len(v) > 1 else 0 for v in by.values()]
+    spreads = [*map(deviation, by.values())]
     ax.barh(range(len(by)), [np.mean(v) for v in by.values()], xerr=spreads, color=list(colors(by).values()))
     ax.set_yticks(range(len(by)), [f"{k} (n = {len(v)})" for k, v in by.items()])
     ax.invert_yaxis()
