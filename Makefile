@@ -138,7 +138,8 @@ HALVES = budget dse+consensus+similarity dse+consistency+similarity
 # photographs without a held-out domain
 IN_OFFICE = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local fedprox scaffold moon mixup groupdro
 # on four styles of pictures: 1,500 of a domain at most, at 28 pixels
-STYLES = fedavg fedsb ga fedka fedbr fdse uniform bnstats groupdro budget ccst elcfs fedprox scaffold moon fedbn mixup dann rsc fedsam
+STYLES = fedavg fedsb ga fedka fedbr fdse bnstats groupdro budget ccst elcfs fedprox scaffold moon fedbn mixup dann rsc fedsam feddyn fedheal tent
+IN_STYLES = fedavg local fedsb ga fedbr fdse fedbn fedavg(local_epochs=3)
 # and from ImageNet's weights, at 96 pixels
 PRETRAINED = fedavg fedsb ga fedka fedbr fdse uniform fedbn fedprox moon scaffold
 LITE0 = size: 96, backbone: "timm:tf_efficientnet_lite0", pretrained: packaged
@@ -173,7 +174,9 @@ reports: install
 	  papermill nbs/compare.ipynb out/ours-pacs.ipynb -p methods "$(STYLES)" -p dataset pacs -p protocol common -p scale cpu -p seeds 3 \
 	    -p rounds 20 -p store "$(RECORDS)" -r hyper "{$(SMALL)}" && \
 	  papermill nbs/compare.ipynb out/ours-pacs-steps.ipynb -p methods fedavg -p dataset pacs -p protocol common -p scale cpu -p seeds 3 \
-	    -p rounds 20 -p store "$(RECORDS)" -r hyper "{$(SMALL), local_epochs: 3}"; \
+	    -p rounds 20 -p store "$(RECORDS)" -r hyper "{$(SMALL), local_epochs: 3}" && \
+	  papermill nbs/compare.ipynb out/ours-pacs-in-domain.ipynb -p methods "$(IN_STYLES)" -p dataset pacs -p protocol common -p scale cpu \
+	    -p seeds 3 -p target none -p rounds 20 -p store "$(RECORDS)" -r hyper "{$(SMALL)}"; \
 	else echo "left out, our own comparison on PACS:"; cat out/pacs.log; fi)
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \

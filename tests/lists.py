@@ -9,7 +9,7 @@ from fdgnb.federation.compose import METHODS
 from fdgnb.runs.protocols import resolve
 from fdgnb.tables.comparison import SYSTEMS, across, across_text, blocks, common_runs, distinct, friedman
 from fdgnb.tables.comparison import moving, steps_beside
-from fdgnb.tables.ledger import Records, counts, ledger
+from fdgnb.tables.ledger import OPEN, Records, counts, ledger
 from fdgnb.tables.overview import home
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +28,9 @@ WHICH = ("**Which one?** {} Give FedAvg more local training first{}. In the tabl
          "FedSB).\n\nWhere the clients' own domains are what counts: [in-domain](reports/16_ours.ipynb), "
          "{}.\n")
 READING = ("Accuracy on the held-out domain, %, averaged over the domains; in brackets the gain over "
-           "FedAvg in points, paired within target and seed: ▲ beats it, ▼ is worse, = is FedAvg in every "
-           "run, ? has no test (one seed, or seeds that agree); without a mark no difference is shown. "
+           "FedAvg in points, paired within target and seed: ▲ beats it, ▼ is worse, = has FedAvg's "
+           "accuracy in every run, ? has no test (one seed, or seeds that agree); without a mark no "
+           "difference is shown. "
            "`(adapted)`: after what the method does with the target's unlabeled images, in the last round. "
            "(n): of n seeds, fewer than others; its gain is over FedAvg of the same seeds, not over the "
            "mean above, and not comparable with gains of more. Blank: not run, or not on every domain.\n")
@@ -48,7 +49,8 @@ DOMAINS = ("A mark is of these domains with other seeds. Whether an order of met
 ADAPTED = ("`(adapted)`: the last round's model after what the method does with the target's unlabeled "
            "images at test time, which no other row looks at, but FedKA's in training (the others stand at "
            "the round that source validation chooses, so a part of such a gain is the round's: [how "
-           "large](reports/16_ours.ipynb)). `uniform` is FedAvg with clients that weigh alike; so they do "
+           "large](reports/16_ours.ipynb)). On PACS Tent gets batches of one class, the order of the files. "
+           "`uniform` is FedAvg with clients that weigh alike; so they do "
            "in FedSB and FDSE, in GA, GroupDRO and FedHEAL to begin with, which is to be taken off before "
            "a gain is the method's ([how much](reports/16_ours.ipynb)). FDSE from ImageNet's weights is "
            "our reading of a case that its paper leaves open: of each layer that it replaces half of the "
@@ -234,7 +236,9 @@ def indoors(groups):
     above = {s: [f"`{m}`" for m in k.index[k == "beats"]] for s, k in kinds.items()}
     if not above: return "without clients that train alone yet"
     said = "; ".join(f"on {s} {', '.join(v) or 'no row'}" for s, v in above.items())
-    alike = f"on {' and '.join(above)} no row" if not any(above.values()) else said
+    *first, last = above
+    every = f"{', '.join(first)} and {last}" if first else last
+    alike = f"on {every} no row" if not any(above.values()) else said
     return (f"train alone first: {alike} is shown to beat `local`, clients that never average; on "
             "Office-Caltech10, with few test images, little is shown at all")
 
@@ -313,6 +317,10 @@ def ledger_line(records):
     exact = book[book.metric.str.contains("acc")].state.value_counts()
     by_state = "; ".join(f"{exact.get(k, 0):,} {k}" for k in c.index[:3])
     said += f" Of accuracies alone: {by_state}; the rest are sizes, traffic, FLOPs, rounds and seconds."
+    whole = book[book.metric.str.contains("acc") & book.at_least.isna() & (book.state != "not run")]
+    left = int(whole.why.str.contains(OPEN).sum())
+    said += (f" Of the {len(whole)} accuracies that whole runs decide, {left} lie so near the line that "
+             "three seeds leave both answers open.")*bool(left)
     return said + (f" {early} of those not reproduced were decided, in whole or in part, by the first rounds "
                    "of runs, which can show a number to be too low and nothing else.")*bool(early)
 

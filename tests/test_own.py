@@ -40,7 +40,7 @@ SAMPLES = {
     "normalized": (x/128 - 1, "undo the normalization"),
     "NaN": (spoiled(np.nan), "1 pixels are NaN or infinite"),
     "infinite": (spoiled(np.inf), "numpy.nan_to_num"),
-    "16 bits": (x.astype(np.uint16)*200, "divide 16-bit pixels by 257"),
+    "16 bits": (x.astype(np.uint16)*200, "by their own range"),
     "negative": (x.astype(int) - 9, "beyond 0 to 255"),
     "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[:, :3]"),
     "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes; resize them"),

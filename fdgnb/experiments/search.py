@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STARTUP', 'SCORED', 'range_of', 'ranges_of', 'proposed', 'defaults_of', 'inside', 'covers', 'choose_by',
            'known_range', 'space_of', 'check_space', 'one_method', 'check_ends', 'at', 'first_values', 'new_study',
-           'search', 'oracle_gap', 'chosen', 'tuned']
+           'best_first', 'search', 'oracle_gap', 'chosen', 'tuned']
 
 # %% ../../nbs/experiments/07_search.ipynb #efa210bd
 import math
@@ -168,6 +168,13 @@ def new_study(first, seed):
     for values in first: study.enqueue_trial(values)
     return study, optuna.trial.TrialState.FAIL
 
+# %% ../../nbs/experiments/07_search.ipynb #searchcd02
+def best_first(rows):
+    "Trials as a table: the best validation first, of equals the earlier."
+    out = pd.DataFrame(rows, dtype=object)                               # a choice may be None, or whole
+    out = out.astype({k: float for k in out if k in SCORED and k != "error"} | dict(trial=int))
+    return out.sort_values(["val", "trial"], ascending=[False, True], kind="stable").set_index("trial")
+
 # %% ../../nbs/experiments/07_search.ipynb #searchself1
 def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=None, lr=(.001, .1),
            store=None, jobs=None, work=None, sampler_seed=0, progress=None, hyper=None, run_missing=True,
@@ -205,10 +212,9 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
         rows.append(dict(trial=i, **values, **came))
         if "val" in came: study.tell(trial, came["val"])
         else: study.tell(trial, state=failed)
-    out = pd.DataFrame(rows, dtype=object)                               # a choice may be None, or whole
-    if "val" not in out: raise FdgnbError(f"no trial of {method!r} ended: {out.error.iloc[0]}")
-    out = out.astype({k: float for k in out if k in SCORED and k != "error"} | dict(trial=int))
-    return out.sort_values(["val", "trial"], ascending=[False, True], kind="stable").set_index("trial")
+    if not any("val" in r for r in rows):
+        raise FdgnbError(f"no trial of {method!r} ended: {rows[0]['error']}")
+    return best_first(rows)
 
 # %% ../../nbs/experiments/07_search.ipynb #d49e6c57
 def oracle_gap(trials, by="target"):

@@ -180,8 +180,9 @@ GA_DATA = (
     row("fractions", (.9, .1, 0.), "code"),
     row("official", "lists", "code: PACS by its official lists", "pacs"),
     row("fractions", (.8, .2, 0.), "code", "terra_incognita"),
-    row("backbone", "resnet18", "published table", "pacs"),
-    row("backbone", "resnet50", "published table", "officehome terra_incognita"),
+    row("backbone", "resnet18", "code has both; that it is this data set's: from memory", "pacs"),
+    row("backbone", "resnet50", "code has both; that it is these data sets': from memory",
+        "officehome terra_incognita"),
     row("pretrained", True, "code: ImageNet", GA),
     row("normalize", "imagenet", "code", GA),
     row("size", 224, "code", GA),
@@ -342,7 +343,7 @@ BR_SCALES = (
 BR_NOTES = (
     ("client",
      "10 pieces of one data set by LDA with alpha .1, of equal size; PACS: 8, each domain's classes in "
-     "two", "text, App. A"),
+     "two", "text, App. A; equal size: code"),
     ("target", "none", "text, 5.1"),
     ("100 clients", "CIFAR-10 also in 100 pieces, 10 of them per round", "text, Table 5; code"),
     ("validation", "none: mean of the five best rounds on the test images (an oracle)", "text, Table 1"),
@@ -386,7 +387,8 @@ DS_TRAINING = (
 DS_DATA = (
     row("fractions", (.8, .1, .1), "text, App. A"),
     row("official", "ignore", "text, App. A (code: its lists, training cut 80/20)", "domainnet10"),
-    row("target_fraction", .1, "text, Table 2: its values are multiples of 1/112, 1/95, 1/15, 1/29", DS),
+    row("target_fraction", .1, "text, Table 2: multiples of 1/112, 1/95, 1/15, 1/29", "office_caltech10"),
+    row("target_fraction", .1, "ours: as on Office-Caltech10", "pacs domainnet10"),
     row("backbone", "alexnet_bn", "text, 5.1, Table A5", DS),
     row("size", 224, "text, App. A (code: 256)", DS),
     row("lam", .5, "code, for its own penalty (text: best of .01, .1, 1)", "pacs", "fdse"),
@@ -466,7 +468,7 @@ COMMON_SCALES = (
 
 # %% ../../nbs/runs/06_protocols.ipynb #61bc1ab7
 COMMON_NOTES = (
-    ("client", "one per domain", "ours"),
+    ("client", "one per domain; CIFAR: 10 pieces by LDA", "ours"),
     ("target", "each domain in turn, whole; or none", "ours"),
     ("validation", "validation accuracy pooled over the sources, ties to the earlier round", "ours"),
     ("official test images", "remain test images where a data set has them; the shares cut the rest", "ours"),

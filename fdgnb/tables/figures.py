@@ -216,7 +216,8 @@ def by_domain(runs, metric):
     least, most = int(n.min()), int(n.max())
     some = {frozenset(zip(g.target, g.seed)) for _, g in kept.groupby("label")}
     out = [d for d in dict.fromkeys(every.target) if d not in t]
-    return t, (f"{least} to "*(least < most) + f"{most} seed{'s'*(most > 1)} a domain" + ", not the same of all labels"*(len(some) > 1)
+    return t, (f"{least} to "*(least < most) + f"{most} seed{'s'*(most > 1)} a domain"
+               + ", not the same of all labels"*(len(some) > 1)
                + f"; without {', '.join(out)}, which not all labels have"*bool(out))
 
 
@@ -359,10 +360,9 @@ def sensitivity(records, plan, metric, label):
     if not found: return None
     fig, axes = plt.subplots(1, len(found), figsize=(2.9*len(found) + .6, 2.9), squeeze=False, sharey=True)
     for ax, (name, by) in zip(axes[0], found.items()):
-        order = sorted(by, key=lambda v: in_order(by[v][0]))
-        scores = [by[v][1] for v in order]
-        ax.errorbar(range(len(order)), [*map(np.mean, scores)], [*map(deviation, scores)], fmt="o-", ms=4,
-                    lw=1)
+        order, scores = zip(*((v, by[v][1]) for v in sorted(by, key=lambda v: in_order(by[v][0]))))
+        middle, sd = ([*map(f, scores)] for f in (np.mean, deviation))
+        ax.errorbar(range(len(order)), middle, sd, fmt="o-", ms=4, lw=1)
         ax.set_xticks(range(len(order)), [f"{v}\nn = {len(s)}" for v, s in zip(order, scores)])
         ax.set_xlabel(name)
     said, rules = read_how([label], metric)
@@ -375,7 +375,7 @@ def sensitivity(records, plan, metric, label):
 def variant_bars(records, plans, metric):
     """Accuracy of {label: plan}, mean and standard deviation over seeds; None where no record is there.
 
-    Its point is the metric's, or that of a method of its own point (`read_as`) where a label is 'FDSE[...]'."""
+    Its point is the metric's; where a label is 'FDSE[...]', that of the method (`read_as`)."""
     import matplotlib.pyplot as plt
     by = {k: percent(records.of(p).values(), p, metric, k) for k, p in plans.items()}
     by = {k: v for k, v in by.items() if v}

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LACKS', 'AT_PAPER', 'PRICES', 'MACHINE', 'HOURS', 'SEEDS', 'FREE', 'PLAN', 'DEFAULT', 'RAMPS', 'RULE', 'AT', 'COSTS',
-           'SENT', 'ACCURACY', 'EXPLAINED', 'NOTED', 'short_of', 'weights_of', 'targets_in', 'needs', 'called',
+           'SENT', 'ACCURACY', 'EXPLAINED', 'NOTED', 'OPEN', 'short_of', 'weights_of', 'targets_in', 'needs', 'called',
            'plan_of', 'fits', 'begins', 'prices', 'Records', 'read_as', 'column_of', 'rounds_to', 'sent', 'every_round',
            'measured_as', 'carried', 'transmitted', 'made_by', 'by_seed', 'ours', 'wanted', 'first_of', 'net_of',
-           'said_of', 'explained', 'tolerance', 'judged', 'bounds', 'spread', 'line', 'ledger', 'counts']
+           'said_of', 'explained', 'tolerance', 'leaves_open', 'judged', 'bounds', 'spread', 'line', 'ledger', 'counts']
 
 # %% ../../nbs/tables/10_ledger.ipynb #ac8afd4c
 import json, torch
@@ -16,6 +16,7 @@ import pandas as pd
 from collections import defaultdict
 from dataclasses import asdict
 from functools import cache, partial
+from scipy.stats import t as t_of
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
 from ..data.domain import Dataset, Domain
@@ -335,6 +336,19 @@ def tolerance(r):
     return float(r.mean)*(.01 if r.metric in PRICES else .1)
 
 
+OPEN = "our seeds leave both open"
+
+
+def leaves_open(values, printed, most):
+    "What is said where Student's 95 % interval of our mean lies on both sides of what is allowed: a list."
+    n = len(values)
+    if n < 2 or not np.isfinite(values).all(): return []
+    half = t_of.ppf(.975, n - 1)*np.std(values, ddof=1)/n**.5
+    ends = np.mean(values) - printed - half, np.mean(values) - printed + half
+    if not any(ends[0] < edge < ends[1] for edge in (-most, most)): return []
+    return [f"{OPEN}: {ends[0]:+.2f} to {ends[1]:+.2f}, allowed {most:.2f}"]
+
+
 def judged(r, values, least=(), after=""):
     """(state, why) of a published number from our values at scale `paper`.
 
@@ -347,7 +361,7 @@ def judged(r, values, least=(), after=""):
     if few:
         lacks = short_of(r.paper, r.table, r.method, r.dataset, r.backbone, r.metric) or [HOURS]
         return "not run", "; ".join(lacks + [f"{len(values)} of {SEEDS} seeds there"]*bool(values) + note)
-    gap = np.mean(values) - printed
+    gap, note = np.mean(values) - printed, [*leaves_open(values, printed, most), *note]
     if abs(gap) <= most: return "reproduced", "; ".join(note)
     return "not reproduced", "; ".join([f"{gap:+.2f}, allowed {most:.2f}", known, *note])
 
