@@ -51,6 +51,9 @@ def averages(cells, parts, tidy, want):
     return pd.DataFrame(out, columns=["label", "seed", "Avg", "ALL"])
 
 # %% ../../nbs/experiments/06_table.ipynb #36354b7d
+INTERVAL = ["gain", "low", "high"]                                     # of a gain, in `Table.extra`
+
+
 def cell_text(m, s, n=0, digits=1):
     "'12.3 ± .4 (2)' of fractions; '' where there is no mean, no ± of one seed, no n of all."
     if m != m: return ""
@@ -90,9 +93,6 @@ def save_table(t, folder, stem, tidy=False):
     except OSError as e: raise FdgnbError(f"{folder} cannot be written: {e.strerror or e}") from None
 
 # %% ../../nbs/experiments/06_table.ipynb #1a4f3f04
-INTERVAL = ["gain", "low", "high"]
-
-
 @dataclass
 class Table:
     "A comparison: mean, sd, n (labels by columns, as fractions) and extra (rank, gain, low, high, p, same)."
