@@ -275,7 +275,7 @@ def test_a_comparison_by_another_metric(compared):
     done = papermill("compare.ipynb", at/"f1.ipynb", methods="fedavg, fedprox", target="optical", rounds=1,
                      scale="smoke", jobs=1, store=at/"records", out=new, metric="macro_f1")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert lines(at/"records") == before and (new/"macro_f1.png").exists()
+    assert lines(at/"records") == before and (new/"domains.png").exists()
     runs = pd.read_csv(new/"table_runs.csv")
     of = {(r["args"]["method"], r["args"]["seed"]): r for r in Store(at/"records")}
     for r in runs.itertuples():
@@ -453,6 +453,11 @@ def test_a_metric_of_one_s_own_in_worker_processes(own, tmp_path, monkeypatch):
         for point, rules in hits.items():
             for rule, row in rules.items():
                 assert row == pytest.approx(r["scores"][point][rule], abs=1e-6)
+    def wrong(p, y): raise ValueError("no")
+    METRICS.register(f"{own}_bad")(wrong)
+    with pytest.raises(FdgnbError, match=f"metric {own}_bad: ValueError: no"):
+        run(g, tmp_path/"r3", 1, tmp_path/"w3", metrics=f"{own}_bad")
+    assert not [*Store(tmp_path/"r3")]                            # the run is not filed as a failure
     METRICS.register(f"{own}_lone")(lambda p, y: 0.)              # by no module that a worker imports
     with pytest.raises(FdgnbError, match=f"where the run is played: unknown metric '{own}_lone'"):
         run(g, tmp_path/"r", 2, tmp_path/"w", metrics=f"{own}_lone")

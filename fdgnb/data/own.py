@@ -23,7 +23,9 @@ def in_bytes(image, where):
     im = ImageOps.exif_transpose(image)
     if im.mode == "F":
         raise FdgnbError(f"{where}: a PIL image of floating-point pixels; give arrays scaled to [0, 1]")
-    if im.mode.startswith("I"):
+    if im.mode == "I" and 0 <= im.getextrema()[0] and im.getextrema()[1] < 256:    # 32 bits that hold bytes
+        im = Image.fromarray(np.asarray(im).astype(np.uint8))
+    elif im.mode.startswith("I"):
         im = Image.fromarray((np.asarray(im).clip(0, 65535)//256).astype(np.uint8))
     if "A" in im.mode or "transparency" in im.info:
         im = im.convert("RGBA")

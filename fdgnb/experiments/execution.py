@@ -8,7 +8,7 @@ __all__ = ['held', 'spoilt', 'set_aside', 'registered', 'check_known', 'played',
            'same_result']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import math, os, random, shutil, warnings
+import math, os, random, re, shutil, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,7 +24,7 @@ from ..data.augment import AUGMENTATIONS
 from ..data.catalogue import DATASETS
 from ..data.partitions import PARTITIONS, steps_of
 from ..federation.compose import METHODS
-from ..runs.callbacks import Metrics
+from ..runs.callbacks import MetricError, Metrics
 from ..runs.checkpoints import load_checkpoint
 from ..runs.fit import fit, folder_of, parsed_args
 from ..runs.imports import IMPORTED, carried, importable, named, own_modules, provide
@@ -88,7 +88,7 @@ def check_known(call, args, metrics=()):
 def played(call, args, code, folder, work, retry=False, metrics=()):
     "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
     store, name = Store(folder), file_name(args, code).removesuffix(".json")
-    mine = Path(work)/"+".join([name, *metrics])       # one cut off without a metric lacks its first rounds
+    mine = Path(work)/"+".join([name, *sorted(re.sub(r"\W", "_", m) for m in metrics)])       # from round 1
     mine.parent.mkdir(parents=True, exist_ok=True)
     try:
         with held(folder, args, code):
@@ -98,7 +98,7 @@ def played(call, args, code, folder, work, retry=False, metrics=()):
             check_known(call, args, metrics)
             how = dict(workers=1, progress=False, callbacks=[Metrics(*metrics)] if metrics else [])
             try: run = fit(**call, out=mine, resume=state != "failed", **how)
-            except (OSError, MemoryError): raise            # of the machine, not of the run
+            except (OSError, MemoryError, MetricError): raise       # of the machine or a metric, not of the run
             except Exception as e:                          # it ends this run alone, and is recorded
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
                 store.put(failure_of(args, code, str(said).replace(str(mine), mine.name)))
@@ -134,7 +134,8 @@ def check_lines(grid, jobs):
 def check_metrics(metrics):
     "The names of further metrics; FdgnbError where one is unknown or cannot be computed here."
     names = metric_names(metrics)
-    measured(names, np.eye(3)[[0, 1, 2, 0]]*.9 + .1/3, [0, 1, 2, 1])
+    ours = [m for m in names if METRICS.get(m).__module__.startswith("fdgnb.")]     # one may lack its library
+    measured(ours, np.eye(3)[[0, 1, 2, 0]]*.9 + .1/3, [0, 1, 2, 1])
     return names
 
 
@@ -206,7 +207,8 @@ def noted(found, twice):
     "Results with an `error`, and a warning, at each run that gave another result than its record."
     for i in np.flatnonzero(twice):
         r = found.record.iloc[i]
-        why = f"not the result of its record of {r['made']}, {r['hardware']}, which stays: not repeatable"
+        of = f" of {r['made']}, {r['hardware']}" if r else ""
+        why = f"not the result of its record{of}, which stays: not repeatable"
         found.iloc[i, found.columns.get_loc("error")] = why
         label, target, seed = found.iloc[i][["label", "target", "seed"]]
         warnings.warn(f"{label}, target {target}, seed {seed}: {why}")

@@ -234,7 +234,8 @@ def check_cells(results, cells, rows, columns):
         raise FdgnbError(f"{len(data)} data sets in one table: choose one, or columns='dataset'")
     if len(data) > len({name for name, _ in data}):
         raise FdgnbError("data sets of one name that are not the same: give them names of their own")
-    sizes = cells.dropna(subset=["n"]).groupby(["dataset", "part", "seed"]).n.nunique()
+    held = cells[cells.target.notna()].dropna(subset=["n"])            # all of a target's samples are tested
+    sizes = held.groupby(["dataset", "part", "seed"]).n.nunique()
     if (sizes > 1).any():
         raise FdgnbError("rows that were tested on different numbers of samples of "
                          f"{sizes.idxmax()[1]}: their settings choose other images, make a table of each")

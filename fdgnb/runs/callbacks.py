@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'Callback', 'Told', 'name_of', 'ask', 'as_callbacks', 'stops', 'fault', 'added', 'started', 'tell',
-           'stop_line', 'warn_of_gaps', 'probabilities', 'adapted_answers', 'Metrics', 'Patience', 'curve', 'Csv',
-           'TensorBoard', 'WandB']
+           'stop_line', 'warn_of_gaps', 'probabilities', 'adapted_answers', 'MetricError', 'Metrics', 'Patience',
+           'curve', 'Csv', 'TensorBoard', 'WandB']
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbimport01
 import numbers, torch, warnings
@@ -160,6 +160,9 @@ def adapted_answers(fed, net):
     return net, (lambda x: method.predict(net, x, who)) if own else None
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0009
+class MetricError(FdgnbError): "What a metric raised; no fault of the run."
+
+
 class Metrics(Callback):
     "Further metrics by name (METRICS), on test samples and target, of the aggregated and the adapted model."
     def __init__(self, *names, every=1):
@@ -176,9 +179,14 @@ class Metrics(Callback):
             if split == "target" and adapting(run.fed, run.round - 1):
                 nets["adapted"] = adapted_answers(run.fed, nets["aggregated"][0])
             for point, (net, predict) in nets.items():
-                found = scores(self.names, *probabilities(net, c, split, predict))
+                found = self.measured(*probabilities(net, c, split, predict))
                 out += [(run.round, c.id, split, point, n, v) for n, v in found.items() if v == v]
         return out
+
+    def measured(self, p, y):
+        try: return scores(self.names, p, y)
+        except Exception as e:
+            raise MetricError(f"metric {', '.join(self.names)}: {type(e).__name__}: {e}") from e
 
     def lacks(self, run):
         gone = [n for n in self.names if n not in set(run.history.metric)]

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SKIPPED', 'MADE', 'idle', 'texts_joined', 'essence', 'hashed', 'codes_in', 'parsed', 'source', 'trees_of', 'constant',
            'said', 'value_of', 'hashed_array', 'bytecode', 'read', 'names_in', 'wraps', 'home_of', 'Reached',
-           'read_class', 'read_function', 'path_of', 'part_of', 'imports_of', 'follow', 'by_modules', 'enclosed',
-           'members', 'assigned', 'code_of', 'reads']
+           'read_class', 'read_function', 'path_of', 'loaded', 'part_of', 'imports_of', 'follow', 'by_modules',
+           'enclosed', 'members', 'assigned', 'code_of', 'reads']
 
 # %% ../../nbs/runs/08_code.ipynb #codeimport
 import ast, functools, hashlib, inspect, json, linecache, sys, torch
@@ -245,10 +245,15 @@ def path_of(node):
     return (*before, last) if (before := path_of(inner)) else ()
 
 
+def loaded(name):
+    "A module; None where it cannot be imported, whatever it raises: then it is no part of what runs."
+    try: return import_module(name)
+    except (Exception, SystemExit): return None
+
+
 def part_of(home, name):
     "What a module has under a name, or the module of that name in it; None where there is neither."
-    try: return getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
-    except ImportError: return None
+    return getattr(home, name) if hasattr(home, name) else loaded(f"{home.__name__}.{name}")
 
 
 def imports_of(self, f, nodes):
@@ -258,10 +263,9 @@ def imports_of(self, f, nodes):
         for a in n.names if isinstance(n, (ast.Import, ast.ImportFrom)) else ():
             within = isinstance(n, ast.ImportFrom)
             path = "."*n.level + (n.module or "") if within else a.name
-            try:
-                module = resolve_name(path, f.__globals__.get("__package__"))
-                v = None if self.library(module) else import_module(module)
-            except ImportError: continue
+            try: module = resolve_name(path, f.__globals__.get("__package__"))
+            except ImportError: continue                                 # a relative one outside a package
+            v = None if self.library(module) else loaded(module)
             if not inspect.ismodule(v): continue
             if within: out.append((a.asname or a.name, f"{path}.{a.name}", part_of(v, a.name)))
             elif a.asname: out.append((a.asname, path, v))
