@@ -98,7 +98,7 @@ def played(call, args, code, folder, work, retry=False, metrics=()):
             check_known(call, args, metrics)
             how = dict(workers=1, progress=False, callbacks=[Metrics(*metrics)] if metrics else [])
             try: run = fit(**call, out=mine, resume=state != "failed", **how)
-            except (OSError, MemoryError, MetricError): raise       # of the machine or a metric, not of the run
+            except (OSError, MemoryError, MetricError): raise     # of the machine, a metric: not of the run
             except Exception as e:                          # it ends this run alone, and is recorded
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
                 store.put(failure_of(args, code, str(said).replace(str(mine), mine.name)))
