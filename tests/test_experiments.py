@@ -159,7 +159,7 @@ def test_a_torn_record_is_named(tmp_path, whole):
 def test_code_that_changes_during_a_run_files_nothing(tmp_path, whole, monkeypatch):
     "As when a module is written anew while a grid runs: the digest is read once, and is not the planned one."
     one, usual = small().iloc[[0]], execution.result_of
-    monkeypatch.setattr(execution, "result_of", lambda made: sealed(usual(made) | dict(code="0"*8)))
+    monkeypatch.setattr(execution, "result_of", lambda *a: sealed(usual(*a) | dict(code="0"*8)))
     with pytest.raises(FdgnbError, match="the code changed while the grid was running: call again") as error:
         run(one, tmp_path/"records", 1, tmp_path/"work")
     assert one_line(error) and not lines(tmp_path/"records")
