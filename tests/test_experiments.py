@@ -16,7 +16,8 @@ from fdgnb.experiments import execution
 from fdgnb.experiments.execution import held, played, run
 from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.search import tuned
-from fdgnb.experiments.store import Planner, Store, file_name, result_of, results, sealed
+from fdgnb.experiments.store import Planner, Store, digest_of, file_name, metric_code
+from fdgnb.experiments.store import result_of, results, sealed
 from fdgnb.experiments.table import table
 from fdgnb.federation.compose import METHODS
 from fdgnb.models import MODELS
@@ -279,7 +280,7 @@ def test_a_comparison_by_another_metric(compared):
     runs = pd.read_csv(new/"table_runs.csv")
     of = {(r["args"]["method"], r["args"]["seed"]): r for r in Store(at/"records")}
     for r in runs.itertuples():
-        scores = of[r.label, r.seed]["metrics"]["macro_f1"]["aggregated"]["source_val"]
+        scores = of[r.label, r.seed]["metrics"]["macro_f1"]["scores"]["aggregated"]["source_val"]
         assert r.metric == "macro_f1" and r.score == pytest.approx(scores["target"])
         assert r.score != pytest.approx(of[r.label, r.seed]["scores"]["aggregated"]["source_val"]["target"])
     assert "macro_f1 on the held-out domain, %" in shown(at/"f1.ipynb", "text/html")[0]
@@ -447,7 +448,7 @@ def test_a_metric_of_one_s_own_in_worker_processes(own, tmp_path, monkeypatch):
     made = run(g, tmp_path/"r", 2, tmp_path/"w", metrics=f"{own}_hits")
     assert [*made.state] == ["done"]*4 and outcomes(first) == outcomes(made)
     for r in made.record:
-        hits = r["metrics"][f"{own}_hits"]
+        hits = r["metrics"][f"{own}_hits"]["scores"]
         assert {*hits} == {*r["scores"]} - {"local"}
         assert ("adapted" in hits) == (r["args"]["method"] == "bnstats")
         for point, rules in hits.items():
@@ -469,12 +470,13 @@ def test_a_run_cut_off_without_a_metric_is_measured_from_its_first_round(tmp_pat
     full = run(g, tmp_path/"r", 1, tmp_path/"w", metrics="macro_f1").record[0]
     (args, code), = [Planner()(row) for _, row in g.iterrows()]
     stem = file_name(args, code).removesuffix(".json")
-    for name, told in ((stem, []), (f"{stem}+macro_f1", [Metrics("macro_f1")])):
+    mine = f"{stem}+{digest_of(dict(macro_f1=metric_code('macro_f1')), 4)}"
+    for name, told in ((stem, []), (mine, [Metrics("macro_f1")])):
         stop = lambda run, rows: run.round == 2
         fdgnb.fit(**call_of(g.iloc[0]), out=tmp_path/"w2"/name, progress=False, callbacks=[*told, stop])
     again = run(g, tmp_path/"r2", 1, tmp_path/"w2", metrics="macro_f1").record[0]
     assert again["metrics"] == full["metrics"] and again["result"] == full["result"]
-    assert (tmp_path/"w2"/stem).exists() and not (tmp_path/"w2"/f"{stem}+macro_f1").exists()
+    assert (tmp_path/"w2"/stem).exists() and not (tmp_path/"w2"/mine).exists()
 
 
 def test_a_module_that_was_edited_is_imported_anew(own, tmp_path, monkeypatch):

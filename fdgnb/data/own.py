@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'in_bytes', 'one_image', 'dense', 'as_array', 'as_images', 'as_labels', 'class_order', 'as_samples',
-           'from_arrays', 'warn_of_alike', 'labeled', 'from_torch', 'read_table', 'from_texts']
+           'from_arrays', 'alike_names', 'warn_of_alike', 'labeled', 'from_torch', 'read_table', 'from_texts']
 
 # %% ../../nbs/data/16_own.ipynb #own00004
 import hashlib, os, torch, warnings
@@ -164,11 +164,16 @@ def from_arrays(domains, classes=None, name="arrays"):
     return labeled(name, x, y, classes, {})
 
 # %% ../../nbs/data/16_own.ipynb #labeled001
-def warn_of_alike(name, words):
-    "Warn of classes whose names differ in case or spaces alone."
+def alike_names(words):
+    "The groups of several names that differ in case or spaces alone."
     by = {}
     for w in words: by.setdefault("".join(w.casefold().split()), []).append(w)
-    if alike := next((ws for ws in by.values() if len(ws) > 1), None):
+    return [ws for ws in by.values() if len(ws) > 1]
+
+
+def warn_of_alike(name, words):
+    "Warn of classes whose names differ in case or spaces alone."
+    for alike in alike_names(words)[:1]:
         warnings.warn(f"{name}: {' and '.join(map(repr, alike))} are different classes, though they differ "
                       f"in case or spaces alone; write them alike if they are one")
 

@@ -15,6 +15,7 @@ from .catalogue import DATASETS, get_dataset, list_datasets
 from .domain import chosen_domains
 from .folders import IMAGES, _PIL, image_files, subfolders
 from .found import Found, found_domains, total
+from .own import alike_names
 
 # %% ../../nbs/data/13_prepare.ipynb #02f619a9
 def _hashes(f):
@@ -107,9 +108,7 @@ def _some(what, names, why):
 
 def _remarks(path, folders, classes, files):
     "What `from_folder` would pass over, or take for two, in lines."
-    inside, by = [path, *folders.values()], {}
-    for c in classes: by.setdefault("".join(c.casefold().split()), []).append(c)
-    alike = [" and ".join(cs) for cs in by.values() if len(cs) > 1]
+    inside, alike = [path, *folders.values()], [" and ".join(cs) for cs in alike_names(classes)]
     loose = [f for p in inside for f in sorted(p.iterdir()) if f.suffix.lower() in IMAGES and f.is_file()]
     under = [f for p in inside for f in sorted(p.iterdir()) if f.name[0] in "._" and f.is_dir()]
     many = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
@@ -247,7 +246,10 @@ def said_bytes(n):
 
 def clean(name=None):
     "Free the cache of a data set or folder `name`, or all of it; the lines that say what it held."
-    if folder := as_folder(name): name = folder.absolute().name
+    if folder := as_folder(name): name = folder.resolve().name
+    if folder and name in DATASETS.load():
+        raise FdgnbError(f"the cache of {str(folder)!r} goes by the name of a data set: `prepare {name} "
+                         "--clean` frees both")
     elif name and name not in DATASETS.load() and not cache_entries(name):
         known = {*DATASETS, *(p.name.split("-")[0] for p in cache_entries() if p.name[0] != ".")}
         raise FdgnbError(f"no data set {name!r}, and nothing of it in the cache"

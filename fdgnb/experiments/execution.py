@@ -8,7 +8,7 @@ __all__ = ['held', 'spoilt', 'set_aside', 'registered', 'check_known', 'played',
            'same_result']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import math, os, random, re, shutil, warnings
+import math, os, random, shutil, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -32,8 +32,8 @@ from ..runs.metrics import METRICS
 from ..runs.metrics import scores as measured
 from ..federation.rounds import cores
 from .grid import call_of
-from .store import Planner, Store, failure_of, file_name, hardware, metric_names, outcome
-from .store import result_of, results
+from .store import Planner, Store, failure_of, digest_of, file_name, hardware, metric_code
+from .store import metric_names, outcome, result_of, results
 
 # %% ../../nbs/experiments/03_execution.ipynb #c620935b
 @contextmanager
@@ -87,15 +87,16 @@ def check_known(call, args, metrics=()):
 # %% ../../nbs/experiments/03_execution.ipynb #d582248a
 def played(call, args, code, folder, work, retry=False, metrics=()):
     "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
+    check_known(call, args, metrics)
     store, name = Store(folder), file_name(args, code).removesuffix(".json")
-    mine = Path(work)/"+".join([name, *sorted(re.sub(r"\W", "_", m) for m in metrics)])       # from round 1
+    of = {m: metric_code(m) for m in metrics}          # measured from the first round on, or begun anew
+    mine = Path(work)/(name + f"+{digest_of(of, 4)}"*bool(of))
     mine.parent.mkdir(parents=True, exist_ok=True)
     try:
         with held(folder, args, code):
             state, _ = store.find(args, code, metrics)
             if state == "done" or (state == "failed" and not retry): return "there"
             if spoilt(mine): set_aside(mine)                    # the run begins anew
-            check_known(call, args, metrics)
             how = dict(workers=1, progress=False, callbacks=[Metrics(*metrics)] if metrics else [])
             try: run = fit(**call, out=mine, resume=state != "failed", **how)
             except (OSError, MemoryError, MetricError): raise     # of the machine, a metric: not of the run
@@ -252,7 +253,8 @@ def confirm(grid, store=None, share=.1, seed=0, jobs=None, work=None, progress=N
     mine = {i for i, (*_, rec) in stale.items() if rec["hardware"] == hardware()}
     drawn = drawn_of(groups, mine, share, random.Random(seed))
     again = sorted(i for lot in drawn.values() for i in lot)
-    if again: run(grid.iloc[again], store, jobs, work, progress=progress)
+    names = sorted({m for *_, rec in stale.values() for m in rec.get("metrics", {}) if m in METRICS})
+    if again: run(grid.iloc[again], store, jobs, work, progress=progress, metrics=names)
     for _, a, c in lines: same_result(store, a, c, {(rec["code"], now) for _, now, rec in stale.values()})
     for group, lot in groups.items():
         n = len(drawn[group])
@@ -283,5 +285,7 @@ def same_result(store, args, code, changes):
         raise FdgnbError(f"the new code fails for {one}: {rec['error']}")
     for old in store.of_other_code(args, code) if state == "done" else ():
         if (old["code"], code) not in changes or old["hardware"] != rec["hardware"]: continue
-        if outcome(old) != outcome(rec):
+        was, now = (r.get("metrics", {}) for r in (old, rec))
+        moved = any(v != now[m] for m, v in was.items() if now.get(m, {}).get("code") == v["code"])
+        if outcome(old) != outcome(rec) or moved:
             raise FdgnbError(f"the new code gives another result for {one}: run the stale records again")

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'APART', 'digest_of', 'hardware', 'commit', 'thinned', 'curves', 'reached', 'rounded', 'scores_of',
-           'code_digest', 'result_of', 'outcome', 'sealed', 'merged', 'state_of', 'is_whole', 'failure_of', 'frozen',
-           'Planner', 'file_name', 'Store', 'results', 'metric_names', 'scores_in', 'scores']
+           'code_digest', 'result_of', 'outcome', 'sealed', 'merged', 'metric_code', 'has_metric', 'state_of',
+           'is_whole', 'failure_of', 'frozen', 'Planner', 'file_name', 'Store', 'results', 'metric_names', 'scores_in',
+           'scores']
 
 # %% ../../nbs/experiments/02_store.ipynb #0e44ae46
 import hashlib, json, platform, re, subprocess, time
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from ..core import FdgnbError, atomic_write, root
 from ..data.catalogue import DATASETS
+from ..runs.code import code_of
 from ..runs.fit import folder_args, folder_of
 from ..runs.metrics import METRICS, oracle_column, seconds, source_and_target, table, traffic, values
 from ..runs.records import flops, plain, versions
@@ -111,8 +113,8 @@ def result_of(run, metrics=()):
     made = dict(seconds=seconds(run), versions=versions() | libraries, hardware=hardware(), commit=commit(),
                 made=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()))
     had = {*run.history.metric}                                # not what is defined in none of its rounds
-    more = {m: scores_of(run, metric=m) if m in had else {} for m in metrics}
-    more = dict(metrics=more) if metrics else {}
+    held = {m: scores_of(run, metric=m) if m in had else {} for m in metrics}
+    more = dict(metrics={m: dict(code=metric_code(m), scores=s) for m, s in held.items()}) if held else {}
     return sealed(plain(dict(format=FORMAT, **what, scores=scores_of(run), curves=curves(run), **cost,
                              **first, units=units, **made, **more)))
 
@@ -140,10 +142,20 @@ def merged(old, rec, path):
     return sealed(rec | dict(metrics=old["metrics"] | rec.get("metrics", {}))) if "metrics" in old else rec
 
 
+def metric_code(name):
+    "The digest of a metric's code: one that was edited is measured anew."
+    return digest_of(code_of([METRICS.get(name)])[0], 4)
+
+
+def has_metric(rec, name):
+    "Whether a record has a metric, by the code that it has now."
+    return name == "accuracy" or rec.get("metrics", {}).get(name, {}).get("code") == metric_code(name)
+
+
 def state_of(rec, metrics=()):
     "done, failed, or unmeasured: done without some of the metrics."
     if "error" in rec: return "failed"
-    return "done" if {*metrics} <= {*rec.get("metrics", {})} else "unmeasured"
+    return "done" if all(has_metric(rec, m) for m in metrics) else "unmeasured"
 
 
 def is_whole(rec): return rec["format"] == FORMAT and ("error" in rec or rec == sealed(rec))
@@ -250,7 +262,7 @@ def metric_names(metrics):
 
 def scores_in(record, metric="accuracy"):
     "{point: {rule: {column: value}}} of a metric in a record; {} where it lacks the metric."
-    return record["scores"] if metric == "accuracy" else record.get("metrics", {}).get(metric, {})
+    return (record if metric == "accuracy" else record.get("metrics", {}).get(metric, {})).get("scores", {})
 
 
 def scores(results, rule="source_val", point="aggregated", metric="accuracy"):

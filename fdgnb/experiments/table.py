@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from ..core import FdgnbError, atomic_write, nearest
 from ..runs.metrics import POINTS, RULES, lower_is_better
-from .store import metric_names, scores
+from .store import has_metric, metric_names, scores
 from .pictures import table_plot
 from .statistics import copy_of, gain_of, mean_ranks
 
@@ -104,7 +104,6 @@ class Table:
     base: str = "fedavg"
     runs: pd.DataFrame = field(default=None, repr=False)                              # `runs_of`
     metric: str = "accuracy"
-    lower: bool = False                                        # whether less is better
 
     def cell(self, label, column, digits=1):
         "mean ± sd in percent; blank where nothing was run; (n) where there are fewer seeds than elsewhere."
@@ -114,7 +113,7 @@ class Table:
     def best(self, column):
         "The labels of a column's best mean, as printed, of those with every column and as many seeds as any."
         kept = self.mean.notna().all(axis=1) & (self.n[column] == self.n[column].max())
-        return largest(self.mean[column][kept], self.lower)
+        return largest(self.mean[column][kept], lower_is_better(self.metric))
 
     def text(self, bold="**{}**", pm="±"):
         "The table as a DataFrame of texts, the best of a column in bold."
@@ -176,7 +175,8 @@ def with_gaps(wide, columns, seeds):
 def caption_of(tidy, cells, how, gaps, results, metric="accuracy"):
     "What a table shows, in a sentence."
     less, word = lower_is_better(metric), "Accuracy" if metric == "accuracy" else metric
-    held = "held-out domain" if tidy.target.notna().all() else "clients' own test samples"
+    inside = "clients' own test samples (a seed's clients share a run)"
+    held = "held-out domain" if tidy.target.notna().all() else inside
     n = cells.seed.nunique()
     out = f"{word} on the {held}, %{', less is better'*less}: "
     out += f"mean ± sd over {n} seeds" if n > 1 else "one seed"
@@ -220,7 +220,7 @@ def check_measured(results, metric, point):
     if metric != "accuracy" and point == "local":
         raise FdgnbError(f"{metric} is measured of the aggregated and the adapted model: no point 'local'")
     records = [r for r in results.record if r]
-    if lacks := sum(metric not in (*r.get("metrics", {}), "accuracy") for r in records):
+    if lacks := sum(not has_metric(r, metric) for r in records):
         raise FdgnbError(f"{lacks} of {len(records)} records have no {metric}: "
                          f"run(grid, metrics=[{metric!r}]) measures it")
 
@@ -304,11 +304,11 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     if len(names) < 2: frames = [f.drop(columns=["Avg", "ALL"]) for f in frames]
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
     wide = with_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
-    gaps, less = int(wide.isna().to_numpy().sum()), lower_is_better(metric)
+    gaps = int(wide.isna().to_numpy().sum())
     oracle = ", an oracle: it looks at the target's labels"*RULES[rule].startswith("ORACLE")
     said = caption_of(tidy, cells, f"rule {rule}{oracle}, {point} model", gaps, results, metric)
     runs = runs_of(cells, names, rule, point, metric)
-    return Table(*frames, beside(wide, base, less), said, base, runs, metric, less)
+    return Table(*frames, beside(wide, base, lower_is_better(metric)), said, base, runs, metric)
 
 # %% ../../nbs/experiments/06_table.ipynb #99057a39
 ADAPTED = " (adapted)"
@@ -320,7 +320,8 @@ def deployed(results):
     of = lambda scores: scores.get("adapted", {}).get("last")
     same = lambda scores: dict(aggregated=dict.fromkeys(RULES, of(scores))) if of(scores) else {}
     more = results[[bool(r and of(r["scores"])) for r in results.record]]
-    own = lambda r: dict(metrics={m: same(s) for m, s in r.get("metrics", {}).items()})
+    of_metric = lambda v: dict(v, scores=same(v["scores"]))
+    own = lambda r: dict(metrics={m: of_metric(v) for m, v in r.get("metrics", {}).items()})
     records = [r | dict(scores=same(r["scores"])) | own(r) for r in more.record]
     more = more.assign(label=more.label + ADAPTED, record=records)
     return pd.concat([results, more]).sort_index(kind="stable", ignore_index=True)
@@ -344,7 +345,7 @@ def cost_of(results, of):
     mean = mean.reindex(of.extra.index)
     if of.base not in mean.index: raise FdgnbError(f"no run of the base {of.base!r} to compare costs with")
     gains = of.extra[["gain", "low", "high"]]
-    if of.lower: gains = -gains.rename(columns=dict(low="high", high="low"))
+    if lower_is_better(of.metric): gains = -gains.rename(columns=dict(low="high", high="low"))
     out = gains.join(mean/mean.loc[of.base])
     out.loc[of.base, "gain"] = 0.
     return out.dropna(subset=["gain"])

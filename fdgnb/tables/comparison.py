@@ -21,8 +21,9 @@ from ..data.catalogue import DATASETS
 from ..experiments.grid import named_methods
 from ..experiments.statistics import judged, mean_ranks, twins
 from ..experiments.table import in_columns, means_of, target_name
-from ..experiments.statistics import whole_blocks
+from ..experiments.statistics import whole_blocks, widened
 from ..experiments.store import scores
+from ..runs.metrics import lower_is_better
 from ..federation.compose import METHODS, hyper_of, method_class
 from ..runs.plots import styled
 from ..runs.setup import arguments
@@ -184,8 +185,7 @@ def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
     Deviations from a target's mean are widened before they are drawn, as in `paired_gain`."""
     from scipy.stats import trim_mean
     wide, rng = blocks(runs, rule), np.random.default_rng(seed)
-    wider = lambda g: g.mean(0) + (g - g.mean(0))*(len(g)/max(len(g) - 1, 1))**.5
-    groups = [wider(g.to_numpy()) for _, g in wide.groupby(level=0, sort=False)]
+    groups = [widened(g.to_numpy()) for _, g in wide.groupby(level=0, sort=False)]
     if not groups: return pd.DataFrame(columns=["iqm", "low", "high", "seeds"])
     drawn = [trim_mean(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in groups]), .25)
              for _ in range(draws)]
@@ -282,9 +282,10 @@ def draw_gains(t):
     gains = 100*means_of(t).pivot(index="label", columns="column", values="gain")
     gains = gains.reindex(index=t.mean.index.drop(t.base), columns=columns)
     if gains.empty: return None
-    if "Avg" in gains: gains = gains.sort_values("Avg", ascending=t.lower, kind="stable")
+    less = lower_is_better(t.metric)
+    if "Avg" in gains: gains = gains.sort_values("Avg", ascending=less, kind="stable")
     fig, ax = plt.subplots(figsize=(.95*gains.shape[1] + 2.6, .3*len(gains) + .9))
-    sns.heatmap(gains, annot=True, fmt="+.1f", cmap="RdBu_r" if t.lower else "RdBu", vmin=-20, vmax=20,
+    sns.heatmap(gains, annot=True, fmt="+.1f", cmap="RdBu_r" if less else "RdBu", vmin=-20, vmax=20,
                 cbar=False, ax=ax, annot_kws=dict(size=8))
     ax.set(xlabel="", ylabel="")
     return fig

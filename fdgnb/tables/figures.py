@@ -18,7 +18,7 @@ from ..core import FdgnbError
 from ..experiments.execution import run
 from ..experiments.grid import grid
 from ..runs.plots import WORDS, colors, styled
-from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as
+from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as, spread
 from .paper import at_hand, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
@@ -337,9 +337,7 @@ def percent(recs, plan, metric, label):
     return [100*v for v in found if v is not None]
 
 
-def deviation(v):
-    "The standard deviation (n - 1) of some numbers, 0 of one."
-    return np.std(v, ddof=1) if len(v) > 1 else 0.
+def deviation(v): return np.nan_to_num(spread(v))                       # of one number 0
 
 
 def in_order(value):
