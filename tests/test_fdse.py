@@ -557,13 +557,13 @@ def test_scaffold_and_fdse_keep_to_their_own_parts(tiny, deaf):
     state, first = r.fed.server.state, r.fed.clients[0]
     params = {k for k, _ in r.fed.net.named_parameters()}
     assert part(first.state, "scaffold").keys() == params
-    assert any(v.any() for v in part(state, "scaffold.c").values())
+    assert any(v.any() for v in part(state, "scaffold.sum").values())
     assert kept(r.fed.server, first.id).keys() == kept(plain.fed.server, first.id).keys()
     assert part(first.state, "fdse").keys() == part(plain.fed.clients[0].state, "fdse").keys()
     deaf = run("deaf+fdse", tiny)                       # what SCAFFOLD sends and keeps does nothing to FDSE
     for mine in ("model", "fdse"): assert bits(deaf, mine) == bits(plain, mine)
     other = run("scaffold+fdse", tiny, new_statistics="target")          # nor what FDSE sends to SCAFFOLD
-    for mine in ("scaffold", "scaffold.c"): assert bits(other, mine) == bits(r, mine)
+    for mine in ("scaffold", "scaffold.sum"): assert bits(other, mine) == bits(r, mine)
 
 
 def test_public_names():

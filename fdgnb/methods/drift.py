@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Anchored', 'half_square', 'displacement', 'moved', 'plus', 'FedProx', 'needs_sgd', 'mean_gradient', 'sent_by_all',
-           'mean_of', 'Scaffold', 'FedDyn', 'step_reach', 'stretched', 'FedNova', 'FedCM', 'ServerHyper', 'server_step',
-           'FedAdam', 'FedYogi', 'FedAdagrad']
+           'mean_of', 'sum_of_all', 'Scaffold', 'FedDyn', 'step_reach', 'stretched', 'FedNova', 'FedCM', 'ServerHyper',
+           'server_step', 'FedAdam', 'FedYogi', 'FedAdagrad']
 
 # %% ../../nbs/methods/06_drift.ipynb #9df591c0
 import torch
@@ -79,6 +79,20 @@ def mean_of(method, server, uploads, tag):
     parts = [scale(part(u, tag), v/sum(w)) for (_, u), v in zip(uploads, w)]
     return {k: sum(q[k] for q in parts) for k in parts[0]}
 
+
+def sum_of_all(method, server, uploads, key, mean):
+    """The server's weighted sum over all clients, after what changed in these: `mean`, their average.
+
+    Weights are those of the average, when last seen, divided by their sum over all clients; a client not yet
+    seen counts as the mean of those that were, and the sum so far is brought to a new total."""
+    old = part(server.state, f"{key}.weights")
+    new = old | {str(k): scalar(method.weight(server, k, u)) for k, u in uploads}
+    def total(w): return sum(map(float, w.values()))*(len(server.clients)/len(w))
+    here = sum(float(new[str(k)]) for k, _ in uploads)/total(new)
+    kept = scale(part(server.state, f"{key}.sum"), total(old)/total(new) if old else 1.)
+    server.state |= tagged(f"{key}.weights", new) | tagged(f"{key}.sum", plus(kept, scale(mean, here)))
+    return part(server.state, f"{key}.sum")
+
 # %% ../../nbs/methods/06_drift.ipynb #3f9280d2
 @method("scaffold")
 class Scaffold(Anchored):
@@ -88,7 +102,7 @@ class Scaffold(Anchored):
         super().setup(server)
         needs_sgd("scaffold", server.settings, plain=True)
     def download(self, server, k):
-        return super().download(server, k) | tagged("stats.scaffold", part(server.state, "scaffold.c"))
+        return super().download(server, k) | tagged("stats.scaffold", part(server.state, "scaffold.sum"))
     def begin(self, model, client, download):
         super().begin(model, client, download)
         kept = part(download, "stats.scaffold"), part(client.state, "scaffold")
@@ -106,8 +120,7 @@ class Scaffold(Anchored):
         return super().upload(model, client) | tagged("stats.scaffold", client.scratch["scaffold"])
     def aggregate(self, server, uploads):
         super().aggregate(server, uploads)
-        change = scale(mean_of(self, server, uploads, "stats.scaffold"), len(uploads)/len(server.clients))
-        server.state |= tagged("scaffold.c", plus(part(server.state, "scaffold.c"), change))
+        sum_of_all(self, server, uploads, "scaffold", mean_of(self, server, uploads, "stats.scaffold"))
 
 # %% ../../nbs/methods/06_drift.ipynb #f7bc7832
 @method("feddyn")
@@ -124,12 +137,11 @@ class FedDyn(Anchored):
         change = scale(displacement(model, client), -self.h.alpha)
         client.state |= tagged("feddyn", plus(part(client.state, "feddyn"), change))
     def aggregate(self, server, uploads):
-        old, share = server.model, len(uploads)/len(server.clients)
+        old = server.model
         super().aggregate(server, uploads)
-        change = scale(moved(server, old), -self.h.alpha*share)
-        h, mean = plus(part(server.state, "feddyn.h"), change), server.model
-        new = {k: mean[k] - v/self.h.alpha for k, v in h.items()}
-        server.state |= tagged("feddyn.h", h) | tagged("model", new)
+        mean, change = server.model, scale(moved(server, old), -self.h.alpha)
+        h = sum_of_all(self, server, uploads, "feddyn", change)
+        server.state |= tagged("model", {k: mean[k] - v/self.h.alpha for k, v in h.items()})
 
 # %% ../../nbs/methods/06_drift.ipynb #6cfa55b8
 def step_reach(steps, momentum=0., eta_mu=0.):
