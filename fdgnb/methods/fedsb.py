@@ -28,7 +28,7 @@ def smooth_labels(y, n_classes, eps):
 
 # %% ../../nbs/methods/01_fedsb.ipynb #6b93322c
 def smooth_loss(logits):
-    "The second term of FedSB's Eq. 3: minus the mean log-probability over classes and batch; a scalar."
+    "FedSB's Eq. 3, second term over epsilon: minus the mean log-probability, classes and batch; a scalar."
     return -F.log_softmax(logits, 1).mean()
 
 
