@@ -136,10 +136,12 @@ SMALL = size: 28, backbone: cnn2
 # of FedSB the budget, of FDSE what is left without consistency and without consensus; tau 0: without similarity, without all
 HALVES = budget dse+consensus+similarity dse+consistency+similarity
 # photographs without a held-out domain
-IN_OFFICE = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local fedprox scaffold moon mixup groupdro
+IN_OFFICE = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local fedprox scaffold moon mixup groupdro uniform dann rsc fedsam \
+  fedheal feddyn
 # on four styles of pictures: 1,500 of a domain at most, at 28 pixels
 STYLES = fedavg fedsb ga fedka fedbr fdse bnstats groupdro budget ccst elcfs fedprox scaffold moon fedbn mixup dann rsc fedsam feddyn fedheal tent
-IN_STYLES = fedavg local fedsb ga fedbr fdse fedbn fedavg(local_epochs=3)
+IN_STYLES = fedavg local fedsb ga fedbr fdse fedbn ditto bnstats fedprox moon mixup groupdro dann rsc fedsam fedheal scaffold \
+  feddyn fedavg(local_epochs=3)
 # and from ImageNet's weights, at 96 pixels
 PRETRAINED = fedavg fedsb ga fedka fedbr fdse uniform fedbn fedprox moon scaffold
 LITE0 = size: 96, backbone: "timm:tf_efficientnet_lite0", pretrained: packaged
