@@ -96,22 +96,26 @@ def check_fedadg(room):
     "FedADG's three least-squares games, moved by hand in the order D, G, features."
     (features, head, _, _), x = (v.float() for v in parts()), X[0].float()
     g = torch.Generator().manual_seed(3)
-    D, G = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.Linear(5, 3)
+    D, G = room.Verdict(3, 3, 2), nn.Linear(5, 3)
     for p in (*D.parameters(), *G.parameters()): p.data = torch.rand(p.shape, generator=g)
     e = torch.randn(len(x), 2, generator=torch.Generator().manual_seed(8))
-    made = F.linear(torch.cat([e, .7*F.one_hot(Y[0], 3)], 1), G.weight, G.bias)
-    verdict = lambda w, b, z: (z @ w.T + b).sigmoid()
-    z, (w, b) = features(x), D[0].parameters()
-    score = (1 - verdict(w, b, made.detach()))**2 + verdict(w, b, z.detach())**2
-    w, b = (v - .5*s for v, s in zip((w, b), torch.autograd.grad(score.mean(), (w, b))))
-    slopes = torch.autograd.grad(verdict(w, b, made).pow(2).mean(), list(G.parameters()))
+    label = .7*F.one_hot(Y[0], 3)
+    made = F.linear(torch.cat([e, label], 1), G.weight, G.bias)
+    def verdict(w, z):
+        "Projection without a bias; the label beside it; leaky ReLU by its definition; a sigmoid."
+        inner = F.linear(torch.cat([z @ w[0].T, label], 1), w[1], w[2])
+        return (F.linear(torch.where(inner > 0, inner, .01*inner), w[3], w[4])).sigmoid()
+    z, w = features(x), [*D.parameters()]
+    score = (1 - verdict(w, made.detach()))**2 + verdict(w, z.detach())**2
+    w = [v - .5*s for v, s in zip(w, torch.autograd.grad(score.mean(), w))]
+    slopes = torch.autograd.grad(verdict(w, made).pow(2).mean(), list(G.parameters()))
     moved = [p - .5*s for p, s in zip(G.parameters(), slopes)]
-    by_hand = .75*F.cross_entropy(head(z), Y[0]) + .25*(1 - verdict(w, b, z)).pow(2).mean()
+    by_hand = .75*F.cross_entropy(head(z), Y[0]) + .25*(1 - verdict(w, z)).pow(2).mean()
     scratch = {"adg.D": (D, sgd(D)), "adg.G": (G, sgd(G)), "adg.warm": 0.,
                "adg.rng": torch.Generator().manual_seed(8)}
     m = room.FedADG(adg_lam=.25, adg_noise=2)
     found = m.loss(network(features, head), x, Y[0], SimpleNamespace(scratch=scratch))
-    near([found, *D.parameters(), *G.parameters()], [v.tolist() for v in (by_hand, w, b, *moved)], 1e-6)
+    near([found, *D.parameters(), *G.parameters()], [v.tolist() for v in (by_hand, *w, *moved)], 1e-6)
 
 
 def mutant(old, new):
@@ -134,8 +138,9 @@ MUTATIONS = [("dann", "loss - self.h.dann_lam", "loss + self.h.dann_lam"),
              ("fediir", "total[k] += g/n", "total[k] += g"), ("fediir", "g[k] - mean[k]", "g[k] + mean[k]"),
              ("fediir", "loss + self.h.iir_gamma", "loss - self.h.iir_gamma"),
              ("fedadg", ".7*F.one_hot", "F.one_hot"), ("fedadg", "(1 - lam)*loss", "lam*loss"),
-             ("fedadg", "(1 - D(made.detach()))", "(D(made.detach()))"),
-             ("fedadg", "learn(D(made)", "learn(D(made.detach())"),
+             ("fedadg", "(1 - D(made.detach(), y))", "(D(made.detach(), y))"),
+             ("fedadg", "learn(D(made, y)", "learn(D(made.detach(), y)"),
+             ("fedadg", "[self.project(z), told]", "[self.project(z), 0*told]"),
              ("rsc", "keep = g <", "keep = g >"), ("rsc", "spared = fall <", "spared = fall >"),
              ("rsc", "quantile(1 - b)", "quantile(b)"), ("rsc", "quantile(1 - p,", "quantile(p,")]
 

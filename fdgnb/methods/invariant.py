@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['discriminator', 'own_copy', 'learn', 'DANN', 'kl_normal', 'Gaussian', 'moments', 'Reference', 'FedSR',
-           'head_gradients', 'mean_head_gradient', 'FedIIR', 'feature_generator', 'verdict', 'seeds', 'FedADG',
+           'head_gradients', 'mean_head_gradient', 'FedIIR', 'feature_generator', 'Verdict', 'told', 'seeds', 'FedADG',
            'self_challenge', 'RSC']
 
 # %% ../../nbs/methods/13_invariant.ipynb #bfe2df50
@@ -219,20 +219,29 @@ def feature_generator(noise, n_classes, d):
     return chain(fc1=nn.Linear(noise + n_classes, 2*d), relu=nn.ReLU(), fc2=nn.Linear(2*d, d))
 
 
-def verdict(d, width=128):
-    "FedADG's D: a projection, then one value in (0, 1)."
-    return chain(project=nn.Linear(d, width), relu=nn.ReLU(), fc=nn.Linear(width, 1), sigmoid=nn.Sigmoid())
+class Verdict(nn.Module):
+    "FedADG's D: features (N, d) and labels (N, C) as `told` to (N, 1) in (0, 1), 1: generated."
+    def __init__(self, d, n_classes, width=128):
+        super().__init__()
+        self.project = nn.Linear(d, width, bias=False)
+        self.judge = chain(fc1=nn.Linear(width + n_classes, width), relu=nn.LeakyReLU(),
+                           fc2=nn.Linear(width, 1), sigmoid=nn.Sigmoid())
+    def forward(self, z, told): return self.judge(torch.cat([self.project(z), told], 1))
 
 
-def seeds(y, n_classes, noise, rng):
-    "What G is given for labels y (N,): noise and 0.7 at the label."
-    e = torch.randn(len(y), noise, generator=rng, device=y.device)
-    return torch.cat([e, .7*F.one_hot(y, n_classes)], 1)
+def told(y, n_classes):
+    "What G and D are told of labels, (N,) or distributions (N, C): 0.7 at the (likeliest) label, (N, C)."
+    return .7*F.one_hot(y if y.ndim == 1 else y.argmax(1), n_classes)
+
+
+def seeds(told, noise, rng):
+    "What G is given for labels as `told` (N, C): noise before them, (N, noise + C)."
+    return torch.cat([torch.randn(len(told), noise, generator=rng, device=told.device), told], 1)
 
 # %% ../../nbs/methods/13_invariant.ipynb #f2a8fb0a
 @method("fedadg")
 class FedADG(Method):
-    "Features that a local discriminator cannot tell from those of a generator all clients share."
+    "Features that a local discriminator cannot tell, class by class, from those of a shared generator."
     paper, averages = "Zhang et al., FedADG, arXiv 2109.00487", ("model", "stats.fedadg")
     class Hyper:
         adg_lam: float = hp(.15, "weight of the discriminator's verdict; 0: FedAvg", low=0., high=1.,
@@ -254,13 +263,13 @@ class FedADG(Method):
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        d, s = model.feature_dim, client.settings
+        d, C, s = model.feature_dim, model.n_classes, client.settings
+        D, G = lambda: Verdict(d, C), lambda: feature_generator(self.h.adg_noise, C, d)
         if not (first := part(client.state, "fedadg")):
-            with seeded(client.seed, f"fedadg {client.id}"): first = verdict(d).state_dict()
-        G, how = lambda: feature_generator(self.h.adg_noise, model.n_classes, d), (client.lr, client.device)
+            with seeded(client.seed, f"fedadg {client.id}"): first = D().state_dict()
         work = s.local_steps*s.batch_size if s.local_steps else client.n()*s.local_epochs
-        client.scratch |= {"adg.D": own_copy(lambda: verdict(d), first, *how),
-                           "adg.G": own_copy(G, part(download, "stats.fedadg"), *how),
+        client.scratch |= {"adg.D": own_copy(D, first, client.lr, client.device),
+                           "adg.G": own_copy(G, part(download, "stats.fedadg"), client.lr, client.device),
                            "adg.rng": client.rng("fedadg", client.device), "adg.warm": self.h.adg_warm*work}
 
     def loss(self, model, x, y, client):
@@ -268,11 +277,11 @@ class FedADG(Method):
         now, lam = client.scratch, self.h.adg_lam
         now["adg.warm"] -= len(x)
         if now["adg.warm"] > -len(x)/2 or not lam: return loss
-        (D, d_step), (G, g_step), z = now["adg.D"], now["adg.G"], z[0]
-        made = G(seeds(y if y.ndim == 1 else y.argmax(1), model.n_classes, self.h.adg_noise, now["adg.rng"]))
-        learn((1 - D(made.detach())).square().mean() + D(z.detach()).square().mean(), d_step)
-        learn(D(made).square().mean(), g_step)
-        return (1 - lam)*loss + lam*(1 - D(z)).square().mean()
+        (D, d_step), (G, g_step), z, y = now["adg.D"], now["adg.G"], z[0], told(y, model.n_classes)
+        made = G(seeds(y, self.h.adg_noise, now["adg.rng"]))
+        learn((1 - D(made.detach(), y)).square().mean() + D(z.detach(), y).square().mean(), d_step)
+        learn(D(made, y).square().mean(), g_step)
+        return (1 - lam)*loss + lam*(1 - D(z, y)).square().mean()
 
     def end(self, model, client):
         super().end(model, client)
