@@ -10,6 +10,7 @@ import fdgnb
 from fdgnb import FdgnbError
 from fdgnb.data import text
 from fdgnb.data.cache import cache_dir
+from fdgnb.data.prepare import main
 
 MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")
 rng = np.random.default_rng(0)
@@ -60,7 +61,8 @@ def test_samples(what):
 
 LABELS = {
     "NaN": ([0, 1, np.nan, 1, 0, 1], "leave those samples out"),
-    "fractions": (np.array(y)/2, "y.astype(int)"),
+    "fractions": (np.array(y)/2, "fractions, wanted whole numbers"),
+    "floating-point": (np.array(y, float), "floating-point: give y.astype(int)"),
     "one-hot": (np.eye(2)[y], "y.argmax(1)"),
     "too few": (y[:3], "6 inputs and 3 labels"),
     "None": ([None]*6, "wanted whole numbers or words"),
@@ -71,6 +73,37 @@ LABELS = {
 def test_labels(what):
     labels, remedy = LABELS[what]
     says(lambda: fdgnb.from_arrays(dict(a=(x, labels))), "domain 'a'", remedy)
+
+
+def test_a_sample_whose_file_cannot_be_read(tmp_path):
+    "A file that is gone or cut is named with its sample; a mistake in the data set's own code is not hidden."
+    Image.fromarray(x[0, 0]).save(tmp_path/"cut.png")
+    (tmp_path/"cut.png").write_bytes((tmp_path/"cut.png").read_bytes()[:60])
+    class Files(list):
+        def __getitem__(self, i): return super().__getitem__(i)()
+    def read(name):
+        with Image.open(tmp_path/name) as im: return im.convert("RGB"), 0
+    for name in ("cut.png", "gone.png"):
+        ds = Files([lambda: (Image.fromarray(x[0, 0]), 0), lambda: read(name)])
+        says(lambda: fdgnb.from_torch(dict(a=ds), size=8), "domain 'a': sample 1 cannot be read")
+    with pytest.raises(ZeroDivisionError): fdgnb.from_torch(dict(a=Files([lambda: 1/0])))
+
+
+def test_check_of_a_folder_says_what_a_run_refuses(tmp_path, capsys):
+    "Of a folder of one's own nothing is called published, and what a run refuses or passes over is said."
+    for d in ("north", "south"):
+        for c in ("cat", "dog"):
+            (tmp_path/"shop"/d/c).mkdir(parents=True)
+            for i in range(3): Image.fromarray(x[i].transpose(1, 2, 0)).save(tmp_path/"shop"/d/c/f"{i}.png")
+    assert main(["check", str(tmp_path/"shop")]) == 0
+    said = capsys.readouterr().out
+    assert "publ" not in said and said.rstrip().endswith("damaged images")
+    (tmp_path/"shop"/"north"/"cat"/"0.png").rename(tmp_path/"shop"/"north"/"cat"/"0.dcm")
+    for f in (tmp_path/"shop"/"south"/"dog").iterdir(): f.unlink()
+    assert main(["check", str(tmp_path/"shop")]) == 0
+    said = capsys.readouterr().out
+    assert all(w in said for w in ("folders without images: 1", "the first: 'dog in south'", "0.dcm"))
+    says(lambda: fdgnb.from_folder(tmp_path/"shop"), "has no images")
 
 
 def test_forms_that_are_taken():

@@ -111,8 +111,10 @@ def as_labels(y, where):
     if y.dtype.kind == "O" and all(isinstance(v, str) for v in y): y = y.astype(str)
     if y.dtype.kind == "T": y = y.astype(str)
     if y.dtype.kind == "f":
-        why = "NaN: leave those samples out" if np.isnan(y).any() else "fractions: give y.astype(int)"
-        raise FdgnbError(f"{where}: labels that are {why}; wanted whole numbers or words")
+        why = "fractions, wanted whole numbers or words"
+        if (y == np.round(y)).all(): why = "floating-point: give y.astype(int)"
+        if np.isnan(y).any(): why = "NaN: leave those samples out, then give y.astype(int)"
+        raise FdgnbError(f"{where}: labels that are {why}")
     if y.dtype.kind not in "biuU":
         raise FdgnbError(f"{where}: labels of type {y.dtype}; wanted whole numbers or words")
     return y if y.dtype.kind == "U" else y.astype(np.int64)
@@ -189,12 +191,20 @@ def labeled(name, x, y, classes, defaults):
     return data
 
 # %% ../../nbs/data/16_own.ipynb #own00014
+def _item(ds, i, where):
+    "Sample i of a data set; FdgnbError where its file cannot be read."
+    try: return ds[i]
+    except OSError as e:
+        why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
+        raise FdgnbError(f"{where}: sample {i} cannot be read ({why})") from None
+
+
 def _read_pairs(ds, where, size, title):
     "(samples, labels) of a map-style data set, read once, with a bar."
     from tqdm.auto import tqdm
     if not (hasattr(ds, "__len__") and hasattr(ds, "__getitem__")):
         raise FdgnbError(f"{where}: {type(ds).__name__} is no map-style data set, with a length and an index")
-    rows, x, y = (ds[i] for i in range(len(ds))), [], []
+    rows, x, y = (_item(ds, i, where) for i in range(len(ds))), [], []
     for row in tqdm(rows, title, total=len(ds), leave=False, disable=bool(os.environ.get("TQDM_DISABLE"))):
         if not isinstance(row, (tuple, list)) or len(row) != 2:
             raise FdgnbError(f"{where}: sample {len(x)} is no pair (image, label)")

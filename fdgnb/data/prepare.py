@@ -87,7 +87,7 @@ def _find_folder(path, domains, options):
         files = [f for c in classes for f in t.get(c, [])]
         y = [i for i, c in enumerate(classes) for _ in t.get(c, [])]
         found[d] = Found(y, "files", lambda files=files: files, files)
-    return found, classes, _remarks(path, folders, classes, [f for g in found.values() for f in g.files])
+    return found, classes, _remarks(path, folders, classes, tree)
 
 # %% ../../nbs/data/13_prepare.ipynb #ownfolder3
 def _pages(file):
@@ -106,13 +106,22 @@ def _some(what, names, why):
     return [f"{what}: {len(names)}, the first: {names[0]!r}; {why}"] if names else []
 
 
-def _remarks(path, folders, classes, files):
-    "What `from_folder` would pass over, or take for two, in lines."
+def _remarks(path, folders, classes, tree):
+    "What `from_folder` would refuse, pass over, or take for two, in lines; tree: {domain: {class: files}}."
     inside, alike = [path, *folders.values()], [" and ".join(cs) for cs in alike_names(classes)]
+    files = [f for t in tree.values() for fs in t.values() for f in fs]
+    bare = [folders[d]/c for d, t in tree.items() for c in t if not t[c]]
+    bare += [folders[d] for d, t in tree.items() if not t]
+    lacks = [f"{c} in {d}" for d, t in tree.items() for c in classes if not t.get(c)]
+    below = [f for d, t in tree.items() for c in t for f in sorted((folders[d]/c).rglob("*"))]
+    other = [f for f in below if f.name[0] != "." and f.suffix.lower() not in IMAGES and f.is_file()]
     loose = [f for p in inside for f in sorted(p.iterdir()) if f.suffix.lower() in IMAGES and f.is_file()]
     under = [f for p in inside for f in sorted(p.iterdir()) if f.name[0] in "._" and f.is_dir()]
     many = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
-    return [*_some("classes that differ in case or spaces alone", alike, "they are different classes"),
+    return [*_some("folders without images", bare, "a run refuses them: fill or remove them"),
+            *_some("classes without images in a domain", lacks, "a client there never sees them"),
+            *_some("files whose names do not end like an image's", other, "they are not read"),
+            *_some("classes that differ in case or spaces alone", alike, "they are different classes"),
             *_some("images beside the class folders", loose, "they are not read"),
             *_some("folders whose names begin with a dot or an underscore", under, "they are not read"),
             *_some("TIFF files of several pages", many, "only the first page is read")]
@@ -122,7 +131,8 @@ def check(name, domains=None, **options):
     """DataFrame (domain, class, found, published, equal) of what is on the disk; class "all" is the total.
 
     name: a data set, or the path of a folder <domain>/<class>/<image>. attrs: name; missing (domains);
-    within (duplicates by domain), across_domains, across_classes; parts; note; remarks (lines, of a folder).
+    within (duplicates by domain), across_domains, across_classes; parts; note; remarks (lines, of a folder);
+    own (whether it is a folder).
     Decodes no image files."""
     import pandas as pd
     if folder := as_folder(name):
@@ -139,7 +149,7 @@ def check(name, domains=None, **options):
     wanted = domains or (found if options.get("angles") is not None else info["counts"])
     out.attrs = dict(name=name, missing=[d for d in wanted if d not in found], within=within,
                      note=info.get("note", ""), remarks=remarks,
-                     across_domains=across_domains, across_classes=across_classes,
+                     across_domains=across_domains, across_classes=across_classes, own=folder is not None,
                      parts={d: {k: len(i) for k, i in f.parts.items()} for d, f in found.items()})
     return out
 
@@ -158,13 +168,16 @@ def _class_table(t, most=30):
     said = lambda k, q, e: f"{k}" if q is None else f"{k} = {q}" if e else f"{k} ! {q}"
     cells = {(d, c): said(k, q, e) for d, c, k, q, e in each.itertuples(index=False)}
     wide = max([len(str(c)) for c in names] + [5]) + 2
-    head = f"{'class':<{wide}}" + "".join(f"{d:>18}"
-                                          for d in domains) + "   (found = published, ! where they differ)"
+    beside = "" if each.published.isna().all() else "   (found = published, ! where they differ)"
+    head = f"{'class':<{wide}}" + "".join(f"{d:>18}" for d in domains) + beside
     return [head, *(f"{c:<{wide}}" + "".join(f"{cells[d, c]:>18}" for d in domains) for c in names)]
 
 # %% ../../nbs/data/13_prepare.ipynb #a08354db
 def _total_lines(t):
-    "Lines of totals by domain."
+    "Lines of totals by domain; of a folder of one's own what was found alone."
+    if t.attrs["own"]:
+        found = t[t["class"] == "all"]
+        return [f"{d:<16}{k:>9}" for d, k in [("domain", "found"), *zip(found.domain, found.found)]] + [""]
     agree = {None: "not published", True: "equal", False: "DIFFERS"}
     row = lambda d, c, k, q, e: f"{d:<16}{k:>9}{'-' if q is None else q:>11}  {agree[e]}"
     rows = [row(*r) for r in t[t["class"] == "all"].itertuples(index=False)]
@@ -178,6 +191,7 @@ def _verdict(t):
     said = "counts equal to the published ones"
     if odd: said = f"counts differ from the published ones in {', '.join(odd)}"
     if t[t["class"] == "all"].published.isna().all(): said = "no published counts"
+    if t.attrs["own"]: said = "counted, not decoded: `prepare` would name damaged images"
     gone = f"; not here: {', '.join(t.attrs['missing'])}" if t.attrs["missing"] else ""
     return f"{t.attrs['name']}: {said}{gone}"
 
