@@ -84,12 +84,12 @@ def sum_of_all(method, server, uploads, key, mean):
     """The server's weighted sum over all clients, after what changed in these: `mean`, their average.
 
     Weights are those of the average, when last seen, divided by their sum over all clients; a client not yet
-    seen counts as the mean of those that were, and the sum so far is brought to a new total."""
+    seen counts as the mean of those that were, and the sum so far is brought to the total with newcomers."""
     old = part(server.state, f"{key}.weights")
     new = old | {str(k): scalar(method.weight(server, k, u)) for k, u in uploads}
-    def total(w): return sum(map(float, w.values()))*(len(server.clients)/len(w))
-    here = sum(float(new[str(k)]) for k, _ in uploads)/total(new)
-    kept = scale(part(server.state, f"{key}.sum"), total(old)/total(new) if old else 1.)
+    def total(w): return sum(float(w[k]) for k in sorted(w))*(len(server.clients)/len(w))
+    here = sum(float(new[k]) for k in sorted(str(k) for k, _ in uploads))/total(new)
+    kept = scale(part(server.state, f"{key}.sum"), total(old)/total(new | old) if old else 1.)
     server.state |= tagged(f"{key}.weights", new) | tagged(f"{key}.sum", plus(kept, scale(mean, here)))
     return part(server.state, f"{key}.sum")
 
