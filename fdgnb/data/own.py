@@ -50,6 +50,13 @@ def dense(x, where):
     return x.detach().cpu()
 
 # %% ../../nbs/data/16_own.ipynb #asarray001
+def _floats(y):
+    "What labels that are floating-point numbers are, and the remedy."
+    if np.isnan(y).any(): return "NaN: leave those samples out, then give y.astype(int)"
+    if (y == np.round(y)).all(): return "floating-point: give y.astype(int)"
+    return "fractions, wanted whole numbers or words"
+
+
 def as_array(x, where):
     "Samples in any container as one numeric array (N, ...); FdgnbError with the remedy otherwise."
     if isinstance(x, (list, tuple)):
@@ -110,11 +117,7 @@ def as_labels(y, where):
     if y.ndim != 1: raise FdgnbError(f"{where}: labels of shape {y.shape}, wanted (N,)")
     if y.dtype.kind == "O" and all(isinstance(v, str) for v in y): y = y.astype(str)
     if y.dtype.kind == "T": y = y.astype(str)
-    if y.dtype.kind == "f":
-        why = "fractions, wanted whole numbers or words"
-        if (y == np.round(y)).all(): why = "floating-point: give y.astype(int)"
-        if np.isnan(y).any(): why = "NaN: leave those samples out, then give y.astype(int)"
-        raise FdgnbError(f"{where}: labels that are {why}")
+    if y.dtype.kind == "f": raise FdgnbError(f"{where}: labels that are {_floats(y)}")
     if y.dtype.kind not in "biuU":
         raise FdgnbError(f"{where}: labels of type {y.dtype}; wanted whole numbers or words")
     return y if y.dtype.kind == "U" else y.astype(np.int64)
