@@ -197,7 +197,7 @@ class Reached:
 # %% ../../nbs/runs/08_code.ipynb #readcode01
 MADE = """__doc__ __module__ __dict__ __weakref__ __qualname__ __firstlineno__ __static_attributes__
     __annotations__ __dataclass_params__ __dataclass_fields__ __match_args__ __abstractmethods__ _abc_impl
-    __slotnames__ admitted""".split()
+    __slotnames__ _render_traceback_ admitted""".split()
 
 
 def read_class(self, cls, unit, name):
