@@ -17,6 +17,12 @@ MUTATIONS = {
     "SCAFFOLD, no 1/eta": ("-1/(client.scratch[\"steps\"]*client.lr)", "-1/client.scratch[\"steps\"]"),
     "SCAFFOLD, c by uniform weights": ("w = [method.weight(server, k, u) for k, u in uploads]",
                                        "w = [1. for k, u in uploads]"),
+    "the unseen count nothing": ("*(len(server.clients)/len(w))", ""),
+    "weights that move, move the sum": ("total(new | old)", "total(new)"),
+    "weights as first seen": (
+        "new = old | {str(k): scalar(method.weight(server, k, u)) for k, u in uploads}",
+        "new = {str(k): scalar(method.weight(server, k, u)) for k, u in uploads} | old"),
+    "newcomers do not move the sum": ("total(old)/total(new | old) if old else 1.", "1."),
     "FedDyn, sign of the linear term": ("return loss - linear", "return loss + linear"),
     "FedDyn, server's h not divided": ("mean[k] - v/self.h.alpha", "mean[k] - v"),
     "FedNova, momentum not counted": ("v = momentum*v + 1", "v = 1"),
