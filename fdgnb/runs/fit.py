@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['RECIPES', 'INSTEAD', 'network_of', 'Run', 'selected_network', 'keep_in', 'save_with_weights', 'after_round', 'stay',
            'parsed_args', 'folder_of', 'parts_of', 'recipe_of', 'folder_args', 'depends_on_rounds', 'rows_so_far',
-           'same_args', 'reserve_folder', 'restore', 'checkpoint', 'progress_postfix', 'play', 'fit']
+           'same_args', 'reserve_folder', 'restore', 'checkpoint', 'progress_postfix', 'interruptible', 'play', 'fit']
 
 # %% ../../nbs/runs/05_fit.ipynb #53f03277
 import copy, json, os, secrets, time, torch
 import pandas as pd
+from contextlib import contextmanager
 from pathlib import Path
 import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, echo, nearest
@@ -302,6 +303,18 @@ def progress_postfix(fed, rows):
     return dict(loss=avg(losses), acc=avg(hits))
 
 # %% ../../nbs/runs/05_fit.ipynb #30056b3a
+@contextmanager
+def interruptible(run, quiet):
+    "Ctrl-C says what is kept, unless `quiet`, and goes its way."
+    try: yield
+    except KeyboardInterrupt:
+        kept = run.out and (run.out/"checkpoint.safetensors").exists()
+        what = f"the same call goes on from the checkpoint in {run.out}" if kept else "nothing is kept"
+        why = "" if run.out else ", for no folder was given (out=)"
+        if not quiet: print(f"\ninterrupted after {run.round} of {run.fed.rounds} rounds: {what}{why}")
+        raise
+
+
 def play(run, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
     "The rounds of a run that are still to be done."
     from tqdm.auto import tqdm
@@ -360,6 +373,7 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
     with one_thread(), started(callbacks, run) as who:
         if who: stay(run, who)
-        else: play(run, workers, checkpoint_every, quiet, callbacks)
+        else:
+            with interruptible(run, quiet): play(run, workers, checkpoint_every, quiet, callbacks)
     if run.stopped: print(run.reason)
     return run
