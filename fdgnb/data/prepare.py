@@ -124,7 +124,8 @@ def _remarks(path, folders, classes, tree):
             *_some("classes that differ in case or spaces alone", alike, "they are different classes"),
             *_some("images beside the class folders", loose, "they are not read"),
             *_some("folders whose names begin with a dot or an underscore", under, "they are not read"),
-            *_some("TIFF files of several pages", many, "only the first page is read")]
+            *_some("TIFF files of several pages", many, "only the first page is read"),
+            *_some("one class", classes if len(classes) == 1 else [], "a run refuses it")]
 
 # %% ../../nbs/data/13_prepare.ipynb #bda04f69
 def check(name, domains=None, **options):

@@ -362,6 +362,8 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
         raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
                          "call torch.set_default_dtype(torch.float32) first")
     fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, **options)
+    if len(fed.data.classes) == 1:
+        raise FdgnbError(f"{fed.data.name} has one class, {fed.data.classes[0]!r}: there is nothing to learn")
     run = Run(fed, out=out)
     if out:
         if not resume: start_again(out)
