@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from joblib import parallel_config
+from papermill import inspect_notebook
 from conftest import one_line
 import fdgnb
 from digests import data
@@ -23,6 +24,7 @@ from fdgnb.federation.compose import METHODS
 from fdgnb.models import MODELS
 from fdgnb.runs import imports
 from fdgnb.runs.callbacks import Metrics
+from fdgnb.runs.checkpoints import load_checkpoint
 from fdgnb.runs.metrics import METRICS
 
 HERE = Path(__file__).resolve().parent
@@ -37,9 +39,9 @@ if __name__ == "__main__":
 """
 
 
-def small(**given):
+def small(seed=range(2), **given):
     usual = dict(batch_size=8, lr=.01)
-    return grid(["fedavg", "ga"], data(n=24), "t", range(2), 4, **usual | given)
+    return grid(["fedavg", "ga"], data(n=24), "t", seed, 4, **usual | given)
 
 
 def lines(folder):
@@ -169,6 +171,101 @@ def test_code_that_changes_during_a_run_files_nothing(tmp_path, whole, monkeypat
     assert lines(tmp_path/"records").items() <= whole.items()
 
 
+def full(path, *data):
+    "A disk without room."
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["fdgnb.runs.checkpoints", "fdgnb.runs.fit"])
+def test_a_full_disk_is_no_run_s_failure(where, whole, tmp_path, monkeypatch):
+    "At a checkpoint or at a run's first file: one line, nothing is filed, the next call ends alike."
+    monkeypatch.setattr(f"{where}.atomic_write", full)
+    with pytest.raises(FdgnbError, match="No space left on device") as e:
+        run(small(), tmp_path/"records", 1, tmp_path/"work")
+    assert one_line(e) and not lines(tmp_path/"records")
+    monkeypatch.undo()
+    run(small().iloc[:1], tmp_path/"records", 1, tmp_path/"work")
+    assert lines(tmp_path/"records").items() <= whole.items() and len(lines(tmp_path/"records")) == 1
+
+
+def test_a_full_disk_at_the_record_loses_no_run(whole, tmp_path, monkeypatch):
+    "The store has no room: the run's folder stays, and the next call plays no round of it again."
+    one, at = small().iloc[:1], (tmp_path/"records", 1, tmp_path/"work")
+    monkeypatch.setattr("fdgnb.experiments.store.atomic_write", full)
+    with pytest.raises(FdgnbError, match="No space left on device.*fedavg-t-0-.*call again") as e:
+        run(one, *at)
+    assert one_line(e) and not lines(tmp_path/"records")
+    monkeypatch.undo()
+    kept, = tmp_path.glob("work/*/*/checkpoint.safetensors")
+    took = load_checkpoint(kept)[1]["seconds"]
+    again = run(one, *at).record[0]
+    assert len(took) == 4 and again["seconds"]["total"] == pytest.approx(sum(took))
+    assert lines(tmp_path/"records").items() <= whole.items() and not [*tmp_path.glob("work/*/*")]
+
+
+def lines_of(g): return [file_name(*Planner()(row)) for _, row in g.iterrows()]
+
+
+def test_a_record_that_cannot_be_read_is_not_called_torn(tmp_path, whole, monkeypatch):
+    "Nobody is told to delete what a later version wrote, or what a disk will not give today."
+    store = Store(tmp_path/"records")
+    run(small().iloc[:1], store, 1, tmp_path/"work")
+    path, = tmp_path.glob("records/*/*.json")
+    good = path.read_bytes()
+    def says(match):
+        with pytest.raises(FdgnbError, match=match) as e: results(small(), store)
+        assert one_line(e) and path.name in str(e.value)
+        return str(e.value)
+    path.write_bytes(good.replace(b"fdgnb-result-1", b"fdgnb-result-2"))
+    assert "delete" not in says("has the format 'fdgnb-result-2', not 'fdgnb-result-1'")
+    edited = good.replace(b'":0.', b'":1.', 1)
+    for torn in (b"", b"null", b"[]", b"["*100_000, b"\xff\xfe", good[:99], edited):
+        path.write_bytes(torn)
+        says("torn, altered")
+    path.write_bytes(good)
+    def broken(self): raise OSError(5, "Input/output error")
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    assert "delete" not in says("cannot be read: Input/output error")
+
+
+def test_a_place_that_cannot_be_written_is_found_before_any_run(tmp_path, monkeypatch):
+    "The folder of locks, a data set's folder, a name that no disk takes: one line, no round is played."
+    g, played = small().iloc[:1], lambda *a, **k: pytest.fail("a run is played")
+    monkeypatch.setattr(execution, "fit", played)
+    for n, taken in enumerate((".locks", Path(lines_of(g)[0]).parent)):
+        (tmp_path/f"r{n}").mkdir()
+        (tmp_path/f"r{n}"/taken).write_text("a file")
+        with pytest.raises(FdgnbError, match="cannot be (written: File exists|read: Not a dir)") as e:
+            run(g, tmp_path/f"r{n}", 1, tmp_path/"w")
+        assert one_line(e)
+    for wrong in ("x"*300, "a\0b"):
+        for given in (dict(store=tmp_path/wrong), dict(work=tmp_path/wrong)):
+            with pytest.raises(FdgnbError, match="cannot be (written|read)") as e:
+                run(g, **dict(store=tmp_path/"r", work=tmp_path/"w", jobs=1) | given)
+            assert one_line(e)
+    with pytest.raises(FdgnbError, match="wanted the lines that"): execution.confirm([1], tmp_path)
+    with pytest.raises(FdgnbError, match="metrics=5: wanted names"): run(g, tmp_path/"r", metrics=5)
+
+
+def test_a_planner_keeps_what_it_knows_by_identity(monkeypatch):
+    "A data set that was thrown away gives its id to the next one: that must not be taken for the first."
+    plan, seen = Planner(), []
+    for n in (24, 30, 36, 24):
+        args, _ = plan(grid("fedavg", data(n=n), "t", [0], 1, batch_size=8).iloc[0])
+        seen.append(args["data"])
+    assert len({*seen}) == 3 and seen[0] == seen[3]
+    assert {id(what[0]) for *_, what in plan.known.values()} == {key[0] for key in plan.known}
+
+
+def test_seeds_are_whole_numbers_however_they_come(whole, tmp_path):
+    "1.0 is 1, or its record would lie under another name than the one that is looked for."
+    g = small().assign(seed=1)
+    for seed in ([1.0], np.array(1), (s for s in [1]), pd.Series([1]), {1}, np.array([1.0])):
+        assert repr([*small(seed=seed).seed]) == "[1, 1]"
+    made = run(small(seed=[1.0]).iloc[:1], tmp_path/"r", 1, tmp_path/"w")
+    assert [*made.state] == ["done"] and lines(tmp_path/"r").items() <= whole.items() and len(g)
+
+
 def test_a_failure_is_kept_and_retried_on_request(tmp_path):
     wild, at = small(lr=1e30).iloc[:1], (tmp_path/"records", 1, tmp_path/"work")
     first = run(wild, *at)
@@ -208,6 +305,12 @@ def shown(notebook, kind):
     "What an executed notebook's outputs hold of a kind, a text each."
     outputs = [o for c in json.loads(notebook.read_text())["cells"] for o in c.get("outputs", [])]
     return ["".join(o["data"][kind]) for o in outputs if kind in o.get("data", {})]
+
+
+def test_papermill_knows_the_parameters_of_the_page():
+    "It reads a line of one `=` alone, and would warn of `methods`, which is given, as of a name unknown."
+    known = {*inspect_notebook(str(HERE.parent/"nbs"/"compare.ipynb"))}
+    assert {"methods", "dataset", "out"} <= known
 
 
 def test_papermill_refuses_in_one_line(tmp_path):

@@ -188,7 +188,7 @@ def search(method, dataset="digits", target="each", seed=(0,), trials=8, ranges=
     lr: (low, high), None: not searched. The first trial is the default. settings: as for `grid`.
     hyper: what all trials are given. run_missing: False: FdgnbError where a trial is not in the store.
     Columns: the values, val (what is chosen by), target, and best_round_target (the oracle's); best first."""
-    _, method, mine = one_method(method)
+    (_, method, mine), seed = one_method(method), seeds_of(seed)
     hyper, space = mine | (hyper or {}), space_of(method, ranges, lr)
     check_space(method, space, trials, sampler_seed)
     gridded = lambda values: grid(method, dataset, target, seed, hyper=hyper | values, **settings)
@@ -235,10 +235,11 @@ def tuned(method, dataset="digits", target="each", seed=range(3), rounds=None, s
     short: rounds of a trial (None: as many as the runs have). store: of the trials. how: as for `search`,
     and settings for all."""
     label, method, mine = one_method(method)
+    seed = seeds_of(seed)
     own, hyper = {k: how.pop(k) for k in list(how) if k in signature(search).parameters}, mine | (hyper or {})
     same = dict(protocol=protocol, scale=scale, **how)
     given = dict(hyper=hyper, store=store) | own
-    rows, found, first = [], {}, list(seeds_of(seed))[:1]
+    rows, found, first = [], {}, seed[:1]
     for t in grid(method, dataset, target, first, rounds, hyper=hyper, **same).target:
         name = t if isinstance(t, str) else "+".join(t or ["in-domain"])
         found[name] = search(method, dataset, t, first, rounds=short or rounds, **given, **same)

@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['FORMAT', 'APART', 'digest_of', 'hardware', 'commit', 'thinned', 'curves', 'reached', 'rounded', 'scores_of',
            'code_digest', 'result_of', 'outcome', 'sealed', 'merged', 'metric_code', 'has_metric', 'state_of',
-           'is_whole', 'failure_of', 'frozen', 'Planner', 'file_name', 'Store', 'results', 'metric_names', 'scores_in',
-           'scores']
+           'is_whole', 'failure_of', 'frozen', 'Planner', 'file_name', 'bytes_of', 'parsed', 'written', 'Store',
+           'results', 'metric_names', 'scores_in', 'scores']
 
 # %% ../../nbs/experiments/02_store.ipynb #0e44ae46
 import hashlib, json, platform, re, subprocess, time
 import numpy as np
 import pandas as pd
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from ..core import FdgnbError, atomic_write, root
+from ..core import FdgnbError, atomic_write, echo, root
 from ..data.catalogue import DATASETS
 from ..runs.code import code_of
 from ..runs.fit import folder_args, folder_of
@@ -172,7 +173,8 @@ def frozen(v): return json.dumps(v, sort_keys=True, default=str)
 class Planner:
     """The address of grid lines: (args, code), each combination of method, data and options set up once.
 
-    `units`: {code: {unit: digest}} of what was asked for."""
+    `units`: {code: {unit: digest}} of what was asked for. Data and classes go by their identity, and are
+    held, so that none that comes later has it."""
     def __init__(self):
         DATASETS.load()            # a data set with a loader's name goes by its code too: in every process
         self.known, self.units = {}, {}
@@ -187,9 +189,9 @@ class Planner:
         if key not in self.known:
             fed = Federation(target=target, seed=seed, **call)
             code, units, _ = code_digest(fed)
-            self.known[key] = fed.args(), code
+            self.known[key] = fed.args(), code, (row["data"], row["method"])
             self.units[code] = units
-        args, code = self.known[key]
+        args, code, _ = self.known[key]
         return args | dict(seed=seed) | (dict(target=target) if one else {}), code
 
 # %% ../../nbs/experiments/02_store.ipynb #8eab63d9
@@ -200,6 +202,27 @@ def file_name(args, code):
     what = f"{word(args['method'])}-{target}-{args['seed']}"
     return f"{word(args['dataset'])}/{what}-{digest_of(args)}-{code}.json"
 
+# %% ../../nbs/experiments/02_store.ipynb #storefile1
+def bytes_of(path):
+    "A file's content, None where there is no file; FdgnbError where it cannot be read."
+    try: return Path(path).read_bytes()
+    except FileNotFoundError: return None
+    except (OSError, ValueError) as e:
+        raise FdgnbError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+
+
+def parsed(text):
+    "The dict of a JSON text; an empty one where it is none."
+    try: rec = json.loads(text or b"")
+    except (ValueError, RecursionError): rec = {}
+    return rec if isinstance(rec, dict) else {}
+
+
+def written(path, text):
+    "Write a file; its OSError names it."
+    try: return atomic_write(path, text)
+    except OSError as e: raise OSError(e.errno, e.strerror, str(path)) from None
+
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
 class Store:
     "A folder of records, one JSON file a run. Several processes and machines may fill it at once."
@@ -208,17 +231,19 @@ class Store:
     def path(self, args, code): return self.folder/file_name(args, code)
 
     def read(self, path):
-        "The record of a file; FdgnbError where it is torn, altered, foreign, or another run's."
+        "The record of a file; FdgnbError where it cannot be read, is torn, altered, foreign, another run's."
+        rec = parsed(bytes_of(path))
         try:
-            rec = json.loads(Path(path).read_bytes())
             if is_whole(rec) and Path(path).match(file_name(rec["args"], rec["code"])): return rec
-        except (OSError, ValueError, KeyError, TypeError): pass
+        except (KeyError, TypeError): pass
+        if re.fullmatch(r"fdgnb-result-\d+", made := str(rec.get("format", ""))) and made != FORMAT:
+            raise FdgnbError(f"{path} has the format {made!r}, not {FORMAT!r}: another version's")
         raise FdgnbError(f"{path} is torn, altered or no record of the run that it is named for: delete it")
 
     def find(self, args, code, metrics=()):
         "(state, record) of a run: done, failed, stale (of other code), missing, unmeasured (lacks a metric)."
         path = self.path(args, code)
-        if path.exists():
+        if bytes_of(path) is not None:
             rec = self.read(path)
             return state_of(rec, metrics), rec
         found = self.of_other_code(args, code)
@@ -236,7 +261,7 @@ class Store:
         path = self.path(rec["args"], rec["code"])
         old = self.read(path) if path.exists() else {}
         if old.get("result") and "error" in rec: return path
-        return atomic_write(path, json.dumps(merged(old, rec, path), separators=(",", ":")) + "\n")
+        return written(path, json.dumps(merged(old, rec, path), separators=(",", ":")) + "\n")
 
     def __iter__(self): return map(self.read, sorted(self.folder.glob("*/*.json")))
     def size(self): return len(files := [*self.folder.glob("*/*.json")]), sum(p.stat().st_size for p in files)
@@ -245,8 +270,10 @@ class Store:
 def results(grid, store, plan=None, metrics=()):
     """The grid with `state` (done, failed, stale, missing), `record` and `error`; a stale one is not read in.
 
+    store: a `Store` or its folder (None: reports/records).
     metrics: runs whose record lacks one are `unmeasured`, and not read in either."""
     plan, metrics = plan or Planner(), metric_names(metrics)
+    store = store if isinstance(store, Store) else Store(store)
     found = [store.find(*plan(row), metrics) for _, row in grid.iterrows()]
     return grid.assign(state=[s for s, _ in found], record=[r if s == "done" else None for s, r in found],
                        error=[r.get("error") if r else None for _, r in found])
@@ -255,6 +282,7 @@ def results(grid, store, plan=None, metrics=()):
 def metric_names(metrics):
     "The names of further metrics as a list, from one or several; FdgnbError on one that is unknown."
     if metrics is None or isinstance(metrics, str): metrics = [metrics] if metrics else []
+    if not isinstance(metrics, Iterable): raise FdgnbError(f"metrics={echo(metrics)}: wanted names")
     names = list(dict.fromkeys(m for m in metrics if m != "accuracy"))        # which every record has
     for m in names: METRICS.get(m)
     return names
