@@ -7,8 +7,8 @@ from fdgnb.core import FdgnbError
 from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments.store import FORMAT, Store, sealed
 from fdgnb.runs.setup import Federation
-from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, counts, every_round, fits, ledger
-from fdgnb.tables.ledger import plan_of, read_as, short_of
+from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, bounds, counts, every_round, fits, judged
+from fdgnb.tables.ledger import ledger, plan_of, read_as, short_of
 from fdgnb.tables.overview import published
 from fdgnb.tables.comparison import common_runs, missing_runs
 from fdgnb.tables.paper import Sheet, calls_of, filled, report, rows_of
@@ -39,16 +39,18 @@ def booked(folder, records):
 
 
 def test_every_printed_number_has_a_line_a_state_and_a_reason(tmp_path):
-    "The parameters of FedBR's Table 7 are counted on built networks, without a run."
+    "FedBR's transmitted parameters and FDSE's FLOPs are counted on built networks, without a run."
     book = ledger(tmp_path)
-    built = book.metric == "params_M"
+    built = book.metric.isin(["params_M", "flops_1e10"])
     assert len(book) == 1074 and (book.state == "not run").eq(~built).all()
     assert (book[book.state != "reproduced"].why != "").all()
     states = book[built].groupby("dataset").state.unique().map(list).to_dict()
-    assert states == dict(cifar10=["reproduced", "not reproduced"], cifar100=["not reproduced"])
+    assert book[built].n.eq(1).all() and book[built].at_cpu.eq("").all()        # of scale paper's network
+    assert states == {"cifar10": ["reproduced", "not reproduced"], "cifar100": ["not reproduced"],
+                      "": ["not reproduced"]}
     assert book[(book.dataset == "cifar10") & (book.state == "not reproduced")].row.to_list() == ["FedBR"]
     assert {k: v for k, v in counts(book).loc["all"].items() if k != "odd"} == {
-        "reproduced": 4, "not reproduced": 6, "not run": 1064, "numbers": 1074}
+        "reproduced": 4, "not reproduced": 9, "not run": 1061, "numbers": 1074}
     kinds = {w.partition(":")[0] for why in book[~built].why for w in why.split("; ")}
     assert kinds == {"data", "weights", "method", "machine", "GPU hours", "CPU hours", "test set"}
 
@@ -56,20 +58,23 @@ def test_every_printed_number_has_a_line_a_state_and_a_reason(tmp_path):
 def test_prices_wait_for_one_round_alone(tmp_path):
     "Of any number of images and rounds, of one seed; but of the paper's own network, batch and image size."
     book = ledger(tmp_path/"none", published().query("metric in @PRICES and paper == 'fdse'"))
-    assert book.why.eq(HOURS).all() and len(book) == 9
+    flops = book.metric == "flops_1e10"
+    assert book[~flops].why.eq(HOURS).all() and len(book) == 9
+    assert book[flops].ours.tolist() == [3.33, 3.33, 1.68] and book[flops].why.str.contains("256").all()
     def priced(folder, **other):
         plan = plan_of("fdse", "table4", "FedBN", "", "alexnet", None)
         settings = DEFAULT | plan["settings"] | dict(limit=62) | other
         args = plan | dict(rounds=1, seed=0, data="d", device="cpu", settings=settings)
         of = dict(up=dict(all=4*int(49.52*2**20)), down=dict(all=0))
-        cost = dict(bytes=of, flops_round=4.41e10*24, steps_round=4, parameters=13_000_000)
+        cost = dict(bytes=of, parameters=13_000_000)
         Store(folder).put(sealed(cost | dict(format=FORMAT, args=args, code="c", rounds=1, domains=DOMAINS,
                                              scores={}, samples={})))
         mine = published().query("paper == 'fdse' and table == 'table4' and method == 'FedBN'")
         return ledger(folder, mine).set_index("metric").state.to_dict()
-    some = dict.fromkeys(("params_1e7", "comm_MB_per_round", "flops_1e10"), "reproduced")
-    assert priced(tmp_path/"a") == some | dict(train_time_s="not run")
-    assert set(priced(tmp_path/"b", batch_size=10).values()) == {"not run"}
+    some = ("params_1e7", "comm_MB_per_round")
+    rest = dict(flops_1e10="not reproduced", train_time_s="not run")                # counted; never measured
+    assert priced(tmp_path/"a") == dict.fromkeys(some, "reproduced") | rest
+    assert priced(tmp_path/"b", batch_size=10) == dict.fromkeys(some, "not run") | rest
 
 
 def test_the_best_five_need_every_round_of_local_models_too():
@@ -187,6 +192,54 @@ def test_fedkas_first_rounds_are_a_shorter_run_with_a_flatter_ramp(tiny):
     assert first(run("fedka", tiny, rounds=2, **at)) != pytest.approx(first(short), abs=1e-5)
 
 
+def test_the_page_of_the_ledger_shows_the_ledger_on_file():
+    "The counts that the page was committed with are those of reports/ledger.csv."
+    page = json.loads((ROOT/"nbs/tables/10_ledger.ipynb").read_text())
+    first = next(c for c in page["cells"] if "counts(book)" in "".join(c["source"]))
+    shown = "".join(first["outputs"][-1]["data"]["text/plain"]).split("\n")[-1].split()
+    states = pd.read_csv(ROOT/"reports"/"ledger.csv").state.value_counts()
+    wanted = [states[k] for k in ("reproduced", "not reproduced", "not run")]
+    assert shown[1:4] == [str(v) for v in wanted], "make notebooks NB=tables/10_ledger"
+
+
+@pytest.mark.parametrize("printed, sd, values, state", [
+    (52.9, "0.56", (54.0, 54.0, 54.0), "reproduced"), (52.9, "0.56", (54.1, 54.1, 54.1), "not reproduced"),
+    (52.9, "0", (53.9, 53.9, 53.9), "reproduced"), (52.9, "0", (54., 54., 54.), "not reproduced"),
+    (52.9, "", (51.9, 51.9, 51.9), "reproduced"), (52.9, "", (51.8, 51.8, 51.8), "not reproduced"),
+    (52.9, "5", (43., 43., 43.), "reproduced"), (52.9, "0.56", (52.9, 52.9), "not run"),
+    (52.9, "0.56", (.529, .529, .529), "not reproduced"),                      # a fraction is no percentage
+    (52.9, "0.56", (20., 53., 85.7), "reproduced")])                           # of the mean, however wide
+def test_the_rule_on_numbers_by_hand(printed, sd, values, state):
+    "The larger of one point and two printed deviations, of three seeds; where none is printed one point."
+    mine = published().query("paper == 'fedka' and table == 'table2' and method == 'FedAvg'").iloc[:1]
+    r = next(mine.assign(mean=printed, std=sd).itertuples())
+    assert judged(r, list(values))[0] == state
+
+
+def test_a_number_never_reached_is_not_reproduced_and_bounds_decide_one_way_alone():
+    p = published()
+    rounds = next(p.query("metric == 'rounds_to_80'").iloc[:1].itertuples())
+    assert judged(rounds, [float("inf")]*3)[0] == "not reproduced"
+    assert judged(rounds, [rounds.mean*1.09]*3)[0] == "reproduced"
+    acc = next(p.query("paper == 'fedka' and target == 'dslr'").iloc[:1].itertuples())
+    low, high = [acc.mean - 30]*3, [acc.mean + 30]*3
+    assert [judged(acc, [], b)[0] for b in (low, high, high[:2], high[:2] + low[:1])] == [
+        "not run", "not reproduced", "not run", "not run"]
+    assert judged(acc, [acc.mean]*3, high)[0] == "reproduced"                         # whole runs go before
+    other = next(p.query("metric == 'target_acc'").iloc[:1].itertuples())
+    assert bounds(other, None) == ([], "")
+
+
+def test_printed_numbers_are_percent_positive_and_once():
+    "What the rule takes for granted: no fraction, no text, no bound among them, no line twice."
+    p = published()
+    assert p["mean"].dtype == float and (p["mean"] > 0).all()
+    acc = p[p.metric.str.contains("acc")]
+    assert acc["mean"].between(1, 100).all() and (pd.to_numeric(p["std"]).dropna() > 0).all()
+    keys = ["paper", "table", "method", "dataset", "backbone", "target", "metric"]
+    assert not p.duplicated(keys).any()
+
+
 def test_the_ledger_on_file_is_of_the_records_on_file():
     file = pd.read_csv(ROOT/"reports"/"ledger.csv", keep_default_na=False)
     assert file[["state", "why"]].equals(ledger()[["state", "why"]]), "execute tables/10_ledger into reports"
@@ -269,11 +322,12 @@ def test_parameters_of_a_papers_notebook(stem):
 
 
 def test_a_papers_notebook_of_an_empty_store(tmp_path):
-    "Every cell is blank and says why; the table is there in three formats."
+    "Every cell that needs a run is blank and says why; the table is there in three formats."
     papermill("tables/15_fdse.ipynb", tmp_path/"x.ipynb", store=tmp_path/"none", reports=tmp_path/"r",
               scale="cpu", tables="table4")
     table = pd.read_csv(tmp_path/"r"/"fdse_table4.csv", keep_default_na=False)
-    assert len(table) == 12 and (table.ours == "").all() and (table.why != "").all()
+    runs = table[table.metric != "flops_1e10"]
+    assert len(table) == 12 and (runs.ours == "").all() and (runs.why != "").all()
     assert {"fdse_table4.md", "fdse_table4.tex"} <= {p.name for p in (tmp_path/"r").iterdir()}
 
 

@@ -73,7 +73,8 @@ def flatness(runs, steps=tuple(np.linspace(-.6, .6, 9)), draws=2):
 def whereabouts(run):
     "The data of a run, for a title."
     f = run.fed
-    return f"{f.data.name}, " + (f"target {f.target}" if f.target else "in-domain") + f", {run.round} rounds"
+    where = f"target {f.target}" if f.target else "in-domain"
+    return f"{f.data.name}, {where}, {run.round} rounds, seed {f.seed}"
 
 
 def gap_variance(run):
@@ -168,6 +169,7 @@ def local_outputs(runs, first, second, c=8):
         seen = some_of(client_of(run, first))[1].unique().tolist()
         for s in seen: ax.axvspan(s - .5, s + .5, color="k", alpha=.07, lw=0)
         ax.set(title=what, xlabel=f"class (gray: those of client {first})", xticks=range(n), ylim=(0, 1))
+    axes[0].set_ylabel("probability, or share")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
     fig.suptitle(f"data of client {second}; {whereabouts(run)}")
     return fig

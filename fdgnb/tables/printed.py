@@ -114,7 +114,8 @@ def five_runs(numbers):
 # %% ../../nbs/tables/08_printed.ipynb #a9c69cab
 SHIFTED = "at the level of guessing in every row: the released labels of SVHN are y - 1 (data/09_arrays)"
 AT_256 = "one forward pass of 50 images at the released code's 256 pixels; the text has 224"
-FORWARD = dict(FedBN=4.39, Ditto=4.39, FDSE=2.21)       # FLOPs/1e10 of tables/08_printed
+FORWARD = {                                              # pixels: multiply-adds of a forward pass, 1e10
+    224: dict(FedBN=3.33, Ditto=3.33, FDSE=1.68), 256: dict(FedBN=4.39, Ditto=4.39, FDSE=2.21)}
 CCT14 = "22.4 M is CCT-14/7x2; the cct_7_3x1 of the text has 3.8 M by building it"
 
 
