@@ -186,7 +186,7 @@ def caption_of(tidy, cells, how, gaps, results, metric="accuracy"):
     libraries = {r["versions"]["torch"] for r in results.record if r and "versions" in r}
     states = results.state[results.state != "done"].value_counts() if "state" in results else {}
     lacking = ", ".join(f"{n} {state}" for state, n in states.items())
-    out += (f"; {gaps} cells without a score" + f" (runs: {lacking})"*bool(lacking)
+    out += (f"; {gaps} cell{'s'*(gaps != 1)} without a score" + f" (runs: {lacking})"*bool(lacking)
             + ": (n) marks a mean over fewer seeds, bold is of methods with every target and no fewer seeds, "
             "ranks of those with most seeds, over the seeds that they share")*bool(gaps)
     return out + f"; torch {' and '.join(sorted(libraries))}"*(len(libraries) > 1)
