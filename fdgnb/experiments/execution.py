@@ -8,7 +8,7 @@ __all__ = ['held', 'spoilt', 'set_aside', 'registered', 'check_known', 'of_machi
            'confirm', 'alike', 'drawn_of', 'same_result']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import math, os, random, shutil, warnings
+import math, os, random, shutil, sys, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -84,21 +84,25 @@ def check_known(call, args, metrics=()):
     except FdgnbError as e:
         raise FdgnbError(f"where the run is played: {e}; to import its module must register it") from None
 
-# %% ../../nbs/experiments/03_execution.ipynb #d582248a
-def of_machine(e):
+# %% ../../nbs/experiments/03_execution.ipynb #ofmachine1
+def of_machine(e, before=None):
     """Whether an error, or one that it was raised for, is the machine's (a disk, memory) or a metric's.
 
-    `fit` says in one line of its own that its folder has no room: then nothing is the run's fault either."""
+    `fit` says in one line of its own that its folder has no room: then nothing is the run's fault either.
+    before: what the caller was handling as the run began, for a grid may stand below an `except`: not looked
+    at."""
     if "cannot be used: [Errno " in str(e): return True               # raised beside its OSError, not for it
-    while e and not isinstance(e, (OSError, MemoryError, MetricError)): e = e.__cause__ or e.__context__
-    return bool(e)
+    while e and e is not before:
+        if isinstance(e, (OSError, MemoryError, MetricError)): return True
+        e = e.__cause__ or e.__context__
+    return False
 
-
+# %% ../../nbs/experiments/03_execution.ipynb #d582248a
 def played(call, args, code, folder, work, retry=False, metrics=()):
     "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
     check_known(call, args, metrics)
     store, name = Store(folder), file_name(args, code).removesuffix(".json")
-    of = {m: metric_code(m) for m in metrics}          # measured from the first round on, or begun anew
+    of, before = {m: metric_code(m) for m in metrics}, sys.exc_info()[1]     # another `of`: begun anew
     mine = Path(work)/(name + f"+{digest_of(of, 4)}"*bool(of))
     mine.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -109,7 +113,7 @@ def played(call, args, code, folder, work, retry=False, metrics=()):
             how = dict(workers=1, progress=False, callbacks=[Metrics(*metrics)] if metrics else [])
             try: run = fit(**call, out=mine, resume=state != "failed", **how)
             except Exception as e:                          # it ends this run alone, and is recorded
-                if of_machine(e): raise
+                if of_machine(e, before): raise
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
                 store.put(failure_of(args, code, str(said).replace(str(mine), mine.name)))
                 return "failed"
@@ -117,7 +121,8 @@ def played(call, args, code, folder, work, retry=False, metrics=()):
             if (rec["args"], rec["code"]) != (args, code):
                 raise FdgnbError("the data or the code changed while the grid was running: call again")
             try: said = store.put(rec) and "done"
-            except FdgnbError: said = "differs"             # from a record that came meanwhile, and stays
+            except FdgnbError:                              # from a record that came meanwhile, and stays;
+                said = store.find(args, code, metrics) and "differs"    # of one it cannot read `find` says so
             shutil.rmtree(mine, ignore_errors=True)         # once it is filed: a full disk loses no run
             return said
     except Timeout: return "busy"
@@ -219,7 +224,9 @@ def run(grid, store=None, jobs=None, work=None, retry=False, progress=None, metr
 def stopped(hidden):
     "Ctrl-C, or a machine that cannot go on: what is kept is said in one line."
     try: yield
-    except OSError as e: raise FdgnbError(f"{e}: runs that ended are kept; call again to go on") from None
+    except (OSError, MemoryError) as e:
+        why = str(e) or "out of memory"
+        raise FdgnbError(f"{why}: runs that ended are kept; call again to go on") from None
     except KeyboardInterrupt:
         if not hidden: print("\ninterrupted: runs that ended are kept; the same call goes on with the others")
         raise

@@ -11,6 +11,7 @@ import ast, re
 import numpy as np
 import pandas as pd
 import torch
+from collections.abc import Iterable
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -50,7 +51,8 @@ def spelled(text):
 # %% ../../nbs/experiments/01_grid.ipynb #f70177ec
 def listed(several):
     "What has members (a list, a set, an array, an index, a generator) as a list; None: one word or thing."
-    if isinstance(several, (str, bytes, dict, type, Dataset, pd.DataFrame)): return None
+    one = isinstance(several, (str, bytes, dict, type, Dataset, pd.DataFrame))
+    if one or not isinstance(several, Iterable): return None          # samples by number may have no end
     try: out = list(several)
     except TypeError: return None
     return sorted(out, key=str) if isinstance(several, (set, frozenset)) else out   # alike everywhere

@@ -304,12 +304,13 @@ def progress_postfix(fed, rows):
 
 # %% ../../nbs/runs/05_fit.ipynb #30056b3a
 @contextmanager
-def interruptible(run, quiet):
+def interruptible(run, quiet, resume=True):
     "Ctrl-C says what is kept, unless `quiet`, and goes its way."
     try: yield
     except KeyboardInterrupt:
         kept = run.out and (run.out/"checkpoint.safetensors").exists()
-        what = f"the same call goes on from the checkpoint in {run.out}" if kept else "nothing is kept"
+        how = "the same call" + ", with resume=True,"*(not resume)
+        what = f"{how} goes on from the checkpoint in {run.out}" if kept else "nothing is kept"
         why = "" if run.out else ", for no folder was given (out=)"
         if not quiet: print(f"\ninterrupted after {run.round} of {run.fed.rounds} rounds: {what}{why}")
         raise
@@ -376,6 +377,6 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
     with one_thread(), started(callbacks, run) as who:
         if who: stay(run, who)
         else:
-            with interruptible(run, quiet): play(run, workers, checkpoint_every, quiet, callbacks)
+            with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)
     if run.stopped: print(run.reason)
     return run
