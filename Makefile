@@ -130,7 +130,7 @@ OURS = -p protocol common -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) -p da
   $(if $(filter smoke,$(SCALE)),-p target optical -p rounds 2,-p rounds $(if $(filter paper,$(SCALE)),None,12))
 # the five systems and baselines on photographs, at 28 pixels
 OFFICE = fedavg fedsb ga fedka fedbr fdse bnstats fedprox scaffold moon fedbn mixup groupdro dann rsc fedsam fedfa harmofl \
-  feddyn ccst elcfs uniform fedsr fedheal
+  feddyn ccst elcfs uniform fedsr fedheal tent
 PHOTOS = -p dataset office_caltech10 -p protocol common -p scale cpu -p seeds 3 -p store "$(RECORDS)"
 SMALL = size: 28, backbone: cnn2
 # of FedSB the budget, of FDSE what is left without consistency and without consensus; tau 0: without similarity, without all
@@ -138,6 +138,8 @@ HALVES = budget dse+consensus+similarity dse+consistency+similarity
 # photographs without a held-out domain
 IN_OFFICE = fedavg fedsb ga fedbr fdse fedbn ditto bnstats local fedprox scaffold moon mixup groupdro uniform dann rsc fedsam \
   fedheal feddyn
+# dslr and webcam, which show the same objects, each held out without the other among the clients
+NEAR = fedavg uniform budget fedsb ga fdse
 # on four styles of pictures: 1,500 of a domain at most, at 28 pixels
 STYLES = fedavg fedsb ga fedka fedbr fdse bnstats groupdro budget ccst elcfs fedprox scaffold moon fedbn mixup dann rsc fedsam feddyn fedheal tent
 IN_STYLES = fedavg local fedsb ga fedbr fdse fedbn ditto bnstats fedprox moon mixup groupdro dann rsc fedsam fedheal scaffold \
@@ -169,6 +171,12 @@ reports: install
 	  papermill nbs/compare.ipynb out/ours-office-parts.ipynb -p methods fedsb $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL), epsilon: 0.}" && \
 	  papermill nbs/compare.ipynb out/ours-office-halves.ipynb -p methods "$(HALVES)" $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL)}" && \
 	  papermill nbs/compare.ipynb out/ours-office-tau.ipynb -p methods "fdse, dse+similarity" $(PHOTOS) -p rounds 60 -r hyper "{$(SMALL), tau: 0.}" && \
+	  for t in dslr webcam; do papermill nbs/compare.ipynb out/ours-office-$$t-no-copy.ipynb -p methods "$(NEAR)" $(PHOTOS) -p target $$t -p rounds 60 \
+	    -r hyper "{$(SMALL), load: {domains: [amazon, caltech, $$t]}}" && \
+	    papermill nbs/compare.ipynb out/ours-office-$$t-no-amazon.ipynb -p methods "fedavg fedsb ga fdse" $(PHOTOS) -p target $$t -p rounds 60 \
+	    -r hyper "{$(SMALL), load: {domains: [caltech, dslr, webcam]}}" && \
+	    papermill nbs/compare.ipynb out/ours-office-pretrained-$$t-no-copy.ipynb -p methods "fedavg fedsb ga" $(PHOTOS) -p seeds 1 -p target $$t \
+	    -p rounds 15 -r hyper '{$(LITE0), load: {domains: [amazon, caltech, '$$t']}}' || exit; done && \
 	  papermill nbs/compare.ipynb out/ours-office-in-domain.ipynb -p methods "$(IN_OFFICE)" $(PHOTOS) -p target none -p rounds 60 -r hyper "{$(SMALL)}" && \
 	  papermill nbs/compare.ipynb out/ours-office-pretrained.ipynb -p methods "$(PRETRAINED)" $(PHOTOS) -p rounds 15 -r hyper '{$(LITE0)}'; \
 	else echo "left out, our own comparison on photographs:"; cat out/office.log; fi)

@@ -182,7 +182,8 @@ def left_out(runs, wide):
 def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
     """Label by iqm, low, high, seeds: mean of the scores' middle half, seeds drawn anew within a target.
 
-    Deviations from a target's mean are widened before they are drawn, as in `paired_gain`."""
+    Deviations from a target's mean are widened before they are drawn, as in `paired_gain`; where a target
+    has one seed, there is no interval (NaN)."""
     from scipy.stats import trim_mean
     wide, rng = blocks(runs, rule), np.random.default_rng(seed)
     groups = [widened(g.to_numpy()) for _, g in wide.groupby(level=0, sort=False)]
@@ -190,6 +191,7 @@ def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
     drawn = [trim_mean(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in groups]), .25)
              for _ in range(draws)]
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    if min(map(len, groups)) < 2: low = high = np.nan
     made = dict(iqm=trim_mean(wide.to_numpy(), .25), low=low, high=high, seeds=seeds_of(wide))
     return pd.DataFrame(made, wide.columns)
 
