@@ -49,6 +49,14 @@ def test_fidelity_in_the_small(tmp_path):
     assert "FdgnbError: no run of ga as printed is in the store" in fidelity(tmp_path, run_missing=False)
 
 
+def test_the_ledger_of_an_empty_store(tmp_path):
+    "As on a fresh machine, where no run is on file: every number has a state all the same."
+    (tmp_path/"none").mkdir()
+    wrong = papermill("tables/10_ledger.ipynb", tmp_path/"l.ipynb", store=tmp_path/"none", report=tmp_path)
+    assert not wrong, wrong
+    assert len(pd.read_csv(tmp_path/"ledger.csv")) == 1074
+
+
 @on_file
 def test_the_tables_on_file_are_made_of_the_runs_on_file(file):
     "Means and deviations of the paired differences, worked out again from the file of the runs."
