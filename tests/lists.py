@@ -8,7 +8,7 @@ from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.protocols import resolve
 from fdgnb.tables.comparison import SYSTEMS, across, across_text, blocks, common_runs, distinct, friedman
-from fdgnb.tables.comparison import moving, steps_beside
+from fdgnb.tables.comparison import gains_over, moving, steps_beside, without_client
 from fdgnb.tables.ledger import OPEN, Records, counts, ledger
 from fdgnb.tables.overview import home
 
@@ -249,15 +249,11 @@ def indoors(groups):
 def copied(everything):
     "What the gains on dslr and webcam are with all clients, without the near copy, without amazon."
     there = [s for s in SHOWN if s.startswith("office_caltech10") and ", 60 rounds," in s][0]
-    part = [g for s, g in everything.items() if s.startswith(f"{there}, load")]
-    if there not in everything or not part: return ""
-    three, both, part = ["fedsb", "ga", "fdse"], ["dslr", "webcam"], pd.concat(part)
-    large = pd.Series(["amazon" not in r["domains"] for r in part.record], part.index)
-    said = []
-    for runs in (everything[there], part[~large], part[large]):
-        few = blocks(runs[runs.label.isin(["fedavg", *three]) & runs.target.isin(both)])
-        if len(few) < 6 or not {"fedavg", *three} <= {*few}: return ""
-        gains = few.sub(few["fedavg"], axis=0)[three].groupby(level=0).mean()
+    parts = [without_client(everything, there, gone) for gone in ("near copy", "amazon")]
+    three, said = ["fedsb", "ga", "fdse"], []
+    if any(len(p[p.label.isin(["fedavg", *three])]) < 24 for p in parts): return ""        # three seeds each
+    for runs in (everything[there], *parts):
+        gains = gains_over(runs, three)[0].groupby(level=0).mean()
         said.append(f"{gains.min(axis=None):+.1f} to {gains.max(axis=None):+.1f}")
     return COPIED.format(*said)
 
