@@ -334,9 +334,9 @@ BR_DATA = (
 # %% ../../nbs/runs/06_protocols.ipynb #b1a7f879
 BR_SCALES = (
     *at("cpu", rounds=20, local_steps=10, limit=1500),
-    *at("cpu", "rotated_mnist cifar10", backbone="cnn4", rounds=60, batch_size=32, eval_every=2),
+    *at("cpu", "rotated_mnist cifar10", backbone="cnn4", rounds=60, batch_size=32),
     *at("cpu", "rotated_mnist", size=14, lr=.05),
-    *at("cpu", "cifar10", size=16, lr=.02),
+    *at("cpu", "cifar10", size=16, lr=.02, eval_every=2),
     *at("cpu", "pacs", size=64),
     *at("smoke", rounds=2, local_steps=3, limit=64, batch_size=16),
     *at("smoke", "pacs", size=32),
