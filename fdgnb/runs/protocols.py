@@ -126,6 +126,7 @@ SB_DATA = (
 SB_SCALES = (
     *at("cpu", rounds=20, limit=1500),
     *at("cpu", SB, backbone="resnet18", size=64, pretrained=False),
+    *at("cpu", "pacs", backbone="cnn2", size=32, lr=5e-4),
     *at("cpu", "", "fedsb budget", S=20*64),
     *at("smoke", rounds=2, limit=64),
     *at("smoke", SB, backbone="resnet18", size=32, pretrained=False),
@@ -199,6 +200,7 @@ GA_DATA = (
 GA_SCALES = (
     *at("cpu", rounds=20, local_epochs=1, limit=1500),
     *at("cpu", GA + " domainnet10", backbone="resnet18", size=64, pretrained=False),
+    *at("cpu", "pacs", backbone="cnn2", size=32),
     *at("smoke", rounds=2, local_epochs=1, limit=64),
     *at("smoke", GA + " domainnet10", backbone="resnet18", size=32, pretrained=False),
 )
