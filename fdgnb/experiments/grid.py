@@ -22,6 +22,7 @@ from ..data.catalogue import get_dataset
 from ..data.domain import Dataset
 from ..federation.compose import hyper_names, method_class
 from ..federation.loop import Server
+from ..runs.fit import check_spelling
 from ..runs.setup import arguments, check_choices, check_device, known_domains, targets_of, together
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
@@ -168,6 +169,7 @@ def grid(method, dataset="digits", target="each", seed=range(3), rounds=None, pr
     check_device(device)
     datasets = datasets_of(dataset)
     classes = {label: method_class(m) for label, m, _ in methods}
+    check_spelling(settings, grid, *(m for _, m, _ in methods))
     owned = {k for c in classes.values() for k in own_options(c, {}, shared)}
     if unknown := sorted(shared.keys() - owned, key=str):
         known = sorted(set(SETTINGS).union(*map(hyper_names, classes.values())))

@@ -5,23 +5,24 @@
 # %% auto #0
 __all__ = ['RECIPES', 'INSTEAD', 'network_of', 'Run', 'selected_network', 'keep_in', 'save_with_weights', 'after_round', 'stay',
            'parsed_args', 'folder_of', 'parts_of', 'recipe_of', 'folder_args', 'depends_on_rounds', 'rows_so_far',
-           'same_args', 'reserve_folder', 'restore', 'checkpoint', 'progress_postfix', 'interruptible', 'play', 'fit']
+           'same_args', 'reserve_folder', 'restore', 'checkpoint', 'progress_postfix', 'interruptible', 'play',
+           'check_spelling', 'fit']
 
 # %% ../../nbs/runs/05_fit.ipynb #53f03277
-import copy, json, os, secrets, time, torch
+import copy, difflib, inspect, json, os, secrets, time, torch
 import pandas as pd
 from contextlib import contextmanager
 from pathlib import Path
 import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, echo, nearest
 from ..vectors import Ledger, flatten
-from ..settings import checked
+from ..settings import SETTINGS, checked
 from ..data.augment import AUGMENTATIONS, Augment
 from ..data.catalogue import DATASETS
 from ..data.partitions import PARTITIONS, client_splits, steps_of
 from ..models import MODELS
 from ..federation.loop import Client, downloads
-from ..federation.compose import Sum, own_classes, shim
+from ..federation.compose import Sum, hyper_names, method_class, own_classes, shim
 from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, run_round, scored
 from .code import code_of, hashed, reads, value_of
 from .setup import Federation, first_network, first_server, participants
@@ -336,6 +337,15 @@ def play(run, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
             if stop: break
 
 # %% ../../nbs/runs/05_fit.ipynb #fitcode001
+def check_spelling(options, call, *methods):
+    "FdgnbError where the name of an option is nearest to that of an argument of `call` itself."
+    own, every = set(inspect.signature(call).parameters) - {"options", "settings"}, set(SETTINGS)
+    for m in methods: every |= set(hyper_names(method_class(m)))
+    for k in options.keys() - every:
+        meant = difflib.get_close_matches(str(k), sorted(own | every), 1, .7)
+        if own & {*meant}: raise FdgnbError(f"unknown argument {echo(k)}; did you mean {meant[0]!r}?")
+
+
 def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *, protocol=None, scale=None,
         device="cpu", workers=None, progress=None, checkpoint_every=1, resume=True, callbacks=(), hyper=None,
         **options):
@@ -362,6 +372,7 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
     if torch.get_default_dtype() != torch.float32:
         raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
                          "call torch.set_default_dtype(torch.float32) first")
+    check_spelling(options, fit, method)
     fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, **options)
     if len(fed.data.classes) == 1:
         raise FdgnbError(f"{fed.data.name} has one class, {fed.data.classes[0]!r}: there is nothing to learn")

@@ -125,8 +125,9 @@ SB_DATA = (
 # %% ../../nbs/runs/06_protocols.ipynb #a89a0132
 SB_SCALES = (
     *at("cpu", rounds=20, limit=1500),
-    *at("cpu", SB, backbone="resnet18", size=64, pretrained=False),
+    *at("cpu", SB, pretrained=False),
     *at("cpu", "pacs", backbone="cnn2", size=32, lr=5e-4),
+    *at("cpu", "vlcs officehome terra_incognita", backbone="resnet18", size=64),
     *at("cpu", "", "fedsb budget", S=20*64),
     *at("smoke", rounds=2, limit=64),
     *at("smoke", SB, backbone="resnet18", size=32, pretrained=False),
@@ -199,8 +200,9 @@ GA_DATA = (
 # %% ../../nbs/runs/06_protocols.ipynb #872bbeee
 GA_SCALES = (
     *at("cpu", rounds=20, local_epochs=1, limit=1500),
-    *at("cpu", GA + " domainnet10", backbone="resnet18", size=64, pretrained=False),
+    *at("cpu", GA + " domainnet10", pretrained=False),
     *at("cpu", "pacs", backbone="cnn2", size=32),
+    *at("cpu", "officehome terra_incognita domainnet10", backbone="resnet18", size=64),
     *at("smoke", rounds=2, local_epochs=1, limit=64),
     *at("smoke", GA + " domainnet10", backbone="resnet18", size=32, pretrained=False),
 )
@@ -341,6 +343,9 @@ BR_SCALES = (
     *at("cpu", "cifar10", size=16, lr=.02, eval_every=2),
     *at("cpu", "pacs", size=64),
     *at("smoke", rounds=2, local_steps=3, limit=64, batch_size=16),
+    *at("smoke", "rotated_mnist cifar10", backbone="cnn4"),
+    *at("smoke", "rotated_mnist", size=14),
+    *at("smoke", "cifar10", size=16),
     *at("smoke", "pacs", size=32),
 )
 
