@@ -171,10 +171,9 @@ def grid(method, dataset="digits", target="each", seed=range(3), rounds=None, pr
     classes = {label: method_class(m) for label, m, _ in methods}
     check_spelling(settings, grid, *(m for _, m, _ in methods))
     owned = {k for c in classes.values() for k in own_options(c, {}, shared)}
-    if unknown := sorted(shared.keys() - owned, key=str):
+    for k in sorted(shared.keys() - owned, key=str):
         known = sorted(set(SETTINGS).union(*map(hyper_names, classes.values())))
-        raise FdgnbError(f"no method of the grid has the hyper-parameter {echo(unknown[0])}"
-                         f"{nearest(unknown[0], known)}")
+        raise FdgnbError(f"no method of the grid has the hyper-parameter {echo(k)}{nearest(k, known)}")
     rows = []
     for d, (label, m, own) in product(datasets, methods):
         options = settings | own_options(classes[label], own, shared)

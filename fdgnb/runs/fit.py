@@ -336,7 +336,7 @@ def play(run, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
             if not quiet: bar.set_postfix(progress_postfix(fed, rows))
             if stop: break
 
-# %% ../../nbs/runs/05_fit.ipynb #fitcode001
+# %% ../../nbs/runs/05_fit.ipynb #spellcode1
 def check_spelling(options, call, *methods):
     "FdgnbError where the name of an option is nearest to that of an argument of `call` itself."
     own, every = set(inspect.signature(call).parameters) - {"options", "settings"}, set(SETTINGS)
@@ -345,7 +345,7 @@ def check_spelling(options, call, *methods):
         meant = difflib.get_close_matches(str(k), sorted(own | every), 1, .7)
         if own & {*meant}: raise FdgnbError(f"unknown argument {echo(k)}; did you mean {meant[0]!r}?")
 
-
+# %% ../../nbs/runs/05_fit.ipynb #fitcode001
 def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *, protocol=None, scale=None,
         device="cpu", workers=None, progress=None, checkpoint_every=1, resume=True, callbacks=(), hyper=None,
         **options):
