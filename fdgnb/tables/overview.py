@@ -183,7 +183,8 @@ ROWS = {
            "FedSR": ("fedsr", {}), "ELCFS": ("elcfs", {}), "CCST": ("ccst", {}), "Tent": ("tent", {}),
            "DSBN": ("dsbn", {}), "FedAvg (more clients)": ("fedavg", dict(partition=("split", 2)))},
     "fedbr": {"FedAvg": ("fedavg", {}), "Local": ("local", {}), "FedProx": ("fedprox", {}),
-              "Moon": ("moon", dict(project=256)), "DANN": ("dann", {}), "GroupDRO": ("groupdro", {}),
+              "Moon": ("moon", dict(project=256, mu=.01)),                  # as released; text: .01 to 10
+              "DANN": ("dann", {}), "GroupDRO": ("groupdro", {}),
               "FedMix": ("fedmix", {}), "FedCM": ("fedcm", {}), "FedNTD": ("fedntd", {}), "VHL": ("vhl", {}),
               "FedDecorr": ("feddecorr", {}), "Mixup": ("mixup", {}), "FedBR": ("fedbr", {})},
     "fedsb": {"FedAvg": ("fedavg", {}), "FedProx": ("fedprox", {}), "FedADG": ("fedadg", {}),

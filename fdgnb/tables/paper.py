@@ -203,9 +203,11 @@ def in_cell(r, digits, letters, signs, seeds=SEEDS):
     "'ours / printed (difference mark, n = 1 †)', '≥ ours / printed (mark)', or '– / printed [a]'."
     if rounds_in(r.metric): digits = 0
     own, printed = pair(r.ours, r.sd, digits), pair(r.mean, r.std, digits) or "–"
+    if never := r.ours == np.inf: own = "not reached"
     if r.least == r.least: return f"≥ {pair(r.least, '', digits)} / {printed} ({signs[r.mark].strip()})"
     if not own: return f"– / {printed} [{letters[r.why]}]"
-    said = [signed(r.difference, digits) + signs[r.mark]]*(r.difference == r.difference)
+    said = [signed(r.difference, digits) + signs[r.mark]]*bool(np.isfinite(r.difference))
+    said += [signs[r.mark].strip()]*bool(never and r.mark)
     said += [f"n = {r.n} {signs['few']}"]*few(r, seeds)
     return f"{own} / {printed}" + f" ({', '.join(said)})"*bool(said)
 
