@@ -341,7 +341,7 @@ def check_spelling(options, call, *methods):
     "FdgnbError where the name of an option is nearest to that of an argument of `call` itself."
     own, every = set(inspect.signature(call).parameters) - {"options", "settings"}, set(SETTINGS)
     for m in methods: every |= set(hyper_names(method_class(m)))
-    for k in options.keys() - every:
+    for k in sorted(options.keys() - every, key=str):
         meant = difflib.get_close_matches(str(k), sorted(own | every), 1, .7)
         if own & {*meant}: raise FdgnbError(f"unknown argument {echo(k)}; did you mean {meant[0]!r}?")
 

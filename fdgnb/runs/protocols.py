@@ -361,8 +361,8 @@ BR_NOTES = (
      "the whole test set at each of ten angles; here dealt out among the clients, each at its own angles: "
      "same mean, a tenth of the work", "code; ours"),
     ("test images, or others",
-     "RotatedMNIST's printed levels fit the clients' held-out fifths, not these: tables/18_rotated",
-     "ours; the captions of Figures 5 and 7 say local test datasets"),
+     "RotatedMNIST's printed levels are above what these clients' images allow on these, as far as we ran: "
+     "tables/18_rotated", "ours; the caption of Figure 5 says local test datasets"),
     ("test images, once more",
      "CIFAR-10's have no upright set (angle 0 draws angles), CIFAR-100's are ten times the same; not "
      "copied", "code"),
