@@ -315,7 +315,7 @@ NOTED = (                              # paper, tables, data set, targets: how o
     ("fedbr", "table6", "", "", "test set: the caption's are global and balanced, here a model is tested "
      "on its client's own tenth of the test images, each turned once"),
     ("fedbr", "table1 table4", "rotated_mnist", "", "test set: MNIST's at each of ten angles, as the release "
-     "loads it; which images the printed numbers are of is asked on tables/18_rotated"),
+     "loads it (which images the printed numbers are of is asked on tables/18_rotated)"),
 )
 
 
