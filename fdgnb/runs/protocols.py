@@ -359,7 +359,7 @@ BR_NOTES = (
     ("validation", "none: mean of the five best rounds on the test images (an oracle)", "text, Table 1"),
     ("test images",
      "the whole test set at each of ten angles; here dealt out among the clients, each at its own angles: "
-     "same mean, a tenth of the work", "code; ours"),
+     "same mean for a model that all share, a tenth of the work", "code; ours"),
     ("test images, or others",
      "RotatedMNIST's printed levels are above what these clients' images allow on these, as far as we ran: "
      "tables/18_rotated", "ours; the caption of Figure 5 says local test datasets"),
