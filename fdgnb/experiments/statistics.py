@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'paired_gain', 'widened', 'by_target', 'chance', 'gain_of', 'copy_of', 'shared_sets', 'whole_blocks', 'twins',
-           'mean_ranks', 'run_correlation', 'judged', 'verdicts']
+           'mean_ranks', 'run_correlation', 'by_seeds', 'judged', 'verdicts']
 
 # %% ../../nbs/experiments/05_statistics.ipynb #fb4d62ca
 import numpy as np
 import pandas as pd
+from dataclasses import replace
 from ..runs.metrics import lower_is_better
 
 # %% ../../nbs/experiments/05_statistics.ipynb #9d56d39e
@@ -119,6 +120,19 @@ def run_correlation(differences):
     pairs = (centered.sum(axis=1)**2).sum() - squares                       # of all ordered pairs of clients
     return float(pairs/(k - 1)/squares) if k > 1 and squares > 0 else np.nan
 
+
+def by_seeds(wide, base):
+    """p of `chance` of each label over a base by the seeds' means over all columns, one number a seed.
+
+    It assumes nothing of the clients that share a seed's run. wide: blocks (column, seed) by label."""
+    def p(label):
+        both = whole_blocks(wide[[label, base]]) if label != base else wide[:0]
+        if label not in both or base not in both or both.empty: return np.nan
+        means = both.groupby(level=1).mean()
+        means.index = pd.MultiIndex.from_product([["mean"], means.index])
+        return chance(means[[label]], means[base])
+    return pd.Series({label: p(label) for label in wide}, dtype=float)
+
 # %% ../../nbs/experiments/05_statistics.ipynb #5f7c6e2d
 KINDS = dict(beats="beats {}", worse="is worse than {}", open="no difference shown",
              same="the same score as {} in every run", untested="no test (one seed, or seeds that agree)",
@@ -139,7 +153,9 @@ def judged(t, level=.05):
 
 
 def verdicts(t, level=.05):
-    "A Markdown list of what beats a `Table`'s base, what does not, what loses (`judged`)."
+    """A Markdown list of what beats a `Table`'s base, what does not, what loses (`judged`).
+
+    In-domain, also what of it holds by the seeds' means alone (`by_seeds`)."""
     if t.base not in t.extra.index: return f"No row {t.base} to compare with."
     if getattr(t, "n", None) is not None and not t.n.loc[t.base].fillna(0).all():
         return f"No whole run of {t.base} to compare with: a seed of it on every domain."
@@ -147,4 +163,10 @@ def verdicts(t, level=.05):
     said = lambda m: f"{m} ({100*gain[m]:+.1f})" if gain[m] == gain[m] else m
     lines = [f"* {words.format(t.base)}: {', '.join(map(said, kind.index[kind == k]))}"
              for k, words in KINDS.items() if (kind == k).any()]
+    shown = kind.index[kind.isin(["beats", "worse"])]
+    if getattr(t, "inside", False) and len(shown):
+        wide = t.runs.pivot_table(index=["column", "seed"], columns="label", values="score")
+        alone = judged(replace(t, extra=t.extra.assign(p=by_seeds(wide, t.base))), level)
+        left = ", ".join(m for m in shown if alone[m] == kind[m]) or "none of these"
+        lines.append(f"* by the seeds' means alone (a seed's clients share a run) shown as well: {left}")
     return "\n".join(lines) or "Nothing to compare yet."

@@ -104,6 +104,7 @@ class Table:
     base: str = "fedavg"
     runs: pd.DataFrame = field(default=None, repr=False)                              # `runs_of`
     metric: str = "accuracy"
+    inside: bool = False                                       # the columns are clients that share a run
 
     def cell(self, label, column, digits=1):
         "mean ± sd in percent; blank where nothing was run; (n) where there are fewer seeds than elsewhere."
@@ -308,7 +309,8 @@ def table(results, rule="source_val", point="aggregated", base="fedavg", rows="l
     oracle = ", an oracle: it looks at the target's labels"*RULES[rule].startswith("ORACLE")
     said = caption_of(tidy, cells, f"rule {rule}{oracle}, {point} model", gaps, results, metric)
     runs = runs_of(cells, names, rule, point, metric)
-    return Table(*frames, beside(wide, base, lower_is_better(metric)), said, base, runs, metric)
+    inside = columns == "target" and bool(tidy.target.isna().all())
+    return Table(*frames, beside(wide, base, lower_is_better(metric)), said, base, runs, metric, inside)
 
 # %% ../../nbs/experiments/06_table.ipynb #99057a39
 ADAPTED = " (adapted)"
