@@ -201,7 +201,7 @@ GA_DATA = (
 GA_SCALES = (
     *at("cpu", rounds=20, local_epochs=1, limit=1500),
     *at("cpu", GA + " domainnet10", pretrained=False),
-    *at("cpu", "pacs", backbone="cnn2", size=32),
+    *at("cpu", "pacs", backbone="cnn2", size=32, lr=.01),
     *at("cpu", "officehome terra_incognita domainnet10", backbone="resnet18", size=64),
     *at("smoke", rounds=2, local_epochs=1, limit=64),
     *at("smoke", GA + " domainnet10", backbone="resnet18", size=32, pretrained=False),
