@@ -18,6 +18,7 @@ _where = dict(fit="runs.fit", Run="runs.fit", load="runs.records",
               from_texts="data.own", FdgnbError="core")
 _modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods",
             "experiments", "tables")
+__all__ = sorted(_where)
 
 
 def __getattr__(name):

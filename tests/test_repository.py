@@ -139,6 +139,13 @@ def test_fit_is_light():
     assert brings("import fdgnb; fdgnb.fit; fdgnb.Method; fdgnb.get_dataset") <= {"pandas"}
 
 
+def test_a_star_brings_the_public_names():
+    "They come at first use, so that a star would find none of them without a list."
+    names = "fit, load, Method, Domain, from_folder, FdgnbError"
+    done = python(f"from fdgnb import *\nprint(*(n.__name__ for n in ({names})))")
+    assert done.stdout.split() == names.split(", "), done.stderr
+
+
 NAMES = """fit Method method hp from_folder Dataset Domain get_dataset list_methods list_datasets Settings
     FdgnbError core vectors settings models data federation runs methods""".split()
 
