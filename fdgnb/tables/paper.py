@@ -6,7 +6,7 @@
 __all__ = ['SB_TABLES', 'SHORT', 'LONG', 'CHOSEN', 'POINT', 'NOTE', 'WITHIN', 'OVER', 'EARLY', 'FEW', 'SIGNS', 'TEX_SIGNS',
            'rows_of', 'lies_here', 'at_hand', 'calls_of', 'spaced', 'runs_of', 'lacking', 'filled', 'decimals', 'pair',
            'signed', 'rounds_in', 'read_in_words', 'reasons', 'digits_of', 'few', 'in_cell', 'in_words', 'missing',
-           'escaped', 'Sheet', 'placed', 'refuse_smoke', 'compared', 'Report', 'report', 'verdicts_of']
+           'escaped', 'Sheet', 'placed', 'refuse_smoke', 'compared', 'Report', 'report', 'verdicts_of', 'added']
 
 # %% ../../nbs/tables/05_paper.ipynb #386483a7
 import json
@@ -386,3 +386,23 @@ def verdicts_of(report, base="FedAvg"):
         domains += f"; {chosen.format('test images')} choose the round"*(chosen == ORACLE)
         said.append(f"**{about}**: {domains}; {t.n.to_numpy().max():g} seeds\n\n{verdicts(t)}")
     return "\n\n".join(said)
+
+# %% ../../nbs/tables/05_paper.ipynb #addedcode1
+def added(runs, metric, suffix="+GA"):
+    """What a suffix adds to each row that stands with and without it, paired within target and seed.
+
+    runs: as of `Report.runs`, of one data set. By row: base (mean over targets), gain, low, high and p, as
+    fractions (`compared`); holm: p after Holm over the rows; seeds: that both have on every target."""
+    from statsmodels.stats.multitest import multipletests
+    rows = {}
+    for m in dict.fromkeys(runs.label):
+        t = compared(runs[runs.label.isin([m, m + suffix])], metric, m)
+        if t is None or m + suffix not in t.extra.index or t.extra.gain.isna()[m + suffix]: continue
+        at, seeds = "Avg" if "Avg" in t.mean else t.mean.columns[0], t.n.min(axis=1).min()
+        more = t.extra.loc[m + suffix, ["gain", "low", "high", "p"]]
+        rows[m] = dict(base=t.mean.loc[m, at], **more, seeds=seeds)
+    out = pd.DataFrame(rows, "base gain low high p seeds".split(), dtype=float).T
+    known = out.p.notna()
+    out["holm"] = np.nan
+    if known.any(): out.loc[known, "holm"] = multipletests(out.p[known], method="holm")[1]
+    return out
