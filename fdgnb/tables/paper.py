@@ -26,7 +26,7 @@ from ..runs.metrics import ORACLE, RULES
 from ..runs.protocols import SCALES
 from .ledger import HOURS, Records, bounds, called, first_of, judged, needs, net_of, ours, read_as
 from .ledger import PRICES, SEEDS, plan_of, short_of, spread, targets_in, wanted
-from .overview import ROWS, published
+from .overview import MEANS, ROWS, published
 
 # %% ../../nbs/tables/05_paper.ipynb #fbb378c7
 SB_TABLES = (                          # table, data set, backbone, methods: what FedSB's text says of them
@@ -375,10 +375,10 @@ def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=F
 
 # %% ../../nbs/tables/05_paper.ipynb #79cedda1
 def verdicts_of(report, base="FedAvg"):
-    "In Markdown: which rows of a `Report`'s tables beat the base by our runs; '' where there are none."
+    "In Markdown: which rows of a `Report`'s tables beat the base; '' of no runs, nothing of means of data sets."
     said, by = [], ["table", "dataset", "backbone", "metric"]
     for (name, *where, metric), lines in report.lines.groupby(by, sort=False):
-        t = compared(replace(report, lines=lines).runs(), metric, base)
+        t = compared(replace(report, lines=lines).runs(), metric, base) if where[0] not in MEANS else None
         if t is None: continue
         about = ", ".join(w for w in (name, *where, metric, f"scale {report.scale}") if w)
         domains = ", ".join(c for c in t.mean if c not in ("Avg", "ALL"))
