@@ -375,7 +375,7 @@ def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=F
 
 # %% ../../nbs/tables/05_paper.ipynb #79cedda1
 def verdicts_of(report, base="FedAvg"):
-    "In Markdown: which rows of a `Report`'s tables beat the base; '' of no runs, nothing of means of data sets."
+    "In Markdown: which rows of a `Report`'s tables beat the base; nothing of data sets' means, of no runs."
     said, by = [], ["table", "dataset", "backbone", "metric"]
     for (name, *where, metric), lines in report.lines.groupby(by, sort=False):
         t = compared(replace(report, lines=lines).runs(), metric, base) if where[0] not in MEANS else None
