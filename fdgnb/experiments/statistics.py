@@ -167,6 +167,8 @@ def verdicts(t, level=.05):
     if getattr(t, "inside", False) and len(shown):
         wide = t.runs.pivot_table(index=["column", "seed"], columns="label", values="score")
         alone = judged(replace(t, extra=t.extra.assign(p=by_seeds(wide, t.base))), level)
-        left = ", ".join(m for m in shown if alone[m] == kind[m]) or "none of these"
-        lines.append(f"* by the seeds' means alone (a seed's clients share a run) shown as well: {left}")
+        of = lambda *kinds: ", ".join(m for m in shown if alone[m] in (kinds or {kind[m]})) or "none of these"
+        seeds = wide.index.get_level_values(1).nunique()
+        lines.append(f"* of these, with each of the {seeds} seeds as one number, as its clients share a run, "
+                     f"still shown: {of()}; without a test: {of('untested')}")
     return "\n".join(lines) or "Nothing to compare yet."

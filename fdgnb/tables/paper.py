@@ -19,7 +19,7 @@ from ..core import FdgnbError, atomic_write, echo, nearest, root
 from ..data.catalogue import DATASETS
 from ..experiments.execution import run
 from ..experiments.grid import grid
-from ..experiments.statistics import verdicts
+from ..experiments.statistics import verdicts, whole_blocks
 from ..experiments.table import table
 from ..experiments.store import Store
 from ..runs.metrics import ORACLE, RULES
@@ -392,15 +392,17 @@ def added(runs, metric, suffix="+GA"):
     """What a suffix adds to each row that stands with and without it, paired within target and seed.
 
     runs: as of `Report.runs`, of one data set. By row: base (mean over targets), gain, low, high and p, as
-    fractions (`compared`); holm: p after Holm over the rows; seeds: that both have on every target."""
+    fractions (`compared`); holm: p after Holm over the rows; seeds: that both have on every target, of
+    which base and gain are."""
     from statsmodels.stats.multitest import multipletests
     rows = {}
     for m in dict.fromkeys(runs.label):
         t = compared(runs[runs.label.isin([m, m + suffix])], metric, m)
         if t is None or m + suffix not in t.extra.index or t.extra.gain.isna()[m + suffix]: continue
-        at, seeds = "Avg" if "Avg" in t.mean else t.mean.columns[0], t.n.min(axis=1).min()
+        both = t.runs.pivot(index=["column", "seed"], columns="label", values="score")
+        both = whole_blocks(both[[m, m + suffix]])
         more = t.extra.loc[m + suffix, ["gain", "low", "high", "p"]]
-        rows[m] = dict(base=t.mean.loc[m, at], **more, seeds=seeds)
+        rows[m] = dict(base=both[m].mean(), **more, seeds=both.index.get_level_values(1).nunique())
     out = pd.DataFrame(rows, "base gain low high p seeds".split(), dtype=float).T
     known = out.p.notna()
     out["holm"] = np.nan
