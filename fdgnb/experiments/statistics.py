@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'paired_gain', 'widened', 'by_target', 'chance', 'gain_of', 'copy_of', 'shared_sets', 'whole_blocks', 'twins',
-           'mean_ranks', 'run_correlation', 'by_seeds', 'judged', 'verdicts']
+           'mean_ranks', 'run_correlation', 'by_seeds', 'holm', 'judged', 'verdicts']
 
 # %% ../../nbs/experiments/05_statistics.ipynb #fb4d62ca
 import numpy as np
@@ -139,14 +139,19 @@ KINDS = dict(beats="beats {}", worse="is worse than {}", open="no difference sho
              gaps="not all runs there")
 
 
-def judged(t, level=.05):
-    "Of KINDS what each label of a `Table` is, its base left out: by p, corrected after Holm."
+def holm(p):
+    "A Series of p corrected after Holm for as many tests as it has numbers; NaN stays."
     from statsmodels.stats.multitest import multipletests
+    known = p.dropna()
+    of_known = multipletests(known, method="holm")[1] if len(known) else []
+    return pd.Series(of_known, known.index, dtype=float).reindex(p.index)
+
+
+def judged(t, level=.05):
+    "Of KINDS what each label of a `Table` is, its base left out: by p, corrected after Holm (`holm`)."
     g = t.extra.drop(index=t.base, errors="ignore")
     same = g.same.astype(bool)                                                       # no rival, no test
-    tested = g.p[~same].dropna()
-    sure = tested.index[multipletests(tested, level, "holm")[0]] if len(tested) else []
-    found, up = g.index.isin(sure), -g.gain if lower_is_better(getattr(t, "metric", "accuracy")) else g.gain
+    found, up = holm(g.p.mask(same)) <= level, -g.gain if lower_is_better(getattr(t, "metric", "accuracy")) else g.gain
     cases = dict(gaps=g.gain.isna(), same=same, untested=g.p.isna(), beats=found & (up > 0),
                  worse=found & (up < 0))
     return pd.Series(np.select(list(cases.values()), list(cases), "open"), g.index, dtype=object)
@@ -166,9 +171,10 @@ def verdicts(t, level=.05):
     shown = kind.index[kind.isin(["beats", "worse"])]
     if getattr(t, "inside", False) and len(shown):
         wide = t.runs.pivot_table(index=["column", "seed"], columns="label", values="score")
-        alone = judged(replace(t, extra=t.extra.assign(p=by_seeds(wide, t.base))), level)
-        of = lambda *kinds: ", ".join(m for m in shown if alone[m] in (kinds or {kind[m]})) or "none of these"
+        alone = judged(replace(t, extra=t.extra.assign(p=by_seeds(wide, t.base))), level)[shown]
+        kept, untested = shown[alone == kind[shown]], shown[alone == "untested"]
         seeds = wide.index.get_level_values(1).nunique()
         lines.append(f"* of these, with each of the {seeds} seeds as one number, as its clients share a run, "
-                     f"still shown: {of()}; without a test: {of('untested')}")
+                     f"still shown: {', '.join(kept) or 'none'}"
+                     + f"; without a test: {', '.join(untested)}"*bool(len(untested)))
     return "\n".join(lines) or "Nothing to compare yet."

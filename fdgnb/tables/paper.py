@@ -19,7 +19,7 @@ from ..core import FdgnbError, atomic_write, echo, nearest, root
 from ..data.catalogue import DATASETS
 from ..experiments.execution import run
 from ..experiments.grid import grid
-from ..experiments.statistics import verdicts, whole_blocks
+from ..experiments.statistics import holm, verdicts, whole_blocks
 from ..experiments.table import table
 from ..experiments.store import Store
 from ..runs.metrics import ORACLE, RULES
@@ -394,7 +394,6 @@ def added(runs, metric, suffix="+GA"):
     runs: as of `Report.runs`, of one data set. By row: base (mean over targets), gain, low, high and p, as
     fractions (`compared`); holm: p after Holm over the rows; seeds: that both have on every target, of
     which base and gain are."""
-    from statsmodels.stats.multitest import multipletests
     rows = {}
     for m in dict.fromkeys(runs.label):
         t = compared(runs[runs.label.isin([m, m + suffix])], metric, m)
@@ -404,7 +403,4 @@ def added(runs, metric, suffix="+GA"):
         more = t.extra.loc[m + suffix, ["gain", "low", "high", "p"]]
         rows[m] = dict(base=both[m].mean(), **more, seeds=both.index.get_level_values(1).nunique())
     out = pd.DataFrame(rows, "base gain low high p seeds".split(), dtype=float).T
-    known = out.p.notna()
-    out["holm"] = np.nan
-    if known.any(): out.loc[known, "holm"] = multipletests(out.p[known], method="holm")[1]
-    return out
+    return out.assign(holm=holm(out.p))
