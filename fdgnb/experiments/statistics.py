@@ -133,12 +133,7 @@ def by_seeds(wide, base):
         return chance(means[[label]], means[base])
     return pd.Series({label: p(label) for label in wide}, dtype=float)
 
-# %% ../../nbs/experiments/05_statistics.ipynb #5f7c6e2d
-KINDS = dict(beats="beats {}", worse="is worse than {}", open="no difference shown",
-             same="the same score as {} in every run", untested="no test (one seed, or seeds that agree)",
-             gaps="not all runs there")
-
-
+# %% ../../nbs/experiments/05_statistics.ipynb #holmcode01
 def holm(p):
     "A Series of p corrected after Holm for as many tests as it has numbers; NaN stays."
     from statsmodels.stats.multitest import multipletests
@@ -146,12 +141,18 @@ def holm(p):
     of_known = multipletests(known, method="holm")[1] if len(known) else []
     return pd.Series(of_known, known.index, dtype=float).reindex(p.index)
 
+# %% ../../nbs/experiments/05_statistics.ipynb #5f7c6e2d
+KINDS = dict(beats="beats {}", worse="is worse than {}", open="no difference shown",
+             same="the same score as {} in every run", untested="no test (one seed, or seeds that agree)",
+             gaps="not all runs there")
+
 
 def judged(t, level=.05):
     "Of KINDS what each label of a `Table` is, its base left out: by p, corrected after Holm (`holm`)."
     g = t.extra.drop(index=t.base, errors="ignore")
     same = g.same.astype(bool)                                                       # no rival, no test
-    found, up = holm(g.p.mask(same)) <= level, -g.gain if lower_is_better(getattr(t, "metric", "accuracy")) else g.gain
+    found, down = holm(g.p.mask(same)) <= level, lower_is_better(getattr(t, "metric", "accuracy"))
+    up = -g.gain if down else g.gain
     cases = dict(gaps=g.gain.isna(), same=same, untested=g.p.isna(), beats=found & (up > 0),
                  worse=found & (up < 0))
     return pd.Series(np.select(list(cases.values()), list(cases), "open"), g.index, dtype=object)
