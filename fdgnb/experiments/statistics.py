@@ -135,11 +135,11 @@ def by_seeds(wide, base):
 
 # %% ../../nbs/experiments/05_statistics.ipynb #holmcode01
 def holm(p):
-    "A Series of p corrected after Holm for as many tests as it has numbers; NaN stays."
+    "A Series of p corrected after Holm; NaN is no test, counts for none and stays."
     from statsmodels.stats.multitest import multipletests
-    known = p.dropna()
-    of_known = multipletests(known, method="holm")[1] if len(known) else []
-    return pd.Series(of_known, known.index, dtype=float).reindex(p.index)
+    out, known = pd.Series(np.nan, p.index), p.notna().to_numpy()
+    if known.any(): out[known] = multipletests(p[known], method="holm")[1]
+    return out
 
 # %% ../../nbs/experiments/05_statistics.ipynb #5f7c6e2d
 KINDS = dict(beats="beats {}", worse="is worse than {}", open="no difference shown",
