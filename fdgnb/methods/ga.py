@@ -143,6 +143,7 @@ class GA(Method):
     def aggregate(self, server, uploads):
         h, step = self.h, step_size(server.round, server.rounds, self.h.d, self.h.divisor, self.h.late)
         gaps = over_clients(server, uploads, lambda k, u: float(u.get("scalars.ga.gap", math.nan)))
+        if hasattr(self, "decide"): self.decide(server, uploads)        # whose weights hang on the uploads
         weights = over_clients(server, uploads, lambda k, u: self.weight(server, k, u))
         a = initial_weights(server.state["ga.a"].cpu(), weights)
         a = adjust_reporting(a, gaps, step, center=h.center, absolute=h.absolute, capped=h.capped)
