@@ -23,7 +23,7 @@ TITLES = dict(ledger="Every printed number", ours_across="Our own comparison: it
               ours_steps_office_caltech10="Office-Caltech10: what beats FedAvg beside more steps of it",
               ours_parts_office_caltech10="Office-Caltech10: FedSB taken apart",
               ours_parts_fdse_office_caltech10="Office-Caltech10: FDSE taken apart",
-              fidelity_cpu_taken_back="FDSE as released, a difference at a time taken back")
+              fidelity_cpu_taken_back="As released, a difference at a time taken back")
 FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against cost",
                rules="selection rules", alike="against FedAvg with equal weights")
 # what a wide table folds away first, until its columns fit the page
