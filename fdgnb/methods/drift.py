@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Anchored', 'half_square', 'displacement', 'moved', 'plus', 'FedProx', 'needs_sgd', 'mean_gradient', 'sent_by_all',
-           'mean_of', 'sum_of_all', 'Scaffold', 'FedDyn', 'step_reach', 'stretched', 'FedNova', 'FedCM', 'ServerHyper',
-           'server_step', 'FedAdam', 'FedYogi', 'FedAdagrad']
+           'round_weights', 'mean_of', 'sum_of_all', 'Scaffold', 'FedDyn', 'step_reach', 'stretched', 'FedNova',
+           'FedCM', 'ServerHyper', 'server_step', 'FedAdam', 'FedYogi', 'FedAdagrad']
 
 # %% ../../nbs/methods/06_drift.ipynb #9df591c0
 import torch
@@ -72,10 +72,15 @@ def sent_by_all(server, uploads):
     return [q for q, _ in server.net.named_parameters() if all(f"model.{q}" in u for _, u in uploads)]
 
 
-def mean_of(method, server, uploads, tag):
-    "Mean of the uploads' parts under a tag, with the weights of the average, decided first where need be."
+def round_weights(method, server, uploads):
+    "The uploads' weights in the round's average, in order, decided first where they hang on all of them."
     if hasattr(method, "decide"): method.decide(server, uploads)
-    w = [method.weight(server, k, u) for k, u in uploads]
+    return [method.weight(server, k, u) for k, u in uploads]
+
+
+def mean_of(method, server, uploads, tag):
+    "Mean of the uploads' parts under a tag, with the weights of the average."
+    w = round_weights(method, server, uploads)
     parts = [scale(part(u, tag), v/sum(w)) for (_, u), v in zip(uploads, w)]
     return {k: sum(q[k] for q in parts) for k in parts[0]}
 
@@ -86,7 +91,7 @@ def sum_of_all(method, server, uploads, key, mean):
     Weights are those of the average, when last seen, divided by their sum over all clients; a client not yet
     seen counts as the mean of those that were, and the sum so far is brought to the total with newcomers."""
     old = part(server.state, f"{key}.weights")
-    new = old | {str(k): scalar(method.weight(server, k, u)) for k, u in uploads}
+    new = old | {str(k): scalar(w) for (k, _), w in zip(uploads, round_weights(method, server, uploads))}
     def total(w): return sum(float(w[k]) for k in sorted(w))*(len(server.clients)/len(w))
     here = sum(float(new[k]) for k in sorted(str(k) for k, _ in uploads))/total(new)
     kept = scale(part(server.state, f"{key}.sum"), total(old)/total(new | old) if old else 1.)

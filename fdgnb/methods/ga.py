@@ -15,6 +15,7 @@ from ..settings import differences, hp, switch, variant
 from ..federation.loop import Method
 from ..federation.compose import method
 from ..federation.rounds import evaluate
+from .drift import round_weights
 
 # %% ../../nbs/methods/02_ga.ipynb #da44d1c8
 def adjust_weights(a, gaps, step, center=True, absolute=False, capped=False):
@@ -72,9 +73,9 @@ def adjust_reporting(a, gaps, step, **how):
 def initial_weights(a, w):
     """First weights for clients seen for the first time (NaN in `a`, not in `w`). (K,), (K,) -> (K,).
 
-    As a group they get the share of their number, within it in proportion to `w`."""
+    As a group they get the share of their number, within it in proportion to `w`; none if all 0."""
     new = a.isnan() & ~w.isnan()
-    if not new.any(): return a
+    if not w[new].sum() > 0: return torch.where(new, 0., a)
     share = int(new.sum())/int((~a.isnan() | new).sum())
     return torch.where(new, share*w/w[new].sum(), (1 - share)*a)
 
@@ -143,8 +144,8 @@ class GA(Method):
     def aggregate(self, server, uploads):
         h, step = self.h, step_size(server.round, server.rounds, self.h.d, self.h.divisor, self.h.late)
         gaps = over_clients(server, uploads, lambda k, u: float(u.get("scalars.ga.gap", math.nan)))
-        if hasattr(self, "decide"): self.decide(server, uploads)        # whose weights hang on the uploads
-        weights = over_clients(server, uploads, lambda k, u: self.weight(server, k, u))
+        beneath = dict(zip([k for k, _ in uploads], round_weights(self, server, uploads)))
+        weights = over_clients(server, uploads, lambda k, u: beneath[k])
         a = initial_weights(server.state["ga.a"].cpu(), weights)
         a = adjust_reporting(a, gaps, step, center=h.center, absolute=h.absolute, capped=h.capped)
         there = [server.clients.index(k) for k, _ in uploads]
