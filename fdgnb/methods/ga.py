@@ -73,11 +73,12 @@ def adjust_reporting(a, gaps, step, **how):
 def initial_weights(a, w):
     """First weights for clients seen for the first time (NaN in `a`, not in `w`). (K,), (K,) -> (K,).
 
-    As a group they get the share of their number, within it in proportion to `w`; none if all 0."""
-    new = a.isnan() & ~w.isnan()
-    if not w[new].sum() > 0: return torch.where(new, 0., a)
-    share = int(new.sum())/int((~a.isnan() | new).sum())
-    return torch.where(new, share*w/w[new].sum(), (1 - share)*a)
+    As a group they get the share of their number, within it in proportion to `w`; those whose `w` is 0 get
+    0 and do not count."""
+    new = a.isnan() & (w > 0)
+    share = int(new.sum())/max(int((~a.isnan() | new).sum()), 1)
+    a = torch.where(new, share*w/w[new].sum(), (1 - share)*a)
+    return torch.where(a.isnan() & (w == 0), 0., a)
 
 # %% ../../nbs/methods/02_ga.ipynb #c96503e5
 def over_clients(server, uploads, value):
@@ -118,7 +119,8 @@ class GA(Method):
     def setup(self, server):
         super().setup(server)
         K, first = len(server.clients), self.h.initial == "uniform"
-        server.state["ga.a"] = torch.full((K,), 1/K if first else math.nan, dtype=torch.float64)
+        a = torch.full((K,), 1/K if first else math.nan, dtype=torch.float64)
+        server.state |= {"ga.a": a, "ga.used": a}
         server.state["ga.log"] = torch.zeros(0, 2, K, dtype=torch.float64)
 
     def begin(self, model, client, download):
@@ -137,26 +139,27 @@ class GA(Method):
         return super().upload(model, client) | gap
 
     def weight(self, server, k, upload):
-        a = server.state["ga.a"].nan_to_num(-1.)
+        a = server.state["ga.used"].nan_to_num(-1.)
         own = a[server.clients.index(k)]
         return super().weight(server, k, upload) if own < 0 else float(own/a.max())
 
     def aggregate(self, server, uploads):
         h, step = self.h, step_size(server.round, server.rounds, self.h.d, self.h.divisor, self.h.late)
         gaps = over_clients(server, uploads, lambda k, u: float(u.get("scalars.ga.gap", math.nan)))
-        beneath = dict(zip([k for k, _ in uploads], round_weights(self, server, uploads)))
-        weights = over_clients(server, uploads, lambda k, u: beneath[k])
+        asked = dict(zip([k for k, _ in uploads], round_weights(self, server, uploads)))
+        weights = over_clients(server, uploads, lambda k, u: asked[k])
         a = initial_weights(server.state["ga.a"].cpu(), weights)
         a = adjust_reporting(a, gaps, step, center=h.center, absolute=h.absolute, capped=h.capped)
-        there = [server.clients.index(k) for k, _ in uploads]
-        if not a[there].sum() > 0: a[there] = 1.        # all who answered have weight zero: alike
-        server.state["ga.a"] = a = a/a.nansum()
+        used, there = a.clone(), [server.clients.index(k) for k, _ in uploads]
+        if not a[there].sum() > 0: used[there] = 1.     # all who answered have weight zero: alike, this once
+        if not a.nansum() > 0: a = used
+        server.state |= {"ga.a": (a := a/a.nansum()), "ga.used": used/used.nansum()}
         server.state["ga.log"] = torch.cat([server.state["ga.log"].cpu(), torch.stack([a, gaps])[None]])
         super().aggregate(server, uploads)
 
 # %% ../../nbs/methods/02_ga.ipynb #31b0dc64
 def trace(run):
-    "DataFrame of a run with GA: round, client, its weight in the average, the gap that moved it (NaN: none)."
+    "DataFrame of a run with GA: round, client, its weight, the gap that moved it (NaN: none)."
     import pandas as pd
     log, names = run.fed.server.state["ga.log"].cpu(), run.fed.server.clients
     rows = [(r + 1, k, *log[r, :, i].tolist()) for r in range(len(log)) for i, k in enumerate(names)]
