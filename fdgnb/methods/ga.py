@@ -159,7 +159,7 @@ class GA(Method):
 
 # %% ../../nbs/methods/02_ga.ipynb #31b0dc64
 def trace(run):
-    "DataFrame of a run with GA: round, client, its weight, the gap that moved it (NaN: none)."
+    "DataFrame of a run with GA: round, client, its weight as kept, the gap that moved it (NaN: none)."
     import pandas as pd
     log, names = run.fed.server.state["ga.log"].cpu(), run.fed.server.clients
     rows = [(r + 1, k, *log[r, :, i].tolist()) for r in range(len(log)) for i, k in enumerate(names)]
