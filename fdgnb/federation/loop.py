@@ -77,6 +77,7 @@ class Server:
 # %% ../../nbs/federation/01_loop.ipynb #2fd082aa
 class Method:
     "The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`."
+    version = 1                                    # raised when what the method computes changes
     name, paper, averages, kinds, uses_rounds = "", "", ("model",), {}, ""      # why rounds cannot be added
     uses_target = offers_each = replays = False
     @dataclass(frozen=True)
