@@ -88,7 +88,7 @@ VECTORS = two_domains("vectors", torch.zeros(8, 4), defaults=dict(backbone="mlp2
     (dict(fractions=(.5, .1)), "fractions"),
     (dict(device="cuda"), "not available here"),
     (dict(device="gpu"), "unknown device 'gpu'"),
-    (dict(lr=None), "lr=None: wanted a value like"),
+    (dict(lr=None), "lr=None: expected a number, like"),
     (dict(drop_last="no"), "drop_last='no': expected True or False"),
     (dict(partition="halves"), "partition='halves': expected a list"),
     (dict(partition=("split",)), "'split' takes "),
@@ -214,7 +214,7 @@ def test_no_broad_except():
 
 @pytest.mark.parametrize("where, bug", {
     "fdgnb.runs.setup.data_digest": TypeError, "fdgnb.runs.setup.targets_of": KeyError,
-    "fdgnb.settings.fitter": ValueError, "fdgnb.runs.fit.same_args": RuntimeError}.items())
+    "fdgnb.settings.validator_of": ValueError, "fdgnb.runs.fit.same_args": RuntimeError}.items())
 def test_a_bug_of_our_own_gives_its_traceback(where, bug, small, tmp_path, monkeypatch):
     "A planted bug comes out as what it is, and not as bad input."
     run("fedavg", small, rounds=1, out=tmp_path)

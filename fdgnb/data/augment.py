@@ -8,7 +8,7 @@ __all__ = ['RECIPE', 'AUGMENTATIONS', 'Augment', 'list_augmentations']
 # %% ../../nbs/data/11_augment.ipynb #a7990bd3
 from dataclasses import dataclass
 from ..core import FdgnbError, Registry, drawing_from
-from ..settings import readable
+from ..settings import format_value
 
 # %% ../../nbs/data/11_augment.ipynb #568796af
 # a field of Augment -> kornia's transforms, in the order they are applied
@@ -81,6 +81,6 @@ def list_augmentations():
     import pandas as pd
     blank = Augment()
     set_ = lambda a: {k: v for k, v in vars(a).items() if k != "source" and v != getattr(blank, k)}
-    does = lambda a: ", ".join(f"{k}={readable(v)}" for k, v in set_(a).items()) or "nothing"
+    does = lambda a: ", ".join(f"{k}={format_value(v)}" for k, v in set_(a).items()) or "nothing"
     rows = [dict(augment=n, does=does(a), source=a.source) for n, a in AUGMENTATIONS.items()]
     return pd.DataFrame(rows).set_index("augment")

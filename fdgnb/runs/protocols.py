@@ -13,7 +13,7 @@ __all__ = ['SCALES', 'PROTOCOLS', 'SB', 'SB_TRAINING', 'SB_DATA', 'SB_SCALES', '
 import copy
 from dataclasses import dataclass, field
 from ..core import FdgnbError, Registry, echo, nearest
-from ..settings import SETTINGS, readable
+from ..settings import SETTINGS, format_value
 
 # %% ../../nbs/runs/06_protocols.ipynb #683c353d
 SCALES = dict(smoke="seconds to a minute, to see that it runs", cpu="minutes to an hour on two cores",
@@ -511,7 +511,7 @@ def list_protocols():
 def value_row(name, of, by_scale):
     "A line of `protocol_table`: one value, as printed and at each scale; `by_scale` maps scales to rows."
     source = "; ".join(dict.fromkeys(r.source for r in by_scale.values()))
-    cells = {s: readable(by_scale[s].value) if s in by_scale else "" for s in TO_READ}
+    cells = {s: format_value(by_scale[s].value) if s in by_scale else "" for s in TO_READ}
     return dict(what=name, of=of, **cells, source=source)
 
 
