@@ -14,11 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 # %% ../nbs/00_core.ipynb #51a2e4ea
 class FdgnbError(ValueError):
-    "Bad input, or a run that cannot go on: one line that names the thing and says what would be right."
-    def __init__(self, message=""):
-        text = " ".join(str(message).encode("utf8", "backslashreplace").decode().splitlines())
-        super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-380:]}")
-        self.__suppress_context__ = True                   # it replaces the error that it was raised for
+    """Bad input, or a run that cannot go on: one line that names the thing and says what would be right.
+
+    It replaces the error that it was raised for; of more than 1000 characters the middle is left out."""
+    def __init__(
+        self,
+        message: str = "",  # of any length; line breaks become spaces
+    ):
+        line = " ".join(str(message).encode("utf8", "backslashreplace").decode().splitlines())
+        super().__init__(line if len(line) <= 1000 else f"{line[:600]} ... {line[-380:]}")
+        self.__suppress_context__ = True
 
 # %% ../nbs/00_core.ipynb #51a2e4p1
 def echo(value, most=200):
@@ -30,27 +35,36 @@ def echo(value, most=200):
 
 def nearest(name, options):
     "`name` is wrong: the part of a message that says what was probably meant: all of up to six, or three."
-    options, name = [str(o) for o in options], name if isinstance(name, str) else echo(name)
-    near = lambda n, cutoff: difflib.get_close_matches(name[:100], options, n, cutoff)
-    meant = f"; did you mean {near(1, .5)[0]!r}?" if near(1, .5) else ";"
+    name = name if isinstance(name, str) else echo(name)
+    options = [str(option) for option in options]
+    similar = difflib.get_close_matches(name[:100], options, 1, cutoff=.5)
+    meant = f"; did you mean {similar[0]!r}?" if similar else ";"
     if len(options) <= 6: return f"{meant} known: {', '.join(options) or 'none'}"
-    return f"{meant} nearest of {len(options)}: {', '.join(near(3, 0.))}"
+    three = difflib.get_close_matches(name[:100], options, 3, cutoff=0.)
+    return f"{meant} nearest of {len(options)}: {', '.join(three)}"
 
 # %% ../nbs/00_core.ipynb #6facefd3
 class Registry(dict):
-    "Name -> object. `kind` names it in errors; the modules of `package`, if given, load at the first use."
-    def __init__(self, kind, package=None):
+    "Name -> object: what a page defines is found by its name, and a misspelled name is refused."
+    def __init__(
+        self,
+        kind: str,  # what it holds, for errors: "method", "dataset"
+        package: str | None = None,  # its modules are imported at the first look-up; None: nothing is
+    ):
         super().__init__()
         self.kind, self.package, self.lock = kind, package, threading.RLock()
 
-    def register(self, name):
-        "Decorator: put what it decorates under `name`."
+    def register(
+        self,
+        name: str,  # the key; defined by two modules it is an FdgnbError, a notebook's definition stays
+    ):  # a decorator that gives back what it decorates
+        "Put what is decorated under a name."
         def put(obj):
-            home = lambda o: getattr(o, "__module__", "")
             old = super(Registry, self).get(name)
-            if old is None or home(obj) in ("__main__", home(old)): self[name] = obj
-            elif home(old) != "__main__":
-                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {home(old)} and in {home(obj)}")
+            if old is None or _module_of(obj) in ("__main__", _module_of(old)): self[name] = obj
+            elif _module_of(old) != "__main__":
+                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {_module_of(old)} and in "
+                                 f"{_module_of(obj)}")
             return obj
         return put
 
@@ -66,14 +80,20 @@ class Registry(dict):
                 raise
         return self
 
-    def get(self, name):
-        "The object under `name`; FdgnbError with the nearest match otherwise."
+    def get(
+        self,
+        name: str,  # a registered name
+    ):  # the object under it
+        "Look up a name; FdgnbError with the nearest match where it is unknown."
         if isinstance(name, str) and name in self.load(): return self[name]
         raise FdgnbError(f"unknown {self.kind} {echo(name)}{nearest(name, self.names())}")
 
-    def names(self):
+    def names(self) -> list[str]:
         "Sorted names."
         return sorted(self.load())
+
+
+def _module_of(obj): return getattr(obj, "__module__", "")
 
 # %% ../nbs/00_core.ipynb #behavior1
 BEHAVIOR = 1
@@ -82,7 +102,9 @@ BEHAVIOR = 1
 def root():
     "The repository's folder: the nearest one upwards that holds settings.ini, else the current folder."
     here = Path.cwd()
-    return next((p for p in (here, *here.parents) if (p/"settings.ini").exists()), here)
+    for folder in (here, *here.parents):
+        if (folder/"settings.ini").exists(): return folder
+    return here
 
 # %% ../nbs/00_core.ipynb #e8299233
 def seed_of(seed, round=0, client="", purpose=""):
@@ -91,8 +113,14 @@ def seed_of(seed, round=0, client="", purpose=""):
     return int.from_bytes(h.digest(), "big") >> 1
 
 # %% ../nbs/00_core.ipynb #e82992p1
-def generator(seed, round=0, client="", purpose="", device="cpu"):
-    "A `torch.Generator` for one purpose of one client in one round."
+def generator(
+    seed: int,  # of the run
+    round: int = 0,  # counted from 0
+    client: str = "",  # empty: nobody's
+    purpose: str = "",  # what is drawn
+    device: str = "cpu",  # where its numbers are made
+) -> torch.Generator:
+    "Make the generator of one purpose of one client in one round; the same address gives the same numbers."
     return torch.Generator(device).manual_seed(seed_of(seed, round, client, purpose))
 
 # %% ../nbs/00_core.ipynb #4bac3aee
@@ -119,8 +147,11 @@ class drawing_from(TorchFunctionMode):
         return f(*args, **kwargs)
 
 # %% ../nbs/00_core.ipynb #4bac3ap1
-def seeded(seed, purpose="init"):
-    "A region whose draws, such as first weights, come from a generator of this seed; in this thread only."
+def seeded(
+    seed: int,  # of the run
+    purpose: str = "init",  # what is drawn
+) -> TorchFunctionMode:  # a context: inside, in this thread only, torch's draws come from a generator of the seed
+    "Open a region whose draws, such as first weights, are those of a seed; the global state is not read."
     return drawing_from(generator(seed, purpose=purpose))
 
 # %% ../nbs/00_core.ipynb #6484c8e2

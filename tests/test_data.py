@@ -15,10 +15,10 @@ from PIL import Image
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import Dataset, Domain, split_indices, to_float
 from platformdirs import user_cache_path
-from fdgnb.data.cache import cache_dir, cache_places, cached, data_dir
+from fdgnb.data.cache import cache_dir, cache_places, cache_arrays, data_dir
 from fdgnb.data.folders import decode, from_folder
 from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
-from fdgnb.data.digits import thirds
+from fdgnb.data.digits import deal_thirds
 from fdgnb.data.prepare import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ def test_digits_no_handwritten_sample_in_two_domains():
     "From the pixels: each picture is most like the sample it was dealt, and the samples dealt are disjoint."
     from sklearn.datasets import load_digits
     hand, ds = load_digits(), get_dataset("digits")
-    dealt = thirds(hand.target)
+    dealt = deal_thirds(hand.target)
     assert sorted(np.concatenate(list(dealt.values()))) == list(range(1797))
 
     def standard(a):
@@ -155,7 +155,7 @@ def test_cache_makes_once_and_repairs(cache):
         return dict(x=np.arange(1000, dtype=np.uint8), y=np.arange(3))
     good = np.arange(1000, dtype=np.uint8)
     for _ in range(2):
-        assert np.array_equal(cached("entry", make)["x"], good)
+        assert np.array_equal(cache_arrays("entry", make)["x"], good)
     assert len(calls) == 1
     entry = cache / "entry"
 
@@ -172,18 +172,18 @@ def test_cache_makes_once_and_repairs(cache):
     for k, (name, f, word) in enumerate(cases):
         tear(name, f)
         with pytest.warns(UserWarning, match=word) as w:
-            assert np.array_equal(cached("entry", make)["x"], good)
+            assert np.array_equal(cache_arrays("entry", make)["x"], good)
         assert len(w) == 1 and "\n" not in str(w[0].message) and len(calls) == 2 + k
     (entry / "y.npy").unlink()
     with pytest.warns(UserWarning, match="missing"):
-        cached("entry", make)
+        cache_arrays("entry", make)
     assert [p.name for p in cache.iterdir()] == ["entry"]
 
 
 def test_cache_altered_between_processes(cache):
     "One flipped byte, length and time stamp kept: found by the digest at the first open of a fresh process."
     code = "import numpy as np; from fdgnb.data.cache import cached; " \
-           "print(int(cached('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
+           "print(int(cache_arrays('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
     assert finish(start(code, cache)) == "499500"
     file = cache / "entry" / "x.npy"
     s, b = file.stat(), bytearray(file.read_bytes())
@@ -198,14 +198,14 @@ def test_cache_altered_between_processes(cache):
 def test_failed_make_leaves_nothing(cache):
     def boom(): raise RuntimeError("boom")
     with pytest.raises(RuntimeError):
-        cached("entry", boom)
+        cache_arrays("entry", boom)
     assert list(cache.iterdir()) == []
 
 
 def test_arrays_are_copy_on_write(cache):
-    a = cached("entry", lambda: dict(x=np.zeros(4)))["x"]
+    a = cache_arrays("entry", lambda: dict(x=np.zeros(4)))["x"]
     torch.from_numpy(a).add_(1)
-    assert a.sum() == 4 and cached("entry", lambda: None)["x"].sum() == 0
+    assert a.sum() == 4 and cache_arrays("entry", lambda: None)["x"].sum() == 0
 
 
 def test_two_processes_prepare_one_dataset(tmp_path):
@@ -213,12 +213,12 @@ def test_two_processes_prepare_one_dataset(tmp_path):
     code = """
 import hashlib, os, sys, time, numpy as np
 from pathlib import Path
-from fdgnb.data.cache import cached, _fault, cache_dir
+from fdgnb.data.cache import cache_arrays, _fault, cache_dir
 def make():
     print('made', flush=True); Path(READY, str(os.getpid())).touch(); end = time.time() + 60
     while len(os.listdir(READY)) < 2 and time.time() < end: time.sleep(.01)    # until the other one makes it
     return dict(x=np.arange(100000, dtype=np.uint8))
-print(hashlib.blake2b(cached('entry', make)['x'].tobytes()).hexdigest(), _fault(cache_dir()/'entry'))
+print(hashlib.blake2b(cache_arrays('entry', make)['x'].tobytes()).hexdigest(), _fault(cache_dir()/'entry'))
 """.replace("READY", repr(str(tmp_path / "ready")))
     (tmp_path / "ready").mkdir()
     outs = [finish(p).splitlines() for p in [start(code, tmp_path / "shared") for _ in range(2)]]
@@ -232,7 +232,7 @@ def test_two_processes_repair_one_entry(tmp_path):
     "The same, on an entry that is torn."
     (tmp_path / "shared" / "digits").mkdir(parents=True)
     code = "import numpy as np; from fdgnb.data.cache import cached; " \
-           "print(int(cached('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
+           "print(int(cache_arrays('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
     assert [finish(p) for p in [start(code, tmp_path / "shared") for _ in range(2)]] == ["36", "36"]
 
 
@@ -262,7 +262,7 @@ def test_clean_frees_what_the_cache_holds_and_nothing_else(tmp_path, monkeypatch
     (tmp_path / "data" / ".fdgnb_cache" / "pacs-photo-64-x").mkdir(parents=True)
     (tmp_path / "data" / ".fdgnb_cache" / "pacs-photo-64-x" / "x.npy").write_bytes(b"\0" * 5000)
     for key in ("toy-a-8", "toy-b-8", "toys-a-8"):
-        cached(key, lambda: dict(x=np.zeros(1000)))
+        cache_arrays(key, lambda: dict(x=np.zeros(1000)))
     (cache_dir() / "notes").mkdir()
     (cache_dir() / "notes" / "letter.txt").write_text("mine")
     assert main(["prepare", "toy", "--clean"]) == 0

@@ -13,12 +13,12 @@ from fdgnb.data.arrays import CIFAR10_CLASSES
 from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
 from fdgnb.data.found import Found
 from fdgnb.data.photos import DOMAINNET_CLASSES, OFFICEHOME, OFFICEHOME_CLASSES, PACS_CLASSES, VLCS_CLASSES
-from fdgnb.data.prepare import check, duplicates, main, same
+from fdgnb.data.prepare import check, count_duplicates, main, is_as_published
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")
-BERT = pytest.mark.skipif(bool(text.lacking("bert")), reason="transformers is not installed")
+MINILM = pytest.mark.skipif(bool(text.find_missing()), reason=f"not installed: {', '.join(text.find_missing())}")
+BERT = pytest.mark.skipif(bool(text.find_missing("bert")), reason="transformers is not installed")
 rng = np.random.default_rng(0)
 
 
@@ -347,7 +347,7 @@ def test_duplicates(home):
     assert a["within"] == dict(photo=(1, 2), sketch=(1, 1))
     assert (a["across_domains"], a["across_classes"]) == (1, 1)
     f = Found([0, 1], "pixels", lambda: np.zeros((2, 3, 3), np.uint8), [])
-    assert duplicates(dict(a=f)) == (dict(a=(1, 1)), 0, 1)
+    assert count_duplicates(dict(a=f)) == (dict(a=(1, 1)), 0, 1)
 
 
 CODE = """
@@ -383,7 +383,7 @@ def test_reviews_as_distributed(home):
     says(lambda: get_dataset("amazon_review", domains=["kitchen"], tokens=2), "3 to 512")
     says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bret"), "unknown encoder 'bret'")
     says(lambda: get_dataset("amazon_review", domains=["kitchen"], encoder="bert"),
-         *(["transformers"] if text.lacking("bert") else ["config.json", "bert-base-uncased"]))
+         *(["transformers"] if text.find_missing("bert") else ["config.json", "bert-base-uncased"]))
 
 
 def test_minilm_that_is_not_installed(monkeypatch):
@@ -535,5 +535,5 @@ def test_shared_data(name, whole, monkeypatch):
     if not place: pytest.skip(f"{name} is not here")
     monkeypatch.setenv("FDGNB_DATA", str(place))
     t = check(name)
-    assert same(t) == whole
+    assert is_as_published(t) == whole
     if name == "digit_five": assert totals(t)["mnist"] == 70_000 and t.attrs["missing"] == ["svhn", "syn"]

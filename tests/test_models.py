@@ -27,7 +27,7 @@ def test_shapes_on_meta(name):
         net, x = models.get(name, 5, shape[0]).eval(), torch.zeros(2, *shape)
     assert isinstance(net, models.Net) and net.name == name
     assert net.n_classes == 5 and net.in_channels == shape[0]
-    assert models.summary(net, shape).parameters.sum() == models.n_parameters(net) > 0
+    assert models.summarize_layers(net, shape).parameters.sum() == models.n_parameters(net) > 0
     phi = net.features(x)
     assert phi.shape == (2, net.feature_dim) and net.head(phi).shape == net(x).shape == (2, 5)
 
@@ -234,7 +234,7 @@ print('ok')"""
 
 def timm():
     if not find_spec("timm"): pytest.skip("timm is not installed")
-    return models.timm_library()
+    return models.import_timm()
 
 
 def test_timm_backbones_split_draw_and_refuse():
@@ -265,16 +265,16 @@ def test_a_timm_transformer_is_built_for_a_size_and_draws_from_the_generator():
 
 def test_timm_weights_that_are_not_at_hand_are_one_line(monkeypatch, tmp_path):
     timm()
-    monkeypatch.setattr(models.timm_library(), "create_model", lambda *a, **kw: (_ for _ in ()).throw(
+    monkeypatch.setattr(models.import_timm(), "create_model", lambda *a, **kw: (_ for _ in ()).throw(
         OSError("cannot reach the hub\nand more")))
     with refused("timm cannot make resnet10t with its weights: cannot reach the hub and more") as e:
-        models.timm_network("resnet10t", 3, 64, True)
+        models.build_timm("resnet10t", 3, 64, True)
     assert one_line(e)
 
 
 def test_packaged_weights_give_their_own_librarys_logits():
     timm()
-    state = models.packaged_state("tf_efficientnet_lite0")
+    state = models.read_packaged("tf_efficientnet_lite0")
     net = build("timm:tf_efficientnet_lite0", pretrained="packaged").eval()
     assert all(torch.equal(v, state[k.removeprefix("features.body.")])
                for k, v in net.state_dict().items() if k.startswith("features."))

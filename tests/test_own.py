@@ -12,7 +12,7 @@ from fdgnb.data import text
 from fdgnb.data.cache import cache_dir
 from fdgnb.data.prepare import main
 
-MINILM = pytest.mark.skipif(bool(text.lacking()), reason=f"not installed: {', '.join(text.lacking())}")
+MINILM = pytest.mark.skipif(bool(text.find_missing()), reason=f"not installed: {', '.join(text.find_missing())}")
 rng = np.random.default_rng(0)
 x, y = rng.integers(0, 256, (6, 3, 28, 28), dtype=np.uint8), [0, 1, 0, 1, 0, 1]
 vectors = {k: (rng.normal(size=(12, 5)), np.arange(12) % 2) for k in ("a", "b")}
@@ -220,7 +220,7 @@ def test_texts_that_are_wrong(tmp_path, monkeypatch):
         (tmp_path, "no texts in"), (TABLE.assign(label=[(1,)]*8), "labels of shape (4, 1)")]
     for source, part in cases: says(lambda: fdgnb.from_texts(source), part)
     says(lambda: fdgnb.from_texts(TABLE, classes=["bad", "good"]), "classes={label: name}")
-    if not text.lacking(): says(lambda: fdgnb.from_texts(TABLE, encoder="minilmm"), "did you mean 'minilm'?")
+    if not text.find_missing(): says(lambda: fdgnb.from_texts(TABLE, encoder="minilmm"), "did you mean 'minilm'?")
     files = dict(cut=b'text,label,domain\n"a,0,b\n', none=b"", latin=b"text,label,domain\ncaf\xe9,0,b\n",
                  wide=b"text,label,domain\na,0,b\na,0,b,c,d\n", zeros=b"\0"*99)
     for name, b in files.items():
@@ -233,7 +233,7 @@ def test_texts_that_are_wrong(tmp_path, monkeypatch):
     (tmp_path/"texts/books/good/2.txt").symlink_to(tmp_path/"gone")
     zeros = lambda texts, *args, **kw: np.zeros((len(texts), 4), np.float32)
     monkeypatch.setattr("fdgnb.data.found.encode", zeros)
-    if text.lacking(): return
+    if text.find_missing(): return
     with warnings.catch_warnings(record=True) as w:
         warnings.simplefilter("always")
         assert len(fdgnb.from_texts(tmp_path/"texts")["books"]) == 1

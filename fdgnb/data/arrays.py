@@ -10,9 +10,9 @@ import gzip, math, pickle, struct, torch
 import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError
-from .domain import turned
-from .files import Packed, damaged, reading, whole_labels
-from .found import Found, data_home, found_parts, pixels_nhw, source, subfolder
+from .domain import turn_images
+from .files import Packed, damage_error, reading, to_labels
+from .found import Found, find_home, find_parts, to_nhw, source, find_subfolder
 
 # %% ../../nbs/data/09_arrays.ipynb #d77b5b16
 DIGIT_FIVE = dict(mnist=[6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958], mnistm=68_002,
@@ -34,9 +34,9 @@ _DIGIT_FILES = dict(
 def _plain_labels(y, file="labels"):
     "One-hot or a column -> int64 (n,); FdgnbError where one is NaN or no whole number."
     y = np.asarray(y)
-    if y.ndim != 2 or min(y.shape) < 2: return whole_labels(y.ravel(), file)
+    if y.ndim != 2 or min(y.shape) < 2: return to_labels(y.ravel(), file)
     if not ((y == 0) | (y == 1)).all() or (y.sum(1) != 1).any():
-        raise damaged(file, "a matrix of labels that is not one-hot")
+        raise damage_error(file, "a matrix of labels that is not one-hot")
     return y.argmax(1)
 
 # %% ../../nbs/data/09_arrays.ipynb #ad14fadb
@@ -44,11 +44,11 @@ def _idx(path):
     "MNIST's idx format: two zero bytes, type, number of axes, their lengths (big-endian), the bytes."
     with reading(path, "gzip"):
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f: b = f.read()
-    if b[:3] != b"\0\0\x08" or len(b) < 4 + 4*b[3]: raise damaged(path, "not an idx file of bytes")
+    if b[:3] != b"\0\0\x08" or len(b) < 4 + 4*b[3]: raise damage_error(path, "not an idx file of bytes")
     start = 4 + 4*b[3]
     shape = struct.unpack(f">{b[3]}I", b[4:start])
     want = start + math.prod(shape)
-    if len(b) != want: raise damaged(path, f"{len(b)} bytes, its header says {want}")
+    if len(b) != want: raise damage_error(path, f"{len(b)} bytes, its header says {want}")
     return np.frombuffer(b, np.uint8, offset=start).reshape(shape)
 
 
@@ -56,7 +56,7 @@ def _libsvm(path):
     "USPS as libsvm text: label (from 1), then index:value pairs, values in [-1, 1]."
     from sklearn.datasets import load_svmlight_file
     with reading(path, "bz2"): x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
-    return (x.toarray() + 1)/2, whole_labels(y, path) - 1
+    return (x.toarray() + 1)/2, to_labels(y, path) - 1
 
 
 def _hdf5(path):
@@ -75,13 +75,13 @@ def _loadmat(file):
     from scipy.io.matlab import MatReadError
     try:
         with reading(file, "mat"): return loadmat(file)
-    except MatReadError as e: raise damaged(file, e) from None
+    except MatReadError as e: raise damage_error(file, e) from None
 
 
 def _of(a, file, *names):
     "The array of a .mat file under the first of these names that is there."
     name = next((n for n in names if n in a), None)
-    if name is None: raise damaged(file, f"holds no array {' or '.join(map(repr, names))}")
+    if name is None: raise damage_error(file, f"holds no array {' or '.join(map(repr, names))}")
     return a[name]
 
 # %% ../../nbs/data/09_arrays.ipynb #0673ecae
@@ -90,7 +90,7 @@ def _mat(files):
     first, last = files[0], files[-1]
     a = _loadmat(first)
     if "dataset" in a:
-        if a["dataset"].shape != (2, 2): raise damaged(first, "'dataset' is no pair of pairs")
+        if a["dataset"].shape != (2, 2): raise damage_error(first, "'dataset' is no pair of pairs")
         (x_train, y_train), (x_test, y_test) = a["dataset"]
         return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     if len(files) > 1:
@@ -123,7 +123,7 @@ def _svhn_labels(y, shift, file="labels"):
     "10 -> 0 (other labels stay); with `shift`, y - 1 as in FedKA's code, where 0 is then 9."
     y = _plain_labels(y, file)
     if len(y) and not 0 <= y.min() <= y.max() <= 10:
-        raise damaged(file, f"labels {y.min()} to {y.max()}, wanted 0 to 10")
+        raise damage_error(file, f"labels {y.min()} to {y.max()}, wanted 0 to 10")
     y = y % 10
     return (y - 1) % 10 if shift else y
 
@@ -147,12 +147,12 @@ def _digit_found(files, svhn=None, channels=3):
     labels = lambda y, p: _plain_labels(y, p) if svhn is None else _svhn_labels(y, svhn, p)
     y = {part: labels(a[f"y_{part}"], p) for part, p in ends.items()}
     def pixels(part, p):
-        x = pixels_nhw(a[f"x_{part}"], p)
+        x = to_nhw(a[f"x_{part}"], p)
         if len(x) == len(y[part]): return x
-        raise damaged(p, f"{len(x)} images, but {len(y[part])} labels")
+        raise damage_error(p, f"{len(x)} images, but {len(y[part])} labels")
     def samples():
         x = [pixels(part, p) for part, p in ends.items() if len(y[part])]
-        if len({v.shape[1:] for v in x}) > 1: raise damaged(files[-1], "images of another shape")
+        if len({v.shape[1:] for v in x}) > 1: raise damage_error(files[-1], "images of another shape")
         return np.concatenate(x)
     n, total = len(y["train"]), sum(map(len, y.values()))
     parts = dict(train=np.arange(n), test=np.arange(n, total))
@@ -169,7 +169,7 @@ def _digit_found(files, svhn=None, channels=3):
         note="the published figure of the full Synthetic Digits is from memory")
 def digit_five(svhn_shift=False):
     "Digit-Five from digit_five/: packed, the archive's .mat, or each set's own. svhn_shift: as in FedKA."
-    home = data_home("digit_five", "digits_five")
+    home = find_home("digit_five", "digits_five")
     found = {d: _first_at([home], kinds) for d, kinds in _DIGIT_FILES.items()}
     return {d: lambda d=d, p=p: _digit_found(p, svhn_shift if d == "svhn" else None)
             for d, p in found.items() if p}
@@ -180,7 +180,7 @@ ANGLES = tuple(range(0, 150, 15))
 
 def _mnist_files():
     "MNIST's files, in the folder mnist or in digit_five."
-    return _first_at([data_home(n) for n in ("rotated_mnist", "mnist", "digit_five")], _MNIST_FILES)
+    return _first_at([find_home(n) for n in ("rotated_mnist", "mnist", "digit_five")], _MNIST_FILES)
 
 
 _MNIST = dict(
@@ -217,7 +217,7 @@ def _turned(files, i, angle, k):
     own, m = np.concatenate([share, test]), len(share)
     def samples():
         x = torch.from_numpy(f.samples()[own])[:, None]
-        return turned(x, torch.full((len(own),), angle))[:, 0].numpy()
+        return turn_images(x, torch.full((len(own),), angle))[:, 0].numpy()
     parts = dict(train=np.arange(m), test=np.arange(m, len(own)))
     return Found(f.y[own], "pixels", samples, files, parts, 1, f"{i} of {k}, {angle!r}, kornia")
 
@@ -249,7 +249,7 @@ class _Arrays(pickle.Unpickler):
 
 def _unpickle(path):
     with reading(path, "pickle"), open(path, "rb") as f: d = _Arrays(f, encoding="bytes").load()
-    if not isinstance(d, dict): raise damaged(path, "no dictionary of arrays")
+    if not isinstance(d, dict): raise damage_error(path, "no dictionary of arrays")
     return {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in d.items()}
 
 # %% ../../nbs/data/09_arrays.ipynb #4a8f4bc3
@@ -268,14 +268,14 @@ def _cifar_batch(path, extra):
     "Pixels (n, 32, 32, 3) and labels of one batch; extra: label bytes before the fine label."
     if path.suffix == ".bin":
         b, row = np.fromfile(path, np.uint8), 3073 + extra
-        if b.size % row: raise damaged(path, f"{b.size} bytes, not a multiple of {row}")
+        if b.size % row: raise damage_error(path, f"{b.size} bytes, not a multiple of {row}")
         b = b.reshape(-1, row); x, y = b[:, 1 + extra:], b[:, extra]
     else:
         t = _unpickle(path)
         x, y = (_of(t, path, *names) for names in (("data",), ("fine_labels", "labels")))
-    y = whole_labels(y if isinstance(y, (list, np.ndarray)) and len(y) else [], path)
+    y = to_labels(y if isinstance(y, (list, np.ndarray)) and len(y) else [], path)
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape != (len(y), 3072):
-        raise damaged(path, f"{len(y)} labels, and not as many images of 3072 bytes")
+        raise damage_error(path, f"{len(y)} labels, and not as many images of 3072 bytes")
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
 
 
@@ -300,10 +300,10 @@ class _Slices:
     @staticmethod
     def whole(z):
         "(bytes, offsets) of an archive; FdgnbError where they do not fit."
-        b, o = z["jpeg"], whole_labels(z["offset"], z.file)
+        b, o = z["jpeg"], to_labels(z["offset"], z.file)
         fits = len(o) and o[0] == 0 and o[-1] == b.size and (np.diff(o) >= 0).all()
         if b.ndim == 1 and b.dtype == np.uint8 and fits: return b, o
-        raise damaged(z.file, "its offsets do not fit its bytes")
+        raise damage_error(z.file, "its offsets do not fit its bytes")
 
 
 def _packed_jpeg(files, classes):
@@ -312,7 +312,7 @@ def _packed_jpeg(files, classes):
     for p, a in zip(files, z):
         if a["classes"].tolist() != list(classes):
             raise FdgnbError(f"{str(p)!r} has other classes than {', '.join(classes)}, or another order")
-    y = [whole_labels(a["y"], a.file) for a in z]
+    y = [to_labels(a["y"], a.file) for a in z]
     n, both = len(y[0]), np.concatenate(y)
     return Found(both, "jpeg", lambda: _Slices(z), files,
                  dict(train=np.arange(n), test=np.arange(n, len(both))))
@@ -324,9 +324,9 @@ def _cifar(home, train, test, classes, extra=0):
         a, b = _at(home, [n + suffix for n in train]), _at(home, [n + suffix for n in test])
         if a and b: return lambda: _batches(a, b, extra)
     if pack := _at(home, ["train.npz", "test.npz"]): return lambda: _packed_jpeg(pack, classes)
-    parts = {p: subfolder(home, p) for p in ("train", "test")}
-    if all(parts.values()) and subfolder(parts["train"], classes[0]):
-        return lambda: found_parts(parts, classes)
+    parts = {p: find_subfolder(home, p) for p in ("train", "test")}
+    if all(parts.values()) and find_subfolder(parts["train"], classes[0]):
+        return lambda: find_parts(parts, classes)
 
 # %% ../../nbs/data/09_arrays.ipynb #ec3ae22d
 @source("cifar10", "ten classes of small photos, one domain", dict(cifar10=[6000]*10), CIFAR10_CLASSES, 32,
@@ -335,7 +335,7 @@ def _cifar(home, train, test, classes, extra=0):
         citation=_KRIZHEVSKY)
 def cifar10():
     "CIFAR-10 from cifar10/: python or binary archive, folders, or packed JPEG."
-    home = data_home("cifar10", "cifar-10", "cifar-10-batches-py", "cifar-10-batches-bin")
+    home = find_home("cifar10", "cifar-10", "cifar-10-batches-py", "cifar-10-batches-bin")
     f = _cifar(home, [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], CIFAR10_CLASSES)
     return {"cifar10": f} if f else {}
 
@@ -346,6 +346,6 @@ def cifar10():
         backbone="cct_7_3x1", citation=_KRIZHEVSKY)
 def cifar100():
     "CIFAR-100 (fine labels) from cifar100/: python or binary archive, or folders."
-    home = data_home("cifar100", "cifar-100", "cifar-100-python", "cifar-100-binary")
+    home = find_home("cifar100", "cifar-100", "cifar-100-python", "cifar-100-binary")
     f = _cifar(home, ["train"], ["test"], CIFAR100_CLASSES, extra=1)
     return {"cifar100": f} if f else {}

@@ -125,7 +125,7 @@ def _sweep(folder, days=1):
     except FileNotFoundError: pass
 
 # %% ../../nbs/data/02_cache.ipynb #e47bfe81
-def cached(key, make, stream=False):
+def cache_arrays(key, make, stream=False):
     """The arrays of `make()` (a dict), made once and kept under `key` in `cache_dir()`, memory-mapped.
 
     stream=True, for data beyond memory: make(folder) gets the unpublished folder, and may return arrays
@@ -177,7 +177,7 @@ def reserve(file):
                 if e.errno == errno.ENOSPC: raise
 
 # %% ../../nbs/data/02_cache.ipynb #5228adbe
-def in_threads(one, items, title, unit, chunk=1):
+def map_in_threads(one, items, title, unit, chunk=1):
     "[one(item) of each item], in a few threads, with a progress bar (none where TQDM_DISABLE is set)."
     from tqdm.auto import tqdm
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

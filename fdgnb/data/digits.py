@@ -11,8 +11,8 @@ import numpy as np
 from functools import lru_cache
 from pathlib import Path
 from ..core import generator
-from .domain import Dataset, Domain, backbone_for, check_size, chosen_domains
-from .cache import cached
+from .domain import Dataset, Domain, suggest_backbone, check_size, choose_domains
+from .cache import cache_arrays
 from .catalogue import dataset
 
 # %% ../../nbs/data/05_digits.ipynb #d4949b93
@@ -22,7 +22,7 @@ THIRDS = ("optical", "blended", "inked")
 def _rng(purpose): return np.random.default_rng(generator(0, purpose=f"digits {purpose}").initial_seed())
 
 
-def thirds(y):
+def deal_thirds(y):
     "Deal samples of labels `y` into three disjoint, class-balanced parts: dict of index arrays by domain."
     rng = _rng("thirds")
     deck = np.concatenate([rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)])
@@ -49,7 +49,7 @@ def _inked(ink):
     return np.repeat(1 - thick.reshape(len(ink), 28, 2, 28, 2).mean((2, 4))[..., None], 3, -1)
 
 # %% ../../nbs/data/05_digits.ipynb #9d825d45
-def photo_patches(n, rng, size=28):
+def cut_patches(n, rng, size=28):
     "Random squares of scikit-learn's two sample photographs: float (n, size, size, 3) in [0, 1]."
     from PIL import Image
     from sklearn.datasets import load_sample_images
@@ -61,11 +61,11 @@ def photo_patches(n, rng, size=28):
     return np.stack([patch() for _ in range(n)]).astype(np.float32) / 255
 
 
-def _blended(ink): return np.abs(photo_patches(len(ink), _rng("blended")) - _optical(ink))
+def _blended(ink): return np.abs(cut_patches(len(ink), _rng("blended")) - _optical(ink))
 
 # %% ../../nbs/data/05_digits.ipynb #08b7de8c
 @lru_cache
-def digit_fonts():
+def find_fonts():
     "matplotlib's font files that draw the ten digits: tuple of (path, height of an 8 in ems)."
     from matplotlib import get_data_path
     from PIL import ImageFont
@@ -99,7 +99,7 @@ def _drawn(texts, up, font, turn):
 
 def _glyphs(y, rng, neighbors):
     "Drawn digits: coverage of the digit, and of its neighbors, each float (N, 28, 28) in [0, 1]."
-    fonts, masks = digit_fonts(), []
+    fonts, masks = find_fonts(), []
     for c in y:
         path, em = fonts[rng.integers(len(fonts))]
         font = _font(path, round(4 * int(rng.integers(15, 23)) / em))
@@ -143,7 +143,7 @@ def _cluttered(n=1000):
     "(images, labels, where the digit is) of printed digits on photo texture, with neighbors."
     y, rng = np.arange(n) % 10, _rng("cluttered")
     mask, beside = _glyphs(y, rng, neighbors=True)
-    patch = photo_patches(n, rng)
+    patch = cut_patches(n, rng)
     mean = patch.mean((1, 2), keepdims=True)
     return _paint(mean + .5 * (patch - mean), np.maximum(mask, beside), _ink_color(mean[:, 0, 0], rng),
                   rng), y, mask
@@ -159,7 +159,7 @@ def draw_digits(name, size=28):
     from sklearn.datasets import load_digits
     if name in THIRDS:
         d = load_digits()
-        at = thirds(d.target)[name]
+        at = deal_thirds(d.target)[name]
         x, y = LOOKS[name](d.images[at] / 16), d.target[at]
     else: x, y, _ = PRINTS[name]()
     x = (x.clip(0, 1) * 255).round().astype(np.uint8)
@@ -188,8 +188,8 @@ def _versions():
 def digits(size=None, domains=None):
     "The embedded data set: 28 x 28 by nature, other sizes by bicubic interpolation."
     size, info, made = check_size(size or 28), digits.info, {}
-    for d in chosen_domains("digits", domains, DIGITS):
-        arrays = cached(f"digits-{d}-{size}-v1-{_versions()}", lambda: draw_digits(d, size))
+    for d in choose_domains("digits", domains, DIGITS):
+        arrays = cache_arrays(f"digits-{d}-{size}-v1-{_versions()}", lambda: draw_digits(d, size))
         made[d] = Domain.from_arrays(d, arrays)
-    defaults = dict(backbone=backbone_for(size), batch_size=16)
+    defaults = dict(backbone=suggest_backbone(size), batch_size=16)
     return Dataset("digits", made, list("0123456789"), info["citation"], info["terms"], defaults)

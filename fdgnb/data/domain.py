@@ -112,7 +112,7 @@ def check_size(size):
     raise FdgnbError(f"size {size!r} is not a number of pixels: wanted a whole number, at least 4")
 
 
-def chosen_domains(name, wanted, known):
+def choose_domains(name, wanted, known):
     "The wanted domains of data set `name` (default: all known ones), or the error that names the nearest."
     check_names(domains=wanted)
     for d in wanted or ():
@@ -120,7 +120,7 @@ def chosen_domains(name, wanted, known):
     return list(wanted or known)
 
 # %% ../../nbs/data/01_domain.ipynb #0df5b124
-def backbone_for(size):
+def suggest_backbone(size):
     "A backbone that takes images of `size` pixels a side, or vectors (None)."
     return "mlp2" if size is None else "cnn2" if size == 28 else "alexnet_bn" if size >= 63 else "resnet18"
 
@@ -139,14 +139,14 @@ def _mean_std(how, dtype, device):                        # made once: a small c
         return [torch.tensor(v, dtype=dtype, device=device)[:, None, None] for v in SCALES[how]]
 
 
-def scaled(x, how):
+def scale_channels(x, how):
     "Channel-wise (x - mean)/std by name; `none` changes nothing."
     if how == "none": return x
     mean, std = _mean_std(how, x.dtype, x.device)
     return (x - mean)/std
 
 # %% ../../nbs/data/01_domain.ipynb #bcccdd42
-def turned(x, degrees):
+def turn_images(x, degrees):
     "uint8 images (N, C, H, W) turned counter-clockwise by degrees (N,), bilinearly, black outside, rounded."
     from kornia.geometry.transform import rotate
     if x.ndim != 4:
@@ -183,7 +183,7 @@ def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=Fa
 def _split_generator(): return generator(0, purpose="split")
 
 # %% ../../nbs/data/01_domain.ipynb #abb95b9d
-def renumbered(parts, index, n):
+def renumber(parts, index, n):
     "{part: rows} of a domain of n samples as places in `index`; other rows fall out. None without parts."
     if not parts: return None
     place = torch.full((n,), -1)
@@ -210,7 +210,7 @@ class Split:
         x, y = to_float(self.x[rows]), self.y[rows]
         if augment: x = augment(x, rng)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
-        return scaled(x, normalize), y
+        return scale_channels(x, normalize), y
 
     def batches(self, size=256, normalize="none"):
         "All samples in order, in batches (x, y)."

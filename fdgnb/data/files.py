@@ -25,7 +25,7 @@ BROKEN = dict(
 NO_ACCESS = PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError
 
 
-def damaged(file, why):
+def damage_error(file, why):
     "The FdgnbError, one line, of a file that does not hold what it should; why: a sentence or an exception."
     if isinstance(why, BaseException): why = f"{type(why).__name__}: {why}"
     return FdgnbError(f"{str(file)!r} is damaged: get it again ({' '.join(str(why).split())[:160]})")
@@ -37,7 +37,7 @@ def reading(file, kind):
     try: yield
     except FdgnbError: raise
     except NO_ACCESS as e: raise FdgnbError(f"cannot read {str(file)!r}: {e.strerror or e}") from None
-    except (OSError, *BROKEN[kind]) as e: raise damaged(file, e) from None
+    except (OSError, *BROKEN[kind]) as e: raise damage_error(file, e) from None
 
 # %% ../../nbs/data/17_files.ipynb #2e17abd1
 class Packed:
@@ -45,10 +45,10 @@ class Packed:
     def __init__(self, file):
         self.file = file
         with reading(file, "npz"): self.arrays = np.load(file, allow_pickle=False)
-        if not isinstance(self.arrays, np.lib.npyio.NpzFile): raise damaged(file, "no packed arrays")
+        if not isinstance(self.arrays, np.lib.npyio.NpzFile): raise damage_error(file, "no packed arrays")
 
     def __getitem__(self, name):
-        if name not in self.arrays.files: raise damaged(self.file, f"holds no array {name!r}")
+        if name not in self.arrays.files: raise damage_error(self.file, f"holds no array {name!r}")
         with reading(self.file, "npz"): return self.arrays[name]
 
 
@@ -62,17 +62,17 @@ def read_text(file):
     with reading(file, "text"): return Path(file).read_text("utf-8-sig")
 
 # %% ../../nbs/data/17_files.ipynb #c29b8f76
-def whole_labels(y, file):
+def to_labels(y, file):
     "Labels as int64 (n,); FdgnbError where one is NaN or no whole number."
     y = np.asarray(y)
     if y.ndim != 1 or y.dtype.kind not in "biuf":
-        raise damaged(file, f"labels {y.shape} of type {y.dtype}, wanted whole numbers (n,)")
+        raise damage_error(file, f"labels {y.shape} of type {y.dtype}, wanted whole numbers (n,)")
     if y.dtype.kind == "f" and not (np.isfinite(y).all() and (y == np.rint(y)).all()):
-        raise damaged(file, "labels that are NaN or no whole numbers")
+        raise damage_error(file, "labels that are NaN or no whole numbers")
     return y.astype(np.int64)
 
 
-def inside(folder, name, source):
+def join_path(folder, name, source):
     "folder/name; FdgnbError where a name that file `source` gives leads out of the folder."
     text = isinstance(name, str) and name and "\0" not in name
     kinds = [kind(name) for kind in (PurePosixPath, PureWindowsPath)] if text else []
@@ -94,7 +94,7 @@ def warn_of_lost(paths):
                       f"file{'s'*(len(lost) > 1)}, the first: {str(lost[0])!r}")
 
 
-def named(path):
+def check_name(path):
     "The name of a folder; FdgnbError where it is not UTF-8 or has a control character."
     if any(unicodedata.category(c) in ("Cc", "Cs") for c in path.name):
         raise FdgnbError(f"the name of the folder {str(path)!r} is not UTF-8, or has a control character: "

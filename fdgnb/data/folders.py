@@ -10,9 +10,9 @@ import hashlib, shutil, struct, warnings, zlib
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, nearest
-from .domain import Dataset, Domain, backbone_for, check_names, check_size, chosen_domains
-from .cache import cache_dir, cached, in_threads, reserve
-from .files import NO_ACCESS, named, warn_of_lost
+from .domain import Dataset, Domain, suggest_backbone, check_names, check_size, choose_domains
+from .cache import cache_dir, cache_arrays, map_in_threads, reserve
+from .files import NO_ACCESS, check_name, warn_of_lost
 
 # %% ../../nbs/data/03_folders.ipynb #76bfb730
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -21,7 +21,7 @@ _PIL = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, Overf
         NotImplementedError, struct.error, zlib.error)
 
 
-def opened(file):
+def open_image(file):
     "An image file or stream, upright, in memory; FdgnbError that says why it cannot be read."
     from PIL import Image, ImageOps, UnidentifiedImageError
     most, short = Image.MAX_IMAGE_PIXELS, lambda e: " ".join(f"{type(e).__name__}: {e}".split())[:160]
@@ -45,7 +45,7 @@ def opened(file):
 def decode(file, size):
     "An image file or stream -> uint8 (3, size, size); FdgnbError that says why it cannot be read."
     from PIL import Image
-    im = opened(file)
+    im = open_image(file)
     if im.mode == "F": raise FdgnbError("floating-point pixels; save it with 8 or 16 bits")
     if im.mode.startswith("I"):
         im = Image.fromarray((np.asarray(im).clip(0, 65535)//256).astype(np.uint8))
@@ -62,7 +62,7 @@ def _decode_all(files, labels, size, title, folder):
     def one(i):
         try: x[i] = decode(files[i], size); return True
         except FdgnbError: return False
-    good = np.array(in_threads(one, range(len(files)), title, "image"), bool)
+    good = np.array(map_in_threads(one, range(len(files)), title, "image"), bool)
     kept = np.flatnonzero(good)
     return dict(x=x if good.all() else np.array(x[kept]), y=np.asarray(labels, np.int64)[kept], kept=kept)
 
@@ -86,7 +86,7 @@ def read_images(name, base, files, labels, size, on_error, dataset):
     "Domain `name` of `dataset` from files below `base`, decoded or cached; on_error: raise, or skip aloud."
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in f"{dataset}-{name}")[:80]
     key = f"{safe}-{size}-{_fingerprint(base, files, labels, size)}"
-    a = cached(key, lambda folder: _decode_all(files, labels, size, f"{dataset}/{name}", folder), stream=True)
+    a = cache_arrays(key, lambda folder: _decode_all(files, labels, size, f"{dataset}/{name}", folder), stream=True)
     if len(a["kept"]) == len(files): return Domain.from_arrays(name, a)
     lost = [files[i] for i in sorted(set(range(len(files))) - set(a["kept"].tolist()))]
     first, why = repr(str(lost[0])), _reason(lost[0], size)
@@ -106,9 +106,9 @@ def read_images(name, base, files, labels, size, on_error, dataset):
     return Domain.from_arrays(name, a)
 
 # %% ../../nbs/data/03_folders.ipynb #98a7258b
-def subfolders(path):
+def list_subfolders(path):
     "The folders in `path`, by name, without hidden ones."
-    return sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] not in "._" and named(p))
+    return sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] not in "._" and check_name(p))
 
 
 def _below(folder):
@@ -116,7 +116,7 @@ def _below(folder):
     return sorted(f for f in folder.rglob("*") if f.name[0] != "." and (f.is_symlink() or not f.is_dir()))
 
 
-def image_files(folder):
+def list_images(folder):
     "The image files anywhere below a folder, by name."
     return [f for f in _below(folder) if f.suffix.lower() in IMAGES and f.is_file()]
 
@@ -134,7 +134,7 @@ def warn_of_others(folders):
 def _scan(folders):
     "domain -> class -> image files; refuses a domain without classes and a class folder without images."
     warn_of_lost([p for folder in folders.values() for p in sorted(folder.iterdir())])
-    tree = {d: {c.name: image_files(c) for c in subfolders(p)} for d, p in folders.items()}
+    tree = {d: {c.name: list_images(c) for c in list_subfolders(p)} for d, p in folders.items()}
     for d, classes in tree.items():
         if not classes:
             raise FdgnbError(f"domain folder {str(folders[d])!r} has no class folders: wanted "
@@ -143,7 +143,7 @@ def _scan(folders):
             if not files:
                 raise FdgnbError(f"class folder {str(folders[d]/c)!r} has no images ({' '.join(IMAGES)}); "
                                  f"remove the folder or fill it")
-    warn_of_others([c for p in folders.values() for c in subfolders(p)])
+    warn_of_others([c for p in folders.values() for c in list_subfolders(p)])
     return tree
 
 
@@ -165,10 +165,10 @@ def from_folder(path, size=64, classes=None, domains=None, on_error="raise"):
     if not path.is_dir():
         raise FdgnbError(f"no folder {str(path)!r}: wanted a folder of <domain>/<class>/<image>")
     warn_of_lost(sorted(path.iterdir()))
-    name, found = named(path.absolute()), {p.name: p for p in subfolders(path)}
+    name, found = check_name(path.absolute()), {p.name: p for p in list_subfolders(path)}
     if not found:
         raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
-    folders = {d: found[d] for d in chosen_domains(name, domains, found)}
+    folders = {d: found[d] for d in choose_domains(name, domains, found)}
     if on_error not in ("raise", "skip"):
         raise FdgnbError(f"unknown on_error {on_error!r}{nearest(on_error, ['raise', 'skip'])}")
     tree, made = _scan(folders), {}
@@ -177,4 +177,4 @@ def from_folder(path, size=64, classes=None, domains=None, on_error="raise"):
         pairs = [(f, i) for i, c in enumerate(classes) for f in t.get(c, [])]
         if not pairs: raise FdgnbError(f"domain {d!r} of {name} has none of the classes {', '.join(classes)}")
         made[d] = read_images(d, folders[d], *zip(*pairs), size, on_error, name)
-    return Dataset(name, made, classes, defaults=dict(backbone=backbone_for(size)))
+    return Dataset(name, made, classes, defaults=dict(backbone=suggest_backbone(size)))

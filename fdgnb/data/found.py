@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from ..core import FdgnbError, generator, nearest
-from .domain import Dataset, Domain, backbone_for, check_size, chosen_domains, renumbered
+from .domain import Dataset, Domain, suggest_backbone, check_size, choose_domains, renumber
 from .domain import split_indices
-from .cache import cache_key, cached, data_dir, in_threads, reserve
-from .files import damaged, read_text, warn_of_lost
-from .folders import decode, image_files, read_images, subfolders, warn_of_others
+from .cache import cache_key, cache_arrays, data_dir, map_in_threads, reserve
+from .files import damage_error, read_text, warn_of_lost
+from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
-from .text import TOKENS, check_tokens, encode, encoder_folder
+from .text import TOKENS, check_tokens, encode, find_encoder
 
 # %% ../../nbs/data/07_found.ipynb #c45beb65
 @dataclass
@@ -48,50 +48,50 @@ class Found:
         "`samples()`; FdgnbError where they are not as many as the labels."
         s = self.samples()
         if len(s) == len(self.y): return s
-        raise damaged(self.where, f"{len(s)} samples, but {len(self.y)} labels")
+        raise damage_error(self.where, f"{len(s)} samples, but {len(self.y)} labels")
 
-    def checked(self, n_classes):
+    def check(self, n_classes):
         "This domain; FdgnbError on labels that are no classes, and on an official training part of nothing."
         low, high = (int(self.y.min()), int(self.y.max())) if len(self.y) else (0, 0)
         if low < 0 or high >= n_classes:
-            raise damaged(self.where, f"labels {low} to {high}, wanted 0 to {n_classes - 1}")
+            raise damage_error(self.where, f"labels {low} to {high}, wanted 0 to {n_classes - 1}")
         if "train" in self.parts and not len(self.parts["train"]):
-            raise damaged(self.where, "its training part is empty")
+            raise damage_error(self.where, "its training part is empty")
         return self
 
 # %% ../../nbs/data/07_found.ipynb #3a48f3db
-def plain(name):
+def fold_name(name):
     "A name without case, spaces, underscores and signs."
     return re.sub(r"[\W_]+", "", str(name)).lower()
 
 
-def subfolder(folder, *names):
-    "The subfolder with one of these names (compared by `plain`), or None; None of None."
-    there = {plain(p.name): p for p in subfolders(folder)} if folder and folder.is_dir() else {}
-    return next((there[plain(n)] for n in names if plain(n) in there), None)
+def find_subfolder(folder, *names):
+    "The subfolder with one of these names (compared by `fold_name`), or None; None of None."
+    there = {fold_name(p.name): p for p in list_subfolders(folder)} if folder and folder.is_dir() else {}
+    return next((there[fold_name(n)] for n in names if fold_name(n) in there), None)
 
 
-def data_home(*names):
+def find_home(*names):
     "The folder of a data set, by one of its names, in the data folder; None where there is none."
-    return subfolder(data_dir(), *names)
+    return find_subfolder(data_dir(), *names)
 
 # %% ../../nbs/data/07_found.ipynb #f3949e6c
 def _class_files(folder, classes, aliases={}):
     "Image files and labels of <folder>/<class>/*, in the order of `classes`; aliases: {class: other names}."
-    there = {plain(p.name): p for p in subfolders(folder)}
-    names = [(plain(n), i) for i, c in enumerate(classes) for n in (c, *aliases.get(c, ()))]
+    there = {fold_name(p.name): p for p in list_subfolders(folder)}
+    names = [(fold_name(n), i) for i, c in enumerate(classes) for n in (c, *aliases.get(c, ()))]
     warn_of_others([there[n] for n in dict.fromkeys(n for n, _ in names) if n in there])
-    pairs = [(f, i) for n, i in names if n in there for f in image_files(there[n])]
+    pairs = [(f, i) for n, i in names if n in there for f in list_images(there[n])]
     return [f for f, _ in pairs], np.array([i for _, i in pairs], np.int64)
 
 
-def found_classes(folder, classes, aliases={}):
+def find_classes(folder, classes, aliases={}):
     "A domain of one folder per class."
     files, y = _class_files(folder, classes, aliases)
     return Found(y, "files", lambda: files, files)
 
 # %% ../../nbs/data/07_found.ipynb #a1d37b89
-def found_parts(folders, classes, aliases={}):
+def find_parts(folders, classes, aliases={}):
     "A domain whose official parts are folders of classes: {part: folder}."
     both = {k: _class_files(p, classes, aliases) for k, p in folders.items()}
     files = [f for fs, _ in both.values() for f in fs]
@@ -100,12 +100,12 @@ def found_parts(folders, classes, aliases={}):
     return Found(np.concatenate([y for _, y in both.values()]), "files", lambda: files, files, parts)
 
 # %% ../../nbs/data/07_found.ipynb #9028cf51
-def listed_files(path, classes, first):
+def read_list(path, classes, first):
     "(<class>/<file>, number of the class) of each line `<class>/<file> <label>`; labels count from `first`."
-    number = {plain(c): i for i, c in enumerate(classes)}
+    number = {fold_name(c): i for i, c in enumerate(classes)}
     for l in filter(None, map(str.strip, read_text(path).splitlines())):
         file, label = (l.rsplit(maxsplit=1) + [""])[:2]
-        c = plain(file.split("/")[-2]) if "/" in file else ""
+        c = fold_name(file.split("/")[-2]) if "/" in file else ""
         if c not in number or label != str(number[c] + first):
             raise FdgnbError(f"{str(path)!r}: the line {l!r} does not have the number of its class, counted "
                              f"from {first} as in the official lists")
@@ -122,20 +122,40 @@ def _pixels(a, size, channels):
     return np.repeat(a, 3, 0) if len(a) == 1 else a.mean(0, keepdims=True).round().astype(np.uint8)
 
 # %% ../../nbs/data/07_found.ipynb #e2875983
-def pixels_nhw(a, file="pixels"):
-    "Images -> uint8 (n, h, w[, 3]), from SVHN's (h, w, c, n), (n, c, h, w), flat rows, or fractions of 1."
+def to_nhw(a, file="pixels"):
+    """Images as uint8 (n, h, w) or (n, h, w, 3); FdgnbError that names `file` on what holds none.
+
+    a: (h, w, c, n) as SVHN, (n, c, h, w), (n, h, w[, c]), or flat rows of square images; bytes or fractions of 1."""
     a = np.asarray(a)
-    side = round(a.shape[1]**.5) if a.ndim == 2 else 1
-    images = a.ndim in (3, 4) or a.ndim == 2 and side**2 == a.shape[1]
-    if not images or not a.size or a.dtype.kind not in "uif":
-        raise damaged(file, f"an array of {a.dtype} {a.shape} holds no images")
-    if a.dtype.kind == "f" and not np.isfinite(a).all(): raise damaged(file, "pixels that are not finite")
-    if a.ndim == 2: a = a.reshape(len(a), side, side)
-    if a.ndim == 4 and a.shape[2] in (1, 3) and a.shape[0] == a.shape[1]: a = a.transpose(3, 0, 1, 2)
-    elif a.ndim == 4 and a.shape[1] in (1, 3) and a.shape[2] == a.shape[3]: a = a.transpose(0, 2, 3, 1)
-    if a.ndim == 4 and a.shape[-1] not in (1, 3): raise damaged(file, f"images of {a.shape[-1]} channels")
-    if a.dtype != np.uint8: a = np.rint(np.clip(a*255. if a.max() <= 1 else a, 0, 255)).astype(np.uint8)
-    return a[..., 0] if a.ndim == 4 and a.shape[-1] == 1 else a
+    if a.ndim == 2: a = _unflatten(a)
+    if a.ndim not in (3, 4) or not a.size or a.dtype.kind not in "uif":
+        raise damage_error(file, f"an array of {a.dtype} {a.shape} holds no images")
+    if a.dtype.kind == "f" and not np.isfinite(a).all(): raise damage_error(file, "pixels that are not finite")
+    if a.ndim == 4: a = _channels_last(a)
+    if a.ndim == 4 and a.shape[-1] not in (1, 3): raise damage_error(file, f"images of {a.shape[-1]} channels")
+    if a.ndim == 4 and a.shape[-1] == 1: a = a[..., 0]
+    return a if a.dtype == np.uint8 else _to_uint8(a)
+
+
+def _unflatten(rows):
+    "Flat rows (n, side*side) as images (n, side, side); other rows stay."
+    side = round(rows.shape[1]**.5)
+    is_square = side**2 == rows.shape[1]
+    return rows.reshape(len(rows), side, side) if is_square else rows
+
+
+def _channels_last(a):
+    "(h, w, c, n) and (n, c, h, w) as (n, h, w, c); what is neither stays."
+    is_svhn = a.shape[2] in (1, 3) and a.shape[0] == a.shape[1]
+    if is_svhn: return a.transpose(3, 0, 1, 2)
+    is_channels_first = a.shape[1] in (1, 3) and a.shape[2] == a.shape[3]
+    return a.transpose(0, 2, 3, 1) if is_channels_first else a
+
+
+def _to_uint8(a):
+    "Numbers up to 255, or fractions of 1, as bytes."
+    is_fractions = a.max() <= 1
+    return np.rint(np.clip(a*255. if is_fractions else a, 0, 255)).astype(np.uint8)
 
 # %% ../../nbs/data/07_found.ipynb #cfa17761
 def _decode_samples(f, size, title, on_error, folder):
@@ -150,7 +170,7 @@ def _decode_samples(f, size, title, on_error, folder):
     fits = f.kind == "pixels" and samples.shape[1:] in ((size, size), (size, size, f.channels))
     # nothing to resize: all at once
     if fits: x[:] = samples[:, None] if samples.ndim == 3 else np.moveaxis(samples, -1, 1)
-    else: in_threads(one, range(n), title, "image", 64)
+    else: map_in_threads(one, range(n), title, "image", 64)
     if bad and (on_error == "raise" or len(bad) == n):
         i, skip = min(bad), ', or pass on_error="skip"' if len(bad) < n else ""
         raise FdgnbError(f"cannot read image {i} of {str(f.files[0])!r} ({len(bad)} such images): {bad[i]}; "
@@ -165,30 +185,30 @@ def _read(name, d, f, size, on_error):
         base = Path(os.path.commonpath([p.parent for p in f.samples()]))
         return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)
     key = cache_key(name, d, size, f.channels, f.tag, on_error, files=f.files)
-    a = cached(key, lambda folder: _decode_samples(f, size, f"{name}/{d}", on_error, folder), stream=True)
+    a = cache_arrays(key, lambda folder: _decode_samples(f, size, f"{name}/{d}", on_error, folder), stream=True)
     if lost := len(f.y) - len(a["y"]):
         warnings.warn(f"domain {d!r} of {name}: skipped {lost} of {len(f.y)} images of {str(f.files[0])!r} "
                       f"that cannot be read")
     return Domain.from_arrays(d, a)
 
 # %% ../../nbs/data/07_found.ipynb #b2d82573
-def encoded(name, d, f, encoder, tokens):
+def encode_domain(name, d, f, encoder, tokens):
     "A text domain as a matrix, encoded once."
     check_tokens(tokens)
-    weights, tokens = encoder_folder(encoder), tokens or TOKENS.get(encoder)
+    weights, tokens = find_encoder(encoder), tokens or TOKENS.get(encoder)
     parts = sorted(p for p in weights.iterdir() if p.suffix in (".json", ".txt", ".safetensors", ".bin"))
     key = cache_key(name, d, encoder, tokens, f"transformers {version('transformers')}",
                     *([f.tag] if f.tag else []), files=[*f.files, *parts])
     def make(folder):
         return dict(x=encode(f.all_samples(), encoder, tokens, folder, title=f"{name}/{d}"),
                     y=np.arange(len(f.y)))
-    return Domain.from_arrays(d, cached(key, make, stream=True))
+    return Domain.from_arrays(d, cache_arrays(key, make, stream=True))
 
 # %% ../../nbs/data/07_found.ipynb #88d04e76
 def _with_official(dom, f, rows, name):
     "Attach `official` and `split` to a domain; `rows`: the row of `f` that each sample of the domain is."
     lists = {k: torch.from_numpy(np.asarray(i, np.int64)) for k, i in f.parts.items()}
-    dom.official = parts = renumbered(lists, torch.as_tensor(rows), len(f.y)) or {}
+    dom.official = parts = renumber(lists, torch.as_tensor(rows), len(f.y)) or {}
     if "test" in parts and "val" not in parts and len(parts["train"]):
         train, rng = parts["train"], generator(0, purpose=f"official {name}/{dom.name}")
         cut = split_indices(len(train), dom.y[train], (.9, .1, 0), rng, stratify=True)
@@ -197,7 +217,7 @@ def _with_official(dom, f, rows, name):
     return dom
 
 # %% ../../nbs/data/07_found.ipynb #bb86e84f
-def total(published):
+def sum_counts(published):
     "Samples in all, of a published number, a list by class, or None (0)."
     return 0 if published is None else published if isinstance(published, int) else sum(published)
 
@@ -208,7 +228,7 @@ def _differs(found, published):
     if published is None or (n == published if isinstance(published, int)
                              else found.tolist() == list(published)):
         return None
-    if n != total(published): return f"{n} (published: {total(published)})"
+    if n != sum_counts(published): return f"{n} (published: {sum_counts(published)})"
     return "as many as published, but not of each class"
 
 # %% ../../nbs/data/07_found.ipynb #b7173900
@@ -223,26 +243,26 @@ def _check_options(load, options):
             raise FdgnbError(f"{o}={v!r} of {what}: wanted true or false")
 
 
-def found_domains(load, domains, options):
+def find_domains(load, domains, options):
     "The finder's answer for the wanted domains, or the error that says what is missing and where to get it."
     _check_options(load, options)
     name, info, there = load.__name__, load.info, load.find(**options)
-    if home := data_home(info["home"]): warn_of_lost(sorted(home.iterdir()))
+    if home := find_home(info["home"]): warn_of_lost(sorted(home.iterdir()))
     usual = [] if options.get("angles") is not None else info["published"]
-    chosen = chosen_domains(name, domains, dict.fromkeys([*usual, *there]))
+    chosen = choose_domains(name, domains, dict.fromkeys([*usual, *there]))
     if missing := [d for d in chosen if d not in there]:
         home = info["home"]
         raise FdgnbError(f"no {', '.join(missing)} of {name} in {str(data_dir()/home)!r}: download "
                          f"{info['where']}, or set FDGNB_DATA to the folder that holds {home}; "
                          f"dataset=digits needs nothing")
     n = len(info["class_names"])
-    return {d: lambda get=there[d]: get().checked(n) for d in chosen}
+    return {d: lambda get=there[d]: get().check(n) for d in chosen}
 
 # %% ../../nbs/data/07_found.ipynb #ad802399
 def _defaults(info, size):
     "What suits a run: the data set's own, with a network that the images are large enough for."
     own = dict(info["defaults"])
-    if size and own["backbone"] == "alexnet_bn": own["backbone"] = backbone_for(size)
+    if size and own["backbone"] == "alexnet_bn": own["backbone"] = suggest_backbone(size)
     return own
 
 
@@ -252,7 +272,7 @@ def _one_domain(load, d, f, size, on_error, options):
     if not len(f.y):
         home, n = str(data_dir()/info["home"]), len(info["class_names"])
         raise FdgnbError(f"domain {d!r} of {name} in {home!r} has none of the {n} classes")
-    if f.kind == "text": dom = encoded(name, d, f, options.get("encoder", "minilm"), options.get("tokens"))
+    if f.kind == "text": dom = encode_domain(name, d, f, options.get("encoder", "minilm"), options.get("tokens"))
     else: dom = _read(name, d, f, size, on_error)
     rows = dom.y.numpy()
     return _with_official(Domain(d, dom.x, torch.from_numpy(f.y[rows])), f, rows, name)
@@ -262,7 +282,7 @@ def _load(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
     made, odd, sides = {}, [], []
-    for d, get in found_domains(load, domains, options).items():
+    for d, get in find_domains(load, domains, options).items():
         f = get()
         made[d] = _one_domain(load, d, f, size, on_error, options)
         n = np.bincount(f.y, minlength=len(info["class_names"]))
@@ -292,7 +312,7 @@ def source(name, description, published, classes, size, where, home=None, citati
             usual = load.info["size"]
             return _load(load, check_size(size or usual) if usual else None, domains, on_error, options)
         load.__name__, load.__doc__, load.__module__, load.find = name, find.__doc__, find.__module__, find
-        totals, all_there = {d: total(p) for d, p in published.items()}, lambda: set(published) <= set(find())
+        totals, all_there = {d: sum_counts(p) for d, p in published.items()}, lambda: set(published) <= set(find())
         dataset(name, description, totals, len(classes), size, citation, terms, available=all_there)(load)
         load.info.update(published=published, class_names=list(classes), where=where, home=home or name,
                          note=note,

@@ -10,13 +10,13 @@ import hashlib, os, torch, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, nearest
-from .domain import Dataset, Domain, backbone_for, check_size
-from .files import damaged, read_text, reading, warn_of_lost
-from .folders import subfolders
-from .found import Found, encoded
+from .domain import Dataset, Domain, suggest_backbone, check_size
+from .files import damage_error, read_text, reading, warn_of_lost
+from .folders import list_subfolders
+from .found import Found, encode_domain
 
 # %% ../../nbs/data/16_own.ipynb #own00007
-def in_bytes(image, where):
+def to_bytes(image, where):
     "A PIL image upright, gray or RGB of 8 bits, as `decode` reads a file; FdgnbError on floats."
     from PIL import Image, ImageOps
     im = ImageOps.exif_transpose(image)
@@ -32,18 +32,18 @@ def in_bytes(image, where):
     return im.convert("L" if im.mode in ("1", "L") else "RGB")
 
 
-def one_image(image, size=None, where="image"):
+def to_image(image, size=None, where="image"):
     "A PIL image (resized to `size` a side where one is given), an array or a tensor: as an array."
     from PIL import Image
     if isinstance(image, Image.Image):
-        image = in_bytes(image, where)
+        image = to_bytes(image, where)
         return np.asarray(image if size is None else image.resize((size, size), Image.BICUBIC))
     if size is not None:
         raise FdgnbError(f"{where}: size= is for PIL images; resize {type(image).__name__}s in the data set")
-    return dense(image, where).numpy() if torch.is_tensor(image) else np.asarray(image)
+    return to_dense(image, where).numpy() if torch.is_tensor(image) else np.asarray(image)
 
 
-def dense(x, where):
+def to_dense(x, where):
     "A tensor on the CPU, without its gradient; FdgnbError on a sparse one."
     if x.layout != torch.strided: raise FdgnbError(f"{where}: a sparse tensor; give its to_dense()")
     return x.detach().cpu()
@@ -59,13 +59,13 @@ def _floats(y):
 def as_array(x, where):
     "Samples in any container as one numeric array (N, ...); FdgnbError with the remedy otherwise."
     if isinstance(x, (list, tuple)):
-        try: rows = [one_image(v, None, where) for v in x]
+        try: rows = [to_image(v, None, where) for v in x]
         except ValueError:
             raise FdgnbError(f"{where}: lists of several lengths; make each sample one array") from None
         if len({v.shape for v in rows}) > 1:
             raise FdgnbError(f"{where}: samples of several shapes; resize them to one")
         x = np.stack(rows) if rows else np.empty(0)
-    x = dense(x, where) if torch.is_tensor(x) else np.asarray(x)
+    x = to_dense(x, where) if torch.is_tensor(x) else np.asarray(x)
     if torch.is_tensor(x): x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
     if x.dtype.kind not in "biuf":
         words = "; from_folder reads image files, from_texts encodes texts"*(x.dtype.kind in "UOST")
@@ -109,7 +109,7 @@ def as_images(x, where="x"):
 def as_labels(y, where):
     "Labels in any container as an array (N,) of int64 or str; FdgnbError with the remedy otherwise."
     column = getattr(y, "shape", ())[1:] == (1,)                            # (N, 1), as MedMNIST has them
-    y = dense(y, where).numpy() if torch.is_tensor(y) else np.asarray(y)
+    y = to_dense(y, where).numpy() if torch.is_tensor(y) else np.asarray(y)
     if column: y = y[:, 0]
     if y.ndim == 2 and y.shape[1] > 1:
         raise FdgnbError(f"{where}: labels of shape {y.shape}, wanted (N,); of one-hot ones take y.argmax(1)")
@@ -122,7 +122,7 @@ def as_labels(y, where):
     return y if y.dtype.kind == "U" else y.astype(np.int64)
 
 
-def class_order(labels, classes, name):
+def order_classes(labels, classes, name):
     "(labels in order, names of their classes) of a data set's labels; FdgnbError where `classes` lacks one."
     kinds = {y.dtype.kind for y in labels}
     if len(kinds) > 1: raise FdgnbError(f"{name}: labels are numbers in one domain and words in another")
@@ -165,10 +165,10 @@ def from_arrays(domains, classes=None, name="arrays"):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise FdgnbError(f"domain {d!r}: wanted a pair (x, y), of samples and labels")
         x[str(d)], y[str(d)] = as_samples(pair[0], f"domain {d!r}"), as_labels(pair[1], f"domain {d!r}")
-    return labeled(name, x, y, classes, {})
+    return label_domains(name, x, y, classes, {})
 
 # %% ../../nbs/data/16_own.ipynb #labeled001
-def alike_names(words):
+def group_alike(words):
     "The groups of several names that differ in case or spaces alone."
     by = {}
     for w in words: by.setdefault("".join(w.casefold().split()), []).append(w)
@@ -177,19 +177,19 @@ def alike_names(words):
 
 def warn_of_alike(name, words):
     "Warn of classes whose names differ in case or spaces alone."
-    for alike in alike_names(words)[:1]:
+    for alike in group_alike(words)[:1]:
         warnings.warn(f"{name}: {' and '.join(map(repr, alike))} are different classes, though they differ "
                       f"in case or spaces alone; write them alike if they are one")
 
 
-def labeled(name, x, y, classes, defaults):
-    "A Dataset of samples and labels (`as_labels`) by domain, its classes in the order of `class_order`."
-    order, names = class_order(list(y.values()), classes, name)
+def label_domains(name, x, y, classes, defaults):
+    "A Dataset of samples and labels (`as_labels`) by domain, its classes in the order of `order_classes`."
+    order, names = order_classes(list(y.values()), classes, name)
     warn_of_alike(name, [v for v in order if isinstance(v, str)])
     place = {label: i for i, label in enumerate(order)}
     numbers = {d: torch.tensor([place[v] for v in labels.tolist()]).long() for d, labels in y.items()}
     data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names)
-    data.defaults = dict(backbone=backbone_for(data.size)) | defaults
+    data.defaults = dict(backbone=suggest_backbone(data.size)) | defaults
     return data
 
 # %% ../../nbs/data/16_own.ipynb #own00014
@@ -210,7 +210,7 @@ def _read_pairs(ds, where, size, title):
     for row in tqdm(rows, title, total=len(ds), leave=False, disable=bool(os.environ.get("TQDM_DISABLE"))):
         if not isinstance(row, (tuple, list)) or len(row) != 2:
             raise FdgnbError(f"{where}: sample {len(x)} is no pair (image, label)")
-        x.append(one_image(row[0], size, where))
+        x.append(to_image(row[0], size, where))
         single = torch.is_tensor(row[1]) and row[1].numel() == 1 or np.size(row[1]) == 1
         y.append(row[1].item() if single and hasattr(row[1], "item") else row[1])
     if len({v.shape for v in x}) > 1:
@@ -236,9 +236,9 @@ COLUMNS = ("text", "label", "domain")
 
 def _text_rows(folder):
     "(text, label, domain) of <folder>/<domain>/<class>/*.txt."
-    domains, rows = subfolders(folder), []
+    domains, rows = list_subfolders(folder), []
     warn_of_lost(sorted(folder.rglob("*")))
-    files = [(f, c.name, d.name) for d in domains for c in subfolders(d) for f in sorted(c.rglob("*.txt"))
+    files = [(f, c.name, d.name) for d in domains for c in list_subfolders(d) for f in sorted(c.rglob("*.txt"))
              if f.is_file() and f.name[0] != "."]
     if not files: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
     return [(read_text(f), label, domain) for f, label, domain in files]
@@ -257,13 +257,13 @@ def _table_rows(table, where):
     return list(zip(table["text"].tolist(), table["label"].tolist(), map(str, table["domain"].tolist())))
 
 
-def read_table(file):
+def read_csv(file):
     "A CSV file (UTF-8, with a header) as a DataFrame; a word like NA is a text, an empty cell is missing."
     import pandas as pd
     try:
         with reading(file, "text"):
             return pd.read_csv(file, keep_default_na=False, na_values=[""], encoding="utf-8-sig")
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise damaged(file, e) from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise damage_error(file, e) from None
 
 # %% ../../nbs/data/16_own.ipynb #e9bc0244
 def _rows_of(source):
@@ -276,7 +276,7 @@ def _rows_of(source):
     path = Path(source).expanduser()
     if path.is_dir(): return _text_rows(path), path.absolute().name
     if not path.is_file(): raise FdgnbError(f"no folder and no CSV file {str(path)!r}")
-    return _table_rows(read_table(path), repr(str(path))), path.stem
+    return _table_rows(read_csv(path), repr(str(path))), path.stem
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p1
 def from_texts(source, encoder="minilm", tokens=None, classes=None, name=None):
@@ -292,13 +292,13 @@ def from_texts(source, encoder="minilm", tokens=None, classes=None, name=None):
         raise FdgnbError(f"{own}: {len(empty)} texts are empty or no text, the first in place {empty[0]}")
     by = {d: [r for r in rows if r[2] == d] for d in dict.fromkeys(r[2] for r in rows)}
     y = {d: as_labels([r[1] for r in part], f"domain {d!r}") for d, part in by.items()}
-    class_order(list(y.values()), classes, own)                       # refused before anything is encoded
+    order_classes(list(y.values()), classes, own)                       # refused before anything is encoded
     x = {d: _vectors_of([r[0] for r in part], encoder, tokens) for d, part in by.items()}
-    return labeled(name or own, x, y, classes, dict(batch_size=16))
+    return label_domains(name or own, x, y, classes, dict(batch_size=16))
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p2
 def _vectors_of(texts, encoder, tokens):
     "Vectors of a domain's texts, from the cache where the same texts were encoded before."
     tag = hashlib.blake2b("\0".join(texts).encode("utf8", "surrogatepass"), digest_size=10).hexdigest()
     found = Found(np.zeros(len(texts)), "text", lambda: texts, [], tag=tag)
-    return encoded("texts", "own", found, encoder, tokens).x
+    return encode_domain("texts", "own", found, encoder, tokens).x

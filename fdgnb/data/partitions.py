@@ -11,7 +11,7 @@ import numpy as np
 from dataclasses import replace
 from ..core import FdgnbError, Registry, echo, generator, nearest
 from ..settings import arg, check_arguments
-from .domain import Domain, Split, renumbered, split_indices, turned
+from .domain import Domain, Split, renumber, split_indices, turn_images
 from .catalogue import get_dataset
 
 # %% ../../nbs/data/12_partitions.ipynb #51fad1f1
@@ -24,18 +24,18 @@ CONVENTION = arg(str, "of the concentration", choices=("hsu", "ones"))
 DEGREES = arg(float, "degrees", low=-360., high=360.)
 
 
-def piece(domain, index, name, x=None):
+def take_piece(domain, index, name, x=None):
     "Samples `index` of a domain as a domain, with what of its `split` is among them; x: changed pixels."
     x = domain.x[index] if x is None else x
-    return Domain(name, x, domain.y[index], split=renumbered(domain.split, index, len(domain)))
+    return Domain(name, x, domain.y[index], split=renumber(domain.split, index, len(domain)))
 
 
-def sources(dataset, target):
+def list_sources(dataset, target):
     "The domains that are not the target."
     return {k: d for k, d in dataset.domains.items() if k != target}
 
 
-def clients_of(dataset, target, domains, how):
+def make_clients(dataset, target, domains, how):
     "The data set whose domains are the given clients, and the target as it was."
     if not domains:
         raise FdgnbError(f"partition {how!r}: data set {dataset.name!r} has no domain besides the target "
@@ -48,23 +48,23 @@ def clients_of(dataset, target, domains, how):
 def halves(dataset, target, generator):
     "Every source domain in two clients: the larger half of the classes, and the rest. FedBR, App. A."
     c, out = (dataset.n_classes + 1)//2, []
-    for name, d in sources(dataset, target).items():
+    for name, d in list_sources(dataset, target).items():
         for low, high in ((0, c), (c, dataset.n_classes)):
             index = ((d.y >= low) & (d.y < high)).nonzero().flatten()
-            if len(index): out.append(piece(d, index, f"{name} {low}-{high - 1}"))
-    return clients_of(dataset, target, out, "halves")
+            if len(index): out.append(take_piece(d, index, f"{name} {low}-{high - 1}"))
+    return make_clients(dataset, target, out, "halves")
 
 
 @PARTITIONS.register("split")
 def split(dataset, target, generator, n: CLIENTS):
     "Every source domain in `n` clients, at random, of sizes that differ by at most one."
     out = []
-    for name, d in sources(dataset, target).items():
+    for name, d in list_sources(dataset, target).items():
         if not 1 <= n <= len(d):
             raise FdgnbError(f"partition 'split': {n} clients of domain {name!r}, which has {len(d)} samples")
-        out += [piece(d, index, f"{name} {k}")
+        out += [take_piece(d, index, f"{name} {k}")
                 for k, index in enumerate(torch.randperm(len(d), generator=generator).tensor_split(n))]
-    return clients_of(dataset, target, out, "split")
+    return make_clients(dataset, target, out, "split")
 
 # %% ../../nbs/data/12_partitions.ipynb #742af9a8
 def log_dirichlet(a, rng):
@@ -93,9 +93,9 @@ def check_convention(convention, who):
                          f"{who!r}{nearest(convention, ('hsu', 'ones'))}")
 
 
-def pooled(dataset, target):
+def pool_sources(dataset, target):
     "All source domains as one, official parts included."
-    domains = list(sources(dataset, target).values()) or list(clients_of(dataset, target, [], "lda"))
+    domains = list(list_sources(dataset, target).values()) or list(make_clients(dataset, target, [], "lda"))
     if len(domains) == 1: return domains[0]
     parts, start = {}, 0
     for d in domains:
@@ -106,7 +106,7 @@ def pooled(dataset, target):
                   split=parts or None)
 
 
-def without(rows, n):
+def exclude(rows, n):
     "0..n-1 without `rows`."
     return torch.ones(n, dtype=torch.bool).index_fill(0, rows, False).nonzero().flatten()
 
@@ -116,7 +116,7 @@ def numpy_generator(generator):
     return np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
 
 # %% ../../nbs/data/12_partitions.ipynb #2034f69d
-def skewed(queues, n, m, alpha, convention, rng):
+def draw_skewed(queues, n, m, alpha, convention, rng):
     "Rows of `n` clients, `m` each, one client after another, from `queues` (rows by class, in random order)."
     used = np.zeros(len(queues), dtype=int)
     for _ in range(n):
@@ -138,9 +138,9 @@ def lda(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVEN
     holdout: where there are official test images, they are dealt out, and this share of the others validates.
     FedBR, App. A and code."""
     check_convention(convention, "lda")
-    whole, rng = pooled(dataset, target), numpy_generator(generator)
+    whole, rng = pool_sources(dataset, target), numpy_generator(generator)
     test = (whole.split or {}).get("test", torch.arange(0))
-    rest = without(test, len(whole))
+    rest = exclude(test, len(whole))
     y, m = whole.y[rest].numpy(), len(rest)//max(n, 1)
     if m < 2 or n < 1 or not alpha > 0:
         raise FdgnbError(f"partition 'lda': {n} clients, alpha {alpha}, of {len(rest)} samples; wanted at "
@@ -148,12 +148,12 @@ def lda(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVEN
     exams = torch.from_numpy(rng.permutation(test.numpy())).tensor_split(n)
     queues, out = [rest.numpy()[rng.permutation(np.flatnonzero(y == c))]
                    for c in range(dataset.n_classes)], []
-    for k, (own, exam) in enumerate(zip(skewed(queues, n, m, alpha, convention, rng), exams)):
+    for k, (own, exam) in enumerate(zip(draw_skewed(queues, n, m, alpha, convention, rng), exams)):
         rows = torch.cat([own, exam])
         cut = torch.arange(len(rows)).tensor_split([round(holdout*m), m])
         split = dict(zip(("val", "train", "test"), cut)) if len(test) else None
         out.append(Domain(f"client {k:0{len(str(n - 1))}d}", whole.x[rows], whole.y[rows], split))
-    return clients_of(dataset, target, out, "lda")
+    return make_clients(dataset, target, out, "lda")
 
 # %% ../../nbs/data/12_partitions.ipynb #aa9af6ec
 def show_clients(dataset, ax=None, title=None):
@@ -177,20 +177,20 @@ def load(dataset, target, generator, data):
     other = get_dataset(data, size=dataset.size)
     if other.classes != dataset.classes:
         raise FdgnbError(f"partition 'load': {other.name!r} has other classes than {dataset.name!r}")
-    return clients_of(dataset, target, list(other.domains.values()), "load")
+    return make_clients(dataset, target, list(other.domains.values()), "load")
 
 
-def around(d, degrees):
+def turn_domain(d, degrees):
     "A domain with each image turned by as many degrees."
-    return piece(d, torch.arange(len(d)), d.name, turned(d.x, degrees))
+    return take_piece(d, torch.arange(len(d)), d.name, turn_images(d.x, degrees))
 
 
 @PARTITIONS.register("rotate")
 def rotate(dataset, target, generator, step: DEGREES):
     "Source domain i turned by i*step degrees. FedBR, App. A (RotatedMNIST)."
-    domains = sources(dataset, target).values()
-    out = [around(d, torch.full((len(d),), i*step)) for i, d in enumerate(domains)]
-    return clients_of(dataset, target, out, "rotate")
+    domains = list_sources(dataset, target).values()
+    out = [turn_domain(d, torch.full((len(d),), i*step)) for i, d in enumerate(domains)]
+    return make_clients(dataset, target, out, "rotate")
 
 
 @PARTITIONS.register("turn")
@@ -203,12 +203,12 @@ def turn(dataset, target, generator, step: DEGREES, angles: arg(int, "angles", l
     check_convention(convention, "turn")
     concentration = np.full(angles, alpha/angles if convention == "hsu" else float(alpha))
     rng, out = numpy_generator(generator), []
-    for d in sources(dataset, target).values():
+    for d in list_sources(dataset, target).values():
         which = rng.choice(angles, len(d), p=np.exp(log_dirichlet(concentration, rng)))
         test = (d.split or {}).get("test", torch.arange(0)).numpy()
         which[test] = rng.integers(angles, size=len(test))
-        out.append(around(d, torch.from_numpy(which*step)))
-    return clients_of(dataset, target, out, "turn")
+        out.append(turn_domain(d, torch.from_numpy(which*step)))
+    return make_clients(dataset, target, out, "turn")
 
 # %% ../../nbs/data/12_partitions.ipynb #2759e1df
 @PARTITIONS.register("chain")
@@ -228,7 +228,7 @@ def steps_of(partition):
     return [(name, *check_arguments(f"partition {echo(name)}", PARTITIONS.get(name), 3, args))]
 
 
-def substituted_datasets(data, settings):
+def load_substitutes(data, settings):
     "The data sets that a partition puts in the place of `data`."
     names = [s[1] for s in steps_of(settings.partition) if s[0] == "load" and len(s) > 1]
     if names and settings.load:
@@ -237,7 +237,7 @@ def substituted_datasets(data, settings):
     return [get_dataset(n, size=data.size) for n in names]
 
 
-def partitioned(data, target, settings, seed, substituted=None):
+def partition_domains(data, target, settings, seed, substituted=None):
     """The data set with its domains made into clients as the settings say.
 
     substituted: the data sets of its `load` steps, where they are loaded already."""
@@ -259,8 +259,8 @@ def subsample_domains(data, limit, seed):
     def less(d):
         keep, n = subsample(torch.arange(len(d)), limit,
                             generator(seed, client=d.name, purpose="limit")), len(d)
-        return Domain(d.name, d.x[keep], d.y[keep], renumbered(d.split, keep, n),
-                      renumbered(d.official, keep, n))
+        return Domain(d.name, d.x[keep], d.y[keep], renumber(d.split, keep, n),
+                      renumber(d.official, keep, n))
     return replace(data, domains={k: less(d) for k, d in data.domains.items()})
 
 # %% ../../nbs/data/12_partitions.ipynb #53e332ea
@@ -283,12 +283,12 @@ def _beside(dom, test, fractions, rng):
     if not train:
         raise FdgnbError(f"fractions={fractions!r} leaves domain {dom.name!r}, which has test images of its "
                          f"own, nothing to train on")
-    rest = without(test, len(dom))
+    rest = exclude(test, len(dom))
     cut = split_indices(len(rest), dom.y[rest], (train/(train + val), val/(train + val), 0), rng)
     return {k: rest[i] for k, i in cut.items()} | dict(test=test)
 
 
-def shares(dom, settings, target, rng):
+def cut_domain(dom, settings, target, rng):
     "{part: indices}: of the target; as it brings along; all at random; or beside its own test images."
     if target: return _whole(dom, settings.target_fraction, rng)
     lists, use = dom.official or {}, settings.official
@@ -303,11 +303,11 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
 
     data: the data set whose domains are the clients and the target, after partition and limit.
     read: the data sets that the samples come from, the given one first."""
-    read = [data, *substituted_datasets(data, settings)]
-    data = subsample_domains(partitioned(data, target, settings, seed, read[1:]), settings.limit, seed)
+    read = [data, *load_substitutes(data, settings)]
+    data = subsample_domains(partition_domains(data, target, settings, seed, read[1:]), settings.limit, seed)
     parts = {}
     for name, dom in data.domains.items():
-        cut = shares(dom, settings, name == target, generator(seed, client=name, purpose="split"))
+        cut = cut_domain(dom, settings, name == target, generator(seed, client=name, purpose="split"))
         x, y = dom.x.to(device), dom.y.to(device)
         parts[name] = {part: Split(x, y, i.to(device)) for part, i in cut.items()}
     return parts, parts.pop(target, None), data, read

@@ -10,9 +10,9 @@ import re
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError
-from .files import Packed, damaged, inside, read_json, whole_labels
-from .found import Found, found_classes, found_parts, listed_files
-from .found import data_home, pixels_nhw, plain, source, subfolder
+from .files import Packed, damage_error, join_path, read_json, to_labels
+from .found import Found, find_classes, find_parts, read_list
+from .found import find_home, to_nhw, fold_name, source, find_subfolder
 
 # %% ../../nbs/data/08_photos.ipynb #c1baf34d
 PACS_CLASSES = "dog elephant giraffe guitar horse house person".split()
@@ -27,27 +27,27 @@ def _kfold(folders, domain, names):
     def short(file): return str(Path(*file.split("/")[-2:]).with_suffix(""))
     lists, row = dict(train=find("train"), val=find("crossval")), {short(n): i for i, n in enumerate(names)}
     if None in lists.values(): return {}
-    files = {part: [short(f) for f, _ in listed_files(p, PACS_CLASSES, 1)] for part, p in lists.items()}
+    files = {part: [short(f) for f, _ in read_list(p, PACS_CLASSES, 1)] for part, p in lists.items()}
     return {part: [row[f] for f in fs if f in row] for part, fs in files.items()}
 
 
 def _packed(pack):
     "(a domain from a packed file, <class>/<file> of each sample)."
     z = Packed(pack)
-    classes, y, names = map(str, z["classes"].ravel()), whole_labels(z["y"], pack), z["name"].tolist()
+    classes, y, names = map(str, z["classes"].ravel()), to_labels(z["y"], pack), z["name"].tolist()
     if (classes := list(classes)) != PACS_CLASSES:
         raise FdgnbError(f"{str(pack)!r} has the classes {', '.join(classes)}, wanted "
                          f"{', '.join(PACS_CLASSES)}")
-    if len(names) != len(y): raise damaged(pack, f"{len(names)} names, but {len(y)} labels")
+    if len(names) != len(y): raise damage_error(pack, f"{len(names)} names, but {len(y)} labels")
     side = re.search(r"_(\d+)$", pack.stem)
-    x = lambda: pixels_nhw(z["x"], pack)
+    x = lambda: to_nhw(z["x"], pack)
     return Found(y, "pixels", x, [pack], side=int(side[1]) if side else None), names
 
 
 def _pacs(d, folder, pack, lists, official):
     "One domain of PACS: folders before the packed form (they are larger)."
     if folder:
-        f = found_classes(folder, PACS_CLASSES)
+        f = find_classes(folder, PACS_CLASSES)
         names = [f"{p.parent.name}/{p.name}" for p in f.files]
     else: f, names = _packed(pack)
     f.parts = _kfold(lists, d, names)
@@ -65,13 +65,13 @@ def pacs(official=False):
 
     The official lists, where present, become `Domain.official` (train, val); with official=True also the
     `Domain.split` of a run, with an empty test part."""
-    home, out = data_home("pacs"), {}
-    below = [subfolder(home, n) for n in ("kfold", "raw_images", "images")]
-    tops = [h for h in (home, *below, subfolder(below[2], "kfold"), data_home("kfold")) if h]
+    home, out = find_home("pacs"), {}
+    below = [find_subfolder(home, n) for n in ("kfold", "raw_images", "images")]
+    tops = [h for h in (home, *below, find_subfolder(below[2], "kfold"), find_home("kfold")) if h]
     beside = ("Train val splits and h5py files pre-read", "splits", "image_list")
-    lists = tops + [h for t in tops for n in beside if (h := subfolder(t, n))]
+    lists = tops + [h for t in tops for n in beside if (h := find_subfolder(t, n))]
     for d in PACS:
-        folder = next((f for t in tops for f in [subfolder(t, d)] if f and subfolder(f, PACS_CLASSES[0])),
+        folder = next((f for t in tops for f in [find_subfolder(t, d)] if f and find_subfolder(f, PACS_CLASSES[0])),
                       None)
         pack = next((p for t in tops for p in sorted((t/d).glob(f"{d}_*.npz"))), None)
         if folder or pack:
@@ -95,9 +95,9 @@ OFFICE = dict(amazon=[92, 82, 94, 99, 100, 100, 99, 100, 94, 98],
         note="the published figures by class are from memory; they sum to the published totals")
 def office_caltech10():
     "Office-Caltech10 from office_caltech10/<domain>/<class>/*; 28 x 28, as in FedKA, by default."
-    home = data_home("office_caltech10")
-    folders = {d: subfolder(home, d, f"{d}10") for d in OFFICE}
-    return {d: lambda p=p: found_classes(p, OFFICE_CLASSES) for d, p in folders.items() if p}
+    home = find_home("office_caltech10")
+    folders = {d: find_subfolder(home, d, f"{d}10") for d in OFFICE}
+    return {d: lambda p=p: find_classes(p, OFFICE_CLASSES) for d, p in folders.items() if p}
 
 # %% ../../nbs/data/08_photos.ipynb #94edee48
 VLCS_CLASSES = "bird car chair dog person".split()
@@ -114,12 +114,12 @@ _VLCS_NAMES = dict(Caltech101=("Caltech101", "CALTECH"), LabelMe=("LabelMe",), S
         note="the sum of the published figures was checked, those by domain and class are from memory")
 def vlcs():
     "VLCS from vlcs/<domain>/<class>/* or vlcs/<DOMAIN>/{train,test}/<0..4>/*."
-    home, numbers = data_home("vlcs"), {c: (str(i),) for i, c in enumerate(VLCS_CLASSES)}
+    home, numbers = find_home("vlcs"), {c: (str(i),) for i, c in enumerate(VLCS_CLASSES)}
     def find(p):
-        parts = {k: subfolder(p, k) for k in ("train", "test")}
-        if all(parts.values()): return found_parts(parts, VLCS_CLASSES, numbers)
-        return found_classes(subfolder(p, "full") or p, VLCS_CLASSES, numbers)
-    return {d: lambda p=p: find(p) for d, n in _VLCS_NAMES.items() for p in [subfolder(home, *n)] if p}
+        parts = {k: find_subfolder(p, k) for k in ("train", "test")}
+        if all(parts.values()): return find_parts(parts, VLCS_CLASSES, numbers)
+        return find_classes(find_subfolder(p, "full") or p, VLCS_CLASSES, numbers)
+    return {d: lambda p=p: find(p) for d, n in _VLCS_NAMES.items() for p in [find_subfolder(home, *n)] if p}
 
 # %% ../../nbs/data/08_photos.ipynb #cdbb151f
 OFFICEHOME = {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}
@@ -138,10 +138,10 @@ Webcam""".split())
         terms="non-commercial research, as stated by its authors' page (from memory: check there)")
 def officehome():
     "OfficeHome from officehome/<domain>/<class>/*."
-    home = data_home("officehome", "OfficeHomeDataset_10072016")
-    home = subfolder(home, "OfficeHomeDataset_10072016") or home
-    folders = {d: subfolder(home, d) for d in OFFICEHOME}
-    return {d: lambda p=p: found_classes(p, OFFICEHOME_CLASSES) for d, p in folders.items() if p}
+    home = find_home("officehome", "OfficeHomeDataset_10072016")
+    home = find_subfolder(home, "OfficeHomeDataset_10072016") or home
+    folders = {d: find_subfolder(home, d) for d in OFFICEHOME}
+    return {d: lambda p=p: find_classes(p, OFFICEHOME_CLASSES) for d, p in folders.items() if p}
 
 # %% ../../nbs/data/08_photos.ipynb #3d6d24b6
 TERRA_CLASSES = "bird bobcat cat coyote dog empty opossum rabbit raccoon squirrel".split()
@@ -153,12 +153,12 @@ def _rows(notes, key, fields, file):
     rows = notes.get(key) if isinstance(notes, dict) else None
     whole = lambda r: isinstance(r, dict) and all(isinstance(r.get(f), (str, int)) for f in fields)
     if isinstance(rows, list) and all(map(whole, rows)): return [tuple(r[f] for f in fields) for r in rows]
-    raise damaged(file, f"{key!r} is no list of entries with {', '.join(fields)}")
+    raise damage_error(file, f"{key!r} is no list of entries with {', '.join(fields)}")
 
 
 def _traps(home):
     "{place: (files, labels)} from the annotations of the Caltech Camera Traps; {} without them."
-    images = subfolder(home, "eccv_18_all_images_sm")
+    images = find_subfolder(home, "eccv_18_all_images_sm")
     notes = next(iter(sorted(home.glob("caltech*.json"))), None) if home else None
     if not (images and notes): return {}
     t, pairs = read_json(notes), {d: set() for d in TERRA}
@@ -167,7 +167,7 @@ def _traps(home):
     where = {i: (f"location_{place}", file) for i, place, file in places}
     for image, category in _rows(t, "annotations", ("image_id", "category_id"), notes):
         (d, file), c = where.get(image, (None, None)), name.get(category)
-        if d in pairs and c in TERRA_CLASSES and inside(images, file, notes).is_file():
+        if d in pairs and c in TERRA_CLASSES and join_path(images, file, notes).is_file():
             pairs[d].add((TERRA_CLASSES.index(c), file))
     return {d: ([images/f for _, f in sorted(p)], [i for i, _ in sorted(p)]) for d, p in pairs.items() if p}
 
@@ -181,10 +181,10 @@ def _traps(home):
         note="the published figures by place are from memory and sum to 24,330; DomainBed prints 24,788")
 def terra_incognita():
     "TerraIncognita from terra_incognita/location_<n>/<class>/*, or from its images and annotations."
-    home = data_home("terra_incognita", "terra", "TerraInc")
-    folders = {d: subfolder(home, d, d.replace("location_", "L")) for d in TERRA}
+    home = find_home("terra_incognita", "terra", "TerraInc")
+    folders = {d: find_subfolder(home, d, d.replace("location_", "L")) for d in TERRA}
     if any(folders.values()):
-        return {d: lambda p=p: found_classes(p, TERRA_CLASSES) for d, p in folders.items() if p}
+        return {d: lambda p=p: find_classes(p, TERRA_CLASSES) for d, p in folders.items() if p}
     return {d: lambda fs=fs, y=y: Found(y, "files", lambda: fs, fs) for d, (fs, y) in _traps(home).items()}
 
 # %% ../../nbs/data/08_photos.ipynb #55056163
@@ -222,11 +222,11 @@ zigzag""".split()
 # %% ../../nbs/data/08_photos.ipynb #69108cb9
 def _listed(lists, top, classes):
     "A domain from official lists {part: file}, restricted to `classes`."
-    number, files, y, parts = {plain(c): i for i, c in enumerate(DOMAINNET_CLASSES)}, [], [], {}
-    want = {number[plain(c)]: i for i, c in enumerate(classes)}
+    number, files, y, parts = {fold_name(c): i for i, c in enumerate(DOMAINNET_CLASSES)}, [], [], {}
+    want = {number[fold_name(c)]: i for i, c in enumerate(classes)}
     for part, path in lists.items():
-        listed = listed_files(path, DOMAINNET_CLASSES, 0)
-        mine = [(inside(top, file, path), want[c]) for file, c in listed if c in want]
+        listed = read_list(path, DOMAINNET_CLASSES, 0)
+        mine = [(join_path(top, file, path), want[c]) for file, c in listed if c in want]
         mine = [(file, c) for file, c in mine if file.is_file()]
         parts[part] = np.arange(len(files), len(files) + len(mine))
         files += [f for f, _ in mine]
@@ -236,14 +236,14 @@ def _listed(lists, top, classes):
 
 def _domainnet(classes):
     "{domain: () -> Found} of some classes of DomainNet: by its lists where both are there, else by folder."
-    home, out = data_home("domainnet"), {}
+    home, out = find_home("domainnet"), {}
     short = dict(clipart="clip", infograph="info", painting="paint", quickdraw="quick")
-    places = [h for h in (home, subfolder(home, "splits", "image_list")) if h]
+    places = [h for h in (home, find_subfolder(home, "splits", "image_list")) if h]
     def find(p, lists):
-        return _listed(lists, home, classes) if all(lists.values()) else found_classes(p, classes)
+        return _listed(lists, home, classes) if all(lists.values()) else find_classes(p, classes)
     def list_of(d, part): return next((q for h in places for q in [h/f"{d}_{part}.txt"] if q.exists()), None)
     for d in DOMAINNET:
-        p, lists = subfolder(home, d, short.get(d, d)), {part: list_of(d, part) for part in ("train", "test")}
+        p, lists = find_subfolder(home, d, short.get(d, d)), {part: list_of(d, part) for part in ("train", "test")}
         if p: out[d] = lambda p=p, lists=lists: find(p, lists)
     return out
 

@@ -12,55 +12,60 @@ from pathlib import Path
 from ..core import FdgnbError, nearest, root
 from .cache import cache_dir, cache_entries, clean_cache, data_dir
 from .catalogue import DATASETS, get_dataset, list_datasets
-from .domain import chosen_domains
-from .folders import IMAGES, _PIL, image_files, subfolders
-from .found import Found, found_domains, total
-from .own import alike_names
+from .domain import choose_domains
+from .folders import IMAGES, _PIL, list_images, list_subfolders
+from .found import Found, find_domains, sum_counts
+from .own import group_alike
 
 # %% ../../nbs/data/13_prepare.ipynb #02f619a9
 def _hashes(f):
     "A digest of each sample as it lies on the disk."
-    def as_bytes(s):
-        if isinstance(s, Path): return s.read_bytes()
-        return s.encode() if isinstance(s, str) else np.ascontiguousarray(s).tobytes()
     samples = f.all_samples()
-    for i in range(len(f.y)): yield hashlib.blake2b(as_bytes(samples[i]), digest_size=16).digest()
+    for i in range(len(f.y)): yield hashlib.blake2b(_as_bytes(samples[i]), digest_size=16).digest()
 
 
-def duplicates(found):
+def _as_bytes(sample):
+    "The bytes of a file, a text or an array."
+    if isinstance(sample, Path): return sample.read_bytes()
+    if isinstance(sample, str): return sample.encode()
+    return np.ascontiguousarray(sample).tobytes()
+
+
+def count_duplicates(found):
     "Of {domain: Found}: {domain: (groups of equal samples, surplus copies)}, across domains, across classes."
     within, seen = {}, {}
     for d, f in found.items():
-        here = {}
+        copies = {}
         for h, y in zip(_hashes(f), f.y.tolist()):
-            here[h] = here.get(h, 0) + 1
+            copies[h] = copies.get(h, 0) + 1
             seen.setdefault(h, set()).add((d, y))
-        within[d] = sum(n > 1 for n in here.values()), sum(n - 1 for n in here.values())
-    several = lambda i: sum(len({at[i] for at in places}) > 1 for places in seen.values())
-    return within, several(0), several(1)
+        within[d] = sum(n > 1 for n in copies.values()), sum(n - 1 for n in copies.values())
+    across_domains = sum(len({d for d, _ in places}) > 1 for places in seen.values())
+    across_classes = sum(len({y for _, y in places}) > 1 for places in seen.values())
+    return within, across_domains, across_classes
 
 # %% ../../nbs/data/13_prepare.ipynb #7e936806
 def _find_all(load, domains, options):
     "(Found by domain, classes) of what is there; the loader's error where what was asked for is not."
-    if hasattr(load, "find"):
-        known = set(options) <= set(inspect.signature(load.find).parameters)
-        # nothing there: the error names all
-        there = domains or (list(load.find(**options)) if known else None) or None
-        return {d: get() for d, get in found_domains(load, there, options).items()}, load.info["class_names"]
-    data = load(**({"domains": domains} if domains else {}))
-    return {k: Found(d.y.numpy(), "pixels", lambda d=d: d.x.numpy(), [])
-            for k, d in data.domains.items()}, data.classes
+    if not hasattr(load, "find"):
+        data = load(**({"domains": domains} if domains else {}))
+        found = {k: Found(d.y.numpy(), "pixels", lambda d=d: d.x.numpy(), []) for k, d in data.domains.items()}
+        return found, data.classes
+    is_known = set(options) <= set(inspect.signature(load.find).parameters)
+    if not domains and is_known: domains = list(load.find(**options)) or None      # None: the error names all
+    found = {d: get() for d, get in find_domains(load, domains, options).items()}
+    return found, load.info["class_names"]
 
 
 def _rows(d, f, published, classes):
     "(domain, class, found, published, equal) of all classes together, then of each."
-    # of other classes
-    if isinstance(published, list) and len(published) != len(classes): published = sum(published)
-    n, whole = np.bincount(f.y,
-                           minlength=len(classes)).tolist(), None if published is None else total(published)
-    each = published if isinstance(published, list) else [None]*len(classes)
-    counts = [("all", sum(n), whole), *zip(classes, n, each)]
-    return [(d, c, k, p, None if p is None else k == p) for c, k, p in counts]
+    is_of_other_classes = isinstance(published, list) and len(published) != len(classes)
+    if is_of_other_classes: published = sum(published)
+    by_class = published if isinstance(published, list) else [None]*len(classes)
+    in_all = None if published is None else sum_counts(published)
+    found = np.bincount(f.y, minlength=len(classes)).tolist()
+    counts = [("all", sum(found), in_all), *zip(classes, found, by_class)]
+    return [(d, c, n, wanted, None if wanted is None else n == wanted) for c, n, wanted in counts]
 
 # %% ../../nbs/data/13_prepare.ipynb #ownfolder2
 def as_folder(name):
@@ -75,19 +80,20 @@ def as_folder(name):
 def _find_folder(path, domains, options):
     "(Found by domain, classes, remarks) of a folder of <domain>/<class>/<image>."
     if options: raise FdgnbError(f"{str(path)!r}: a folder has no options, and {[*options][0]!r} is one")
-    there = {p.name: p for p in subfolders(path)} if path.is_dir() else {}
+    there = {p.name: p for p in list_subfolders(path)} if path.is_dir() else {}
     if not there:
         raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
-    folders = {d: there[d] for d in chosen_domains(path.absolute().name, domains, there)}
-    tree = {d: {c.name: image_files(c) for c in subfolders(p)} for d, p in folders.items()}
-    classes, found = sorted({c for t in tree.values() for c in t}), {}
+    folders = {d: there[d] for d in choose_domains(path.absolute().name, domains, there)}
+    tree = {d: {c.name: list_images(c) for c in list_subfolders(p)} for d, p in folders.items()}
+    classes = sorted({c for by_class in tree.values() for c in by_class})
     if not classes:
         raise FdgnbError(f"no class folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
-    for d, t in tree.items():
-        files = [f for c in classes for f in t.get(c, [])]
-        y = [i for i, c in enumerate(classes) for _ in t.get(c, [])]
-        found[d] = Found(y, "files", lambda files=files: files, files)
-    return found, classes, _remarks(path, folders, classes, tree)
+    found = {}
+    for d, by_class in tree.items():
+        labeled = [(f, i) for i, c in enumerate(classes) for f in by_class.get(c, [])]
+        files = [f for f, _ in labeled]
+        found[d] = Found([i for _, i in labeled], "files", lambda files=files: files, files)
+    return found, classes, _remarks(path, folders, tree)
 
 # %% ../../nbs/data/13_prepare.ipynb #ownfolder3
 def _pages(file):
@@ -100,32 +106,34 @@ def _pages(file):
     except (*_PIL, Image.DecompressionBombError): return 1
 
 
-def _some(what, names, why):
-    "One remark on some names, the first of them shown; none where there are none."
-    names = list(map(str, names))
-    return [f"{what}: {len(names)}, the first: {names[0]!r}; {why}"] if names else []
-
-
-def _remarks(path, folders, classes, tree):
+def _remarks(path, folders, tree):
     "What `from_folder` would refuse, pass over, or take for two, in lines; tree: {domain: {class: files}}."
-    inside, alike = [path, *folders.values()], [" and ".join(cs) for cs in alike_names(classes)]
-    files = [f for t in tree.values() for fs in t.values() for f in fs]
-    bare = [folders[d]/c for d, t in tree.items() for c in t if not t[c]]
-    bare += [folders[d] for d, t in tree.items() if not t]
-    lacks = [f"{c} in {d}" for d, t in tree.items() for c in classes if not t.get(c)]
-    below = [f for d, t in tree.items() for c in t for f in sorted((folders[d]/c).rglob("*"))]
-    other = [f for f in below if f.name[0] != "." and f.suffix.lower() not in IMAGES and f.is_file()]
-    loose = [f for p in inside for f in sorted(p.iterdir()) if f.suffix.lower() in IMAGES and f.is_file()]
-    under = [f for p in inside for f in sorted(p.iterdir()) if f.name[0] in "._" and f.is_dir()]
-    many = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
-    return [*_some("folders without images", bare, "a run refuses them: fill or remove them"),
-            *_some("classes without images in a domain", lacks, "a client there never sees them"),
-            *_some("files whose names do not end like an image's", other, "they are not read"),
-            *_some("classes that differ in case or spaces alone", alike, "they are different classes"),
-            *_some("images beside the class folders", loose, "they are not read"),
-            *_some("folders whose names begin with a dot or an underscore", under, "they are not read"),
-            *_some("TIFF files of several pages", many, "only the first page is read"),
-            *_some("one class", classes if len(classes) == 1 else [], "a run refuses it")]
+    classes = sorted({c for by_class in tree.values() for c in by_class})
+    files = [f for by_class in tree.values() for own in by_class.values() for f in own]
+    class_folders = [folders[d]/c for d, by_class in tree.items() for c in by_class]
+    beside = [f for folder in (path, *folders.values()) for f in sorted(folder.iterdir())]
+    below = [f for folder in class_folders for f in sorted(folder.rglob("*"))]
+    is_image = lambda f: f.suffix.lower() in IMAGES and f.is_file()
+    is_other = lambda f: f.suffix.lower() not in IMAGES and f.is_file() and f.name[0] != "."
+
+    empty = [folders[d]/c for d, by_class in tree.items() for c in by_class if not by_class[c]]
+    empty += [folders[d] for d, by_class in tree.items() if not by_class]
+    unseen = [f"{c} in {d}" for d, by_class in tree.items() for c in classes if not by_class.get(c)]
+    unread = [f for f in below if is_other(f)]
+    alike = [" and ".join(names) for names in group_alike(classes)]
+    loose = [f for f in beside if is_image(f)]
+    hidden = [f for f in beside if f.name[0] in "._" and f.is_dir()]
+    paged = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
+    alone = classes if len(classes) == 1 else []
+    remarks = [("folders without images", empty, "a run refuses them: fill or remove them"),
+               ("classes without images in a domain", unseen, "a client there never sees them"),
+               ("files whose names do not end like an image's", unread, "they are not read"),
+               ("classes that differ in case or spaces alone", alike, "they are different classes"),
+               ("images beside the class folders", loose, "they are not read"),
+               ("folders whose names begin with a dot or an underscore", hidden, "they are not read"),
+               ("TIFF files of several pages", paged, "only the first page is read"),
+               ("one class", alone, "a run refuses it")]
+    return [f"{what}: {len(names)}, the first: {str(names[0])!r}; {why}" for what, names, why in remarks if names]
 
 # %% ../../nbs/data/13_prepare.ipynb #bda04f69
 def check(name, domains=None, **options):
@@ -136,7 +144,8 @@ def check(name, domains=None, **options):
     own (whether it is a folder).
     Decodes no image files."""
     import pandas as pd
-    if folder := as_folder(name):
+    folder = as_folder(name)
+    if folder:
         found, classes, remarks = _find_folder(folder, domains, options)
         name, info = folder.absolute().name, dict(counts=dict.fromkeys(found))
     else:
@@ -146,7 +155,7 @@ def check(name, domains=None, **options):
     rows = [r for d, f in found.items() for r in _rows(d, f, f.published or published.get(d), classes)]
     columns = ["domain", "class", "found", "published", "equal"]
     out = pd.DataFrame(rows, columns=columns, dtype=object).astype(dict(found=int))
-    within, across_domains, across_classes = duplicates(found)
+    within, across_domains, across_classes = count_duplicates(found)
     wanted = domains or (found if options.get("angles") is not None else info["counts"])
     out.attrs = dict(name=name, missing=[d for d in wanted if d not in found], within=within,
                      note=info.get("note", ""), remarks=remarks,
@@ -155,7 +164,7 @@ def check(name, domains=None, **options):
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
-def same(t):
+def is_as_published(t):
     "Whether every count of a table of `check` is the published one, and no domain is missing."
     return not t.attrs["missing"] and not (t["equal"] == False).any()
 
@@ -253,7 +262,7 @@ def _options(pairs):
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #c8bf3331
-def said_bytes(n):
+def format_bytes(n):
     "Bytes in words: 512 bytes, 3.4 MB."
     return next((f"{n/u:.1f} {name}" for u, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n >= u),
                 f"{n} bytes")
@@ -271,11 +280,11 @@ def clean(name=None):
                          f"{nearest(name, sorted(known))}")
     entries, room = clean_cache(name)
     whose = f" of {name}" if name else ""
-    out = [f"freed {said_bytes(room)}, {entries} entries{whose}, in {str(cache_dir())!r}"]
+    out = [f"freed {format_bytes(room)}, {entries} entries{whose}, in {str(cache_dir())!r}"]
     for old in (data_dir()/".fdgnb_cache", root()/".cache"/"fdgnb"):
         if old.is_dir() and old.resolve() != cache_dir().resolve():
             held = sum(p.stat().st_size for p in old.rglob("*") if p.is_file())
-            out.append(f"a former version left {said_bytes(held)} in {str(old)!r}: remove it by hand")
+            out.append(f"a former version left {format_bytes(held)} in {str(old)!r}: remove it by hand")
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #4dcedb77
@@ -301,7 +310,7 @@ def main(argv=None):
         elif a.command == "check":
             t = check(a.name, a.domain)
             print(_check_text(t))
-            return int(a.strict and not same(t))
+            return int(a.strict and not is_as_published(t))
         else: _prepare(a)
     except FdgnbError as e:
         print(f"error: {e}", file=sys.stderr)

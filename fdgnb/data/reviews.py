@@ -7,8 +7,8 @@ __all__ = []
 
 # %% ../../nbs/data/10_reviews.ipynb #3162104f
 import gzip, json, re
-from .files import damaged, reading
-from .found import Found, data_home, source, subfolder
+from .files import damage_error, reading
+from .found import Found, find_home, source, find_subfolder
 
 # %% ../../nbs/data/10_reviews.ipynb #d310c2dc
 AMAZON = {d: [1000, 1000] for d in ("books", "dvd", "electronics", "kitchen")}
@@ -22,7 +22,7 @@ def _review_texts(path):
     text = path.read_text("latin-1")
     found = re.findall(r"<review>(.*?)</review>", text, re.S)
     if not found or len(found) != text.count("<review>"):
-        raise damaged(path, f"{len(found)} whole reviews of {text.count('<review>')}")
+        raise damage_error(path, f"{len(found)} whole reviews of {text.count('<review>')}")
     return ["\n".join(parts(s)) for s in found]
 
 
@@ -41,7 +41,7 @@ def _packed_rows(path):
         texts = isinstance(r, dict) and all(isinstance(r.get(k), str) for k in ("title", "text"))
         return texts and type(r.get("label")) is int and r["label"] in (0, 1)
     bad = next((i for i, r in enumerate(rows, 1) if not whole(r)), None)
-    if bad or not rows: raise damaged(path, f"line {bad or 0} has no title, text and label 0 or 1")
+    if bad or not rows: raise damage_error(path, f"line {bad or 0} has no title, text and label 0 or 1")
     return rows
 
 
@@ -62,9 +62,9 @@ def _reviews(files):
                  "2007")
 def amazon_review(encoder="minilm", tokens=None):
     "Amazon Review as vectors of a frozen encoder (minilm, bert) that reads `tokens` (None: 128, 256)."
-    home = data_home("amazon_review", "sorted_data_acl")
-    home = subfolder(home, "sorted_data_acl") or home
+    home = find_home("amazon_review", "sorted_data_acl")
+    home = find_subfolder(home, "sorted_data_acl") or home
     def find(files): texts, y = _reviews(files); return Found(y, "text", lambda: texts, files)
     names = {d: "kitchen_&_housewares" if d == "kitchen" else d for d in AMAZON}
-    there = {d: _review_files(subfolder(home, d, n)) for d, n in names.items()}
+    there = {d: _review_files(find_subfolder(home, d, n)) for d, n in names.items()}
     return {d: lambda files=files: find(files) for d, files in there.items() if files}

@@ -60,7 +60,7 @@ def write_image(path, color="red", side=8):
     Image.new("RGB", (side, side), color).save(path)
 
 
-def quiet(*args, **kw):
+def get_quietly(*args, **kw):
     "`get_dataset` without the warning that a toy has other counts than the real thing."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

