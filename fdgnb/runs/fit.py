@@ -27,9 +27,9 @@ from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread,
 from .code import code_of, hashed, reads, value_of
 from .setup import Federation, first_network, first_server, participants
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
-from .callbacks import as_callbacks, started, stop_line, tell, warn_of_gaps
-from .metrics import chosen_rounds, names_a_round, table
-from .plots import overview
+from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
+from .metrics import chosen_rounds, check_rule, rules_table
+from .plots import overview_plot
 from .records import save
 from .selected import (Deployable, file_of, keep_weights, name_weights, read_weights, write_weights)
 
@@ -79,12 +79,12 @@ class Run(Deployable):
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
     def table(self, **kw):
-        "Accuracy of every domain under every selection rule (fdgnb.runs.metrics.table)."
-        return table(self, **kw)
+        "Accuracy of every domain under every selection rule (fdgnb.runs.metrics.rules_table)."
+        return rules_table(self, **kw)
 
     def plot(self, **kw):
-        "Learning curves and bars by domain (fdgnb.runs.plots.overview)."
-        return overview(self, **kw)
+        "Learning curves and bars by domain (fdgnb.runs.plots.overview_plot)."
+        return overview_plot(self, **kw)
 
     def save(self, out=None):
         "Write record.json, history.csv and arrays (fdgnb.runs.records.save), and the selected weights."
@@ -97,7 +97,7 @@ class Run(Deployable):
 # %% ../../nbs/runs/05_fit.ipynb #selfit0001
 def selected_network(run, rule, domain=None):
     "The network of an unseen client in the round that a rule names; FdgnbError where it has none."
-    rule = names_a_round(rule)
+    rule = check_rule(rule)
     if domain not in (None, run.fed.target):
         raise FdgnbError(f"the network of client {domain!r} is not kept for a rule; an unseen client's is")
     round = chosen_rounds(run.history, run.sizes, run.round).get(rule)
@@ -385,7 +385,7 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
     if run.round == fed.rounds: return run
     keep_large_blocks()
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
-    with one_thread(), started(callbacks, run) as who:
+    with one_thread(), start_and_end(callbacks, run) as who:
         if who: stay(run, who)
         else:
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)
