@@ -16,7 +16,7 @@ from pathlib import Path
 import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, echo, nearest
 from ..vectors import Ledger, flatten
-from ..settings import SETTINGS, checked
+from ..settings import SETTINGS, make
 from ..data.augment import AUGMENTATIONS, Augment
 from ..data.catalogue import DATASETS
 from ..data.partitions import PARTITIONS, client_splits, steps_of
@@ -25,7 +25,7 @@ from ..federation.loop import Client, downloads
 from ..federation.compose import Sum, hyper_names, method_class, own_classes, shim
 from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, run_round, scored
 from .code import code_of, hashed, reads, value_of
-from .setup import Federation, first_network, first_server, participants
+from .setup import FitCall, Federation, first_network, first_server, participants
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
 from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
 from .metrics import chosen_rounds, check_rule, rules_table
@@ -366,9 +366,10 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
     and prints who stopped it and why (`run.reason`). Of a finished run they are told nothing.
     options: fields of `Settings` and of the method's own `Hyper`.
     hyper: the same as a dict, whose names may say which part of a sum they are for ({"fedprox.mu": .1})."""
-    workers, checkpoint_every, progress = checked(workers=workers, checkpoint_every=checkpoint_every,
-                                                  progress=progress)
-    resume, out, callbacks = checked(resume=resume), folder_of(out), as_callbacks(callbacks)
+    call = make(FitCall, dict(workers=workers, checkpoint_every=checkpoint_every, progress=progress,
+                              resume=resume), "argument")
+    workers, checkpoint_every, progress = call.workers, call.checkpoint_every, call.progress
+    resume, out, callbacks = call.resume, folder_of(out), as_callbacks(callbacks)
     if torch.get_default_dtype() != torch.float32:
         raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
                          "call torch.set_default_dtype(torch.float32) first")
