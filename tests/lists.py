@@ -2,8 +2,8 @@
 import itertools, json
 from pathlib import Path
 import pandas as pd
-from fdgnb.experiments.statistics import judged
-from fdgnb.experiments.table import deployed, table
+from fdgnb.experiments.statistics import judge
+from fdgnb.experiments.table import add_adapted, table
 from fdgnb.experiments.store import Store
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.protocols import resolve
@@ -180,7 +180,7 @@ def order_of(wide):
 
 def over_domains(groups):
     "Friedman's p in each setting of several seeds that README shows."
-    p = {SHOWN[s]: order_of(blocks(deployed(g))) for s, g in groups.items()}
+    p = {SHOWN[s]: order_of(blocks(add_adapted(g))) for s, g in groups.items()}
     return "; ".join(f"{v} ({s})" for s, v in p.items() if v)
 
 
@@ -188,7 +188,7 @@ def said_of_all(tables):
     "What the methods that beat FedAvg gain over all images, by setting."
     said = []
     for s, t in tables.items():
-        kinds = judged(t)
+        kinds = judge(t)
         gains = 100*(t.mean.ALL - t.mean.ALL["fedavg"])
         ahead = [f"`{m}` {gains[m]:+.1f}" for m in kinds.index[kinds == "beats"]]
         if ahead: said.append(f"on {SHOWN[s]} {', '.join(ahead)}")
@@ -235,7 +235,7 @@ def indoors(groups):
     "On what in-domain runs there are, and what is shown to beat clients that train alone, in words."
     inside = {s: g for s, g in groups.items() if ", in-domain," in s and "local" in set(g.label)}
     name = lambda s: dict(office_caltech10="Office-Caltech10", pacs="PACS").get(d := s.split(",")[0], d)
-    kinds = {name(s): judged(table(g, base="local")) for s, g in inside.items()}
+    kinds = {name(s): judge(table(g, base="local")) for s, g in inside.items()}
     above = {s: [f"`{m}`" for m in k.index[k == "beats"]] for s, k in kinds.items()}
     if not above: return "without clients that train alone yet"
     said = "; ".join(f"on {s} {', '.join(v) or 'no row'}" for s, v in above.items())
@@ -298,7 +298,7 @@ def shown(store):
         like = [g for g in groups if g.startswith(s)]
         if like and s not in there: raise ValueError(f"{s} is {like} now")
     if not there: return
-    tables = {s: table(deployed(runs)) for s, runs in there.items()}
+    tables = {s: table(add_adapted(runs)) for s, runs in there.items()}
     lines, more = across(tables), longer({s: everything[s] for s in there})
     yield which_one(lines, more, indoors(groups))
     yield READING

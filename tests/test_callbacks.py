@@ -83,7 +83,7 @@ def test_tensorboard_holds_every_row(short, tmp_path):
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     kept = {(e.step, tag): e.value for tag in events.Tags()["scalars"] for e in events.Scalars(tag)}
-    assert kept == {(r[0], callbacks.curve(r)): pytest.approx(r[5], rel=1e-6) for r in run.rows}
+    assert kept == {(r[0], callbacks.curve_name(r)): pytest.approx(r[5], rel=1e-6) for r in run.rows}
 
 
 def test_wandb_is_told_the_same(short, monkeypatch):
@@ -96,7 +96,7 @@ def test_wandb_is_told_the_same(short, monkeypatch):
     run = fdgnb.fit(**short, callbacks=[callbacks.WandB(project="p")])
     assert logged[0] == ("p", "fedavg") and logged[-1] == "end"
     found = [(n, k, v) for n, values in logged[1:-1] for k, v in values.items()]
-    assert found == [(r[0], callbacks.curve(r), r[5]) for r in run.rows]
+    assert found == [(r[0], callbacks.curve_name(r), r[5]) for r in run.rows]
 
 
 def test_what_is_not_installed_is_named(monkeypatch):

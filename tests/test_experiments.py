@@ -16,7 +16,7 @@ from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments import execution
 from fdgnb.experiments.execution import held, played, run
 from fdgnb.experiments.grid import call_of, grid
-from fdgnb.experiments.search import tuned
+from fdgnb.experiments.search import tune_method
 from fdgnb.experiments.store import Planner, Store, digest_of, file_name, metric_code
 from fdgnb.experiments.store import result_of, results, sealed
 from fdgnb.experiments.table import table
@@ -444,7 +444,7 @@ def test_our_own_comparison_by_papermill(compared):
 def test_the_tuned_comparison_by_papermill(tmp_path):
     "From the records of a search and of the runs at its values; a method that was not searched is named."
     how = dict(protocol="common", scale="smoke")
-    chosen, _ = tuned("fedavg", "digits", "optical", [0], 2, 1, tmp_path/"trials", trials=2, ranges={},
+    chosen, _ = tune_method("fedavg", "digits", "optical", [0], 2, 1, tmp_path/"trials", trials=2, ranges={},
                       lr=(.005, .15), jobs=1, work=tmp_path/"work", **how)
     both = pd.concat([grid("fedavg", "digits", "optical", [0], 2, **how), chosen], ignore_index=True)
     made = run(both, tmp_path/"runs", 1, tmp_path/"work")

@@ -45,7 +45,7 @@ def test_validation_is_pooled_by_its_own_sizes():
 
 def test_top5_is_a_mean_of_five():
     target = [.1, .9, .5, .3, .7, .2, .6]
-    t = metrics.table(run_of([(.5,)*4 + (v,) for v in target]))
+    t = metrics.rules_table(run_of([(.5,)*4 + (v,) for v in target]))
     assert t.loc["top5", "target"] == pytest.approx((.9 + .5 + .3 + .7 + .6)/5)
     assert t.loc["top5", "rounds"] == "2, 3, 4, 5, 7"
 
@@ -53,14 +53,14 @@ def test_top5_is_a_mean_of_five():
 def test_oracles_are_named_and_nobody_else():
     inside = run_of([(.5,)*4], {k: SIZES[k] for k in "ab"})
     for run, word in ((RUN, "target"), (inside, "test samples")):
-        uses = metrics.table(run)["uses"]
+        uses = metrics.rules_table(run)["uses"]
         assert {r for r, u in uses.items() if u == f"ORACLE: labels of the {word}"} == {"top5", "target"}
         assert not uses[["last", "source_val"]].str.contains("ORACLE").any()
 
 
 def test_in_domain():
     inside = {k: SIZES[k] for k in "ab"}
-    t = metrics.table(run_of([(.2, .2, .1, .9), (.3, .3, .8, .4), (.1, .1, .3, .3)], inside))
+    t = metrics.rules_table(run_of([(.2, .2, .1, .9), (.3, .3, .8, .4), (.1, .1, .3, .3)], inside))
     assert "target" not in t
     assert t["rounds"].to_dict() == dict(last="3", source_val="2", top5="1, 2, 3", target="2")
 
@@ -68,7 +68,7 @@ def test_in_domain():
 @pytest.mark.parametrize("lost", ["val", "test", "target"])
 def test_missing_values_stay_missing(lost):
     h = RUN.history[RUN.history.split != lost]
-    t = metrics.table(SimpleNamespace(history=h, sizes=SIZES), point="both")
+    t = metrics.rules_table(SimpleNamespace(history=h, sizes=SIZES), point="both")
     assert t.loc["local", ["a", "target", "ALL", "AVG"]].isna().all().all()
     at = t.loc["aggregated"]
     if lost == "val": assert at.loc["source_val", "rounds"] == "" and at.loc["last", "target"] == .2
@@ -77,14 +77,14 @@ def test_missing_values_stay_missing(lost):
 
 
 def test_empty_history():
-    t = metrics.table(SimpleNamespace(history=history([]), sizes=SIZES))
+    t = metrics.rules_table(SimpleNamespace(history=history([]), sizes=SIZES))
     assert t[["a", "b", "target", "ALL", "AVG"]].isna().all().all() and (t["rounds"] == "").all()
 
 
 def test_local_target_is_the_mean_of_the_clients_models():
     rows = [(1, k, "target", "local", "accuracy", v) for k, v in (("a", .2), ("b", .6))]
     run = SimpleNamespace(history=pd.DataFrame(rows, columns=COLUMNS), sizes=SIZES)
-    assert metrics.table(run, "local").loc["last", "target"] == pytest.approx(.4)
+    assert metrics.rules_table(run, "local").loc["last", "target"] == pytest.approx(.4)
 
 
 # local models: the target in every second round, and training samples after the last one
@@ -105,7 +105,7 @@ def test_local_rules_select_among_rounds_scored_completely():
     run = rare("local", [(6, "a", "train", "local", "accuracy", 1.)])
     chosen = {r: metrics.select(run.history, SIZES, r, "local") for r in metrics.RULES}
     assert chosen == dict(last=[6], source_val=[4], top5=[2, 4, 6], target=[2])      # validation: .3, .5, .4
-    both = metrics.table(run, point="both")
+    both = metrics.rules_table(run, point="both")
     assert both[["a", "b", "target", "ALL", "AVG"]].notna().all().all() and (both["rounds"] != "").all()
     assert both.loc[("local", "top5"), "target"] == pytest.approx((.6 + .1 + .5)/3)
     assert both.loc[("local", "source_val"), ["target", "AVG"]].tolist() == [.1, .4]
@@ -122,7 +122,7 @@ def test_local_rounds_with_some_of_the_clients_are_complete():
     "Who was not drawn is missing; the round still has validation, test and target values."
     h = rare("local").history
     some = h[~((h.point == "local") & (h.client == "a") & (h["round"] == 4))]
-    assert list(metrics.scored(some, "local")) == [2, 4, 6]
+    assert list(metrics.scored_rounds(some, "local")) == [2, 4, 6]
     assert metrics.select(some, SIZES, "source_val", "local") == [4]
 
 
@@ -137,22 +137,22 @@ def test_curves_bridge_rounds_that_were_not_scored():
     run = rare("local")
     run.args |= dict(method="fedavg", dataset="toy", target="t")
     run.domains, run.classes = list(SIZES), ["0", "1"]
-    lines = plots.curves(run).axes[0].lines
+    lines = plots.curves_plot(run).axes[0].lines
     target = [l for l in lines if l.get_marker() == plots.marks(run.domains)["t"]]
     assert [list(l.get_xdata()) for l in target] == [[1, 2, 3, 4, 5, 6], [2, 4, 6]]
-    assert plots.overview(run).axes
+    assert plots.overview_plot(run).axes
 
 
 def test_adapted_row():
     more = pd.DataFrame([(4, "t", "target", "adapted", "accuracy", .8)], columns=COLUMNS)
-    t = metrics.table(SimpleNamespace(history=pd.concat([RUN.history, more]), sizes=SIZES))
+    t = metrics.rules_table(SimpleNamespace(history=pd.concat([RUN.history, more]), sizes=SIZES))
     assert t.loc["adapted", "target"] == .8 and t.loc["last", "target"] == .2
     assert "without labels" in t.loc["adapted", "uses"]
 
 
 def test_loss_is_shown_where_accuracy_selects():
     h = pd.concat([RUN.history, history([(0,)*4 + (v,) for v in (3., 2., 1., .5)], metric="loss")])
-    t = metrics.table(SimpleNamespace(history=h, sizes=SIZES), metric="loss")
+    t = metrics.rules_table(SimpleNamespace(history=h, sizes=SIZES), metric="loss")
     assert t.loc["target", "target"] == 2.
 
 
@@ -161,7 +161,7 @@ def test_a_domain_may_be_called_like_a_column():
     sizes = dict(target=dict(test=1, val=1), ALL=dict(test=3, val=3), NA=dict(target=2))
     rows = [("target", "test", 1.), ("ALL", "test", 0.), ("NA", "target", .5)]
     h = pd.DataFrame([(1, d, s, "aggregated", "accuracy", v) for d, s, v in rows], columns=COLUMNS)
-    row = metrics.table(SimpleNamespace(history=h, sizes=sizes)).loc["last"]
+    row = metrics.rules_table(SimpleNamespace(history=h, sizes=sizes)).loc["last"]
     assert row[["target (domain)", "ALL (domain)", "target", "ALL", "AVG"]].tolist() == [1., 0., .5, .25, .5]
     assert records.read_table(h.to_csv(index=False).encode()).equals(h)
 
@@ -173,16 +173,16 @@ def test_rounds_to():
 
 def test_over_seeds():
     runs = [run_of([(.5, .5, .5, .5, v)], seed=i) for i, v in enumerate((.1, .2, .6))]
-    s = metrics.over_seeds(runs)
+    s = metrics.average_seeds(runs)
     target = s.loc["last", "target"]
     assert target["mean"] == pytest.approx(.3) and target["n"] == 3
     assert target["std"] == pytest.approx(np.std([.1, .2, .6], ddof=1))
     assert metrics.plus_minus(s).loc["last", "target"] == "30.0 ± 26.5"
-    assert metrics.plus_minus(metrics.over_seeds(runs[:1])).loc["last", "target"] == "10.0"
-    with pytest.raises(FdgnbError, match="seed 1 is there 2 times"): metrics.over_seeds([runs[1], runs[1]])
+    assert metrics.plus_minus(metrics.average_seeds(runs[:1])).loc["last", "target"] == "10.0"
+    with pytest.raises(FdgnbError, match="seed 1 is there 2 times"): metrics.average_seeds([runs[1], runs[1]])
     other = [run_of([], seed=0, lr=.1), run_of([], seed=1, lr=.2)]
-    with pytest.raises(FdgnbError, match="differ in more than the seed: lr"): metrics.over_seeds(other)
-    with pytest.raises(FdgnbError, match="no runs"): metrics.over_seeds([])
+    with pytest.raises(FdgnbError, match="differ in more than the seed: lr"): metrics.average_seeds(other)
+    with pytest.raises(FdgnbError, match="no runs"): metrics.average_seeds([])
 
 
 def test_traffic_by_hand():
@@ -262,8 +262,8 @@ def test_balanced_accuracy_is_the_mean_of_recalls():
         by_hand = [sum(g == c for g, t in zip(guess, y) if t == c)/sum(t == c for t in y) for c in set(y)]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            got = metrics.scores(["balanced_accuracy"], np.eye(4)[guess], y)["balanced_accuracy"]
-            only = metrics.scores(["balanced_accuracy", "macro_f1"], np.eye(4)[y], y)
+            got = metrics.compute_metrics(["balanced_accuracy"], np.eye(4)[guess], y)["balanced_accuracy"]
+            only = metrics.compute_metrics(["balanced_accuracy", "macro_f1"], np.eye(4)[y], y)
         assert got == pytest.approx(sum(by_hand)/len(by_hand)) and set(only.values()) == {1.}
         t = metrics.recalls(metrics.confusion_counts(y, guess, 4), "abcd")
         assert t.recall.mean() == pytest.approx(got) and t.recall.isna().sum() == 4 - len(present)
@@ -272,11 +272,11 @@ def test_balanced_accuracy_is_the_mean_of_recalls():
 
 def test_one_class_for_all_is_said():
     y = np.repeat([0, 1, 2], [71, 13, 6])
-    said = metrics.by_class(metrics.confusion_counts(y, 0*y, 3), ["normal", "benign", "malignant"])
+    said = metrics.describe_classes(metrics.confusion_counts(y, 0*y, 3), ["normal", "benign", "malignant"])
     assert "Accuracy **78.9 %**" in said and "**33.3 %** on 90 samples" in said
     assert "*normal*, the largest class, would have 78.9 %" in said
     assert said.endswith("**The model predicts one class only: normal.**")
-    even = metrics.by_class(np.array([[5, 5], [0, 10]]), "ab")
+    even = metrics.describe_classes(np.array([[5, 5], [0, 10]]), "ab")
     assert "chance is 50.0 %" in even and "largest" not in even and "one class" not in even
 
 
@@ -300,7 +300,7 @@ def test_the_line_of_the_figures_is_the_largest_class(small, target, tmp_path):
     run.save(tmp_path)
     back = records.load(tmp_path)
     assert plots.baseline(back) == plots.baseline(run)
-    fig = plots.overview(back)
+    fig = plots.overview_plot(back)
     dotted = [l.get_ydata()[0] for ax in fig.axes for l in ax.lines if l.get_linestyle() == ":"]
     assert dotted == [pytest.approx(share)]*2
     assert "largest class" in [t.get_text() for t in fig.legends[0].get_texts()]
@@ -325,7 +325,7 @@ def test_the_title_of_a_confusion_covers_nothing(n):
 
 def test_plots_draw_without_a_display(done):
     import matplotlib.pyplot as plt
-    for draw in (plots.curves, plots.domain_bars, plots.confusion, plots.ledger_plot, plots.overview):
+    for draw in (plots.curves_plot, plots.domain_bars, plots.confusion, plots.ledger_plot, plots.overview_plot):
         assert draw(done).axes
     assert plt.get_fignums() == []
 

@@ -5,7 +5,7 @@ from fdgnb.core import FdgnbError
 from fdgnb.data.catalogue import DATASETS
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.records import flops
-from fdgnb.runs.setup import arguments
+from fdgnb.runs.setup import resolve_arguments
 from fdgnb.federation.compose import method_class
 from fdgnb.tables.overview import HUNDRED, LEFT, MIXTURE, home, is_personal, key_of, published, row_map
 from fdgnb.tables.overview import row_run, trial
@@ -62,7 +62,7 @@ def test_every_row_is_accepted_under_its_papers_protocol():
         if set(call["method"].split("+")) - set(METHODS.names()): continue
         apart = {k: call.pop(k) for k in ("method", "dataset", "target", "protocol")}
         cls = method_class(apart["method"])
-        rounds, *_ = arguments(cls, call, None, apart["protocol"], None, apart["dataset"])
+        rounds, *_ = resolve_arguments(cls, call, None, apart["protocol"], None, apart["dataset"])
         assert rounds > 1 and apart["target"] in (None, "own", *DATASETS.get(apart["dataset"]).info["counts"])
 
 

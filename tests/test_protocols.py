@@ -9,7 +9,7 @@ from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import Dataset, Domain
 from fdgnb.federation.compose import METHODS, hyper_names, method_class
 from fdgnb.settings import Settings, check_value
-from fdgnb.runs.setup import arguments
+from fdgnb.runs.setup import resolve_arguments
 from fdgnb.vectors import digest
 from fdgnb.runs.metrics import RULES
 from fdgnb.models import MODELS
@@ -79,7 +79,7 @@ def test_rows_of_a_method_are_settings_or_hyper_parameters_of_it(protocol):
 def test_rows_of_a_method_reach_it():
     for data, lam, tau in (("office_caltech10", .01, .2), ("pacs", 1e-4, .1)):
         for method, own in (("ditto", dict(lam=lam)), ("fedheal", dict(tau=tau))):
-            _, hyper, _ = arguments(method_class(method), {}, protocol="fdse", dataset=data)
+            _, hyper, _ = resolve_arguments(method_class(method), {}, protocol="fdse", dataset=data)
             assert hyper == own
     assert unknown_rows([row("mu", .01, "a mistake", method="ditto")]) == [("ditto", "mu")]
 
@@ -233,7 +233,7 @@ def test_augmentation_beside_somebody_who_draws():
 
 def test_loader_options_join_the_protocols():
     fedka = dict(protocol="fedka")
-    values = lambda data, **h: arguments(METHODS.get("fedavg"), h, dataset=data, **fedka)[2].get("load")
+    values = lambda data, **h: resolve_arguments(METHODS.get("fedavg"), h, dataset=data, **fedka)[2].get("load")
     assert values("amazon_review") == dict(encoder="bert", tokens=256)
     both = values("amazon_review", load=dict(domains=["dvd"], tokens=9))
     assert both == dict(encoder="bert", tokens=9, domains=["dvd"])

@@ -210,7 +210,7 @@ def test_an_exported_program_gives_predicts_logits(tiny, tmp_path, suffix, metho
 
 def test_an_export_that_does_not_agree_is_not_left(tiny, tmp_path, monkeypatch):
     run = fdgnb.fit("fedavg", tiny, rounds=1, **SHORT)
-    wrong = selected.checked(selected.write_program, lambda path, x: selected.run_program(path, x) + 1)
+    wrong = selected.make_writer(selected.write_program, lambda path, x: selected.run_program(path, x) + 1)
     monkeypatch.setitem(selected.WRITERS, ".pt2", wrong)
     with refused("off the network") as e: run.export(tmp_path/"m.pt2")
     assert one_line(e) and not list(tmp_path.iterdir())

@@ -27,9 +27,9 @@ from ..federation.compose import METHODS
 from ..runs.callbacks import MetricError, Metrics
 from ..runs.checkpoints import load_checkpoint
 from ..runs.fit import fit, folder_of, parsed_args
-from ..runs.imports import IMPORTED, carried, importable, named, own_modules, provide
+from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, own_modules, unpack_modules
 from ..runs.metrics import METRICS
-from ..runs.metrics import scores as measured
+from ..runs.metrics import compute_metrics as measured
 from ..federation.rounds import cores
 from .grid import call_of
 from .store import Planner, Store, failure_of, digest_of, file_name, hardware, metric_code
@@ -170,16 +170,16 @@ def own_needs(todo, metrics=()):
     FdgnbError on what they cannot know: it is no module's that they would find."""
     every = {id(o): (kind, name, o) for call, args, _ in todo.values()
              for kind, name, o in registered(call, args, metrics)}
-    given, modules = {id(call["method"]) for call, *_ in todo.values()}, {*filter(importable, IMPORTED)}
+    given, modules = {id(call["method"]) for call, *_ in todo.values()}, {*filter(is_importable, IMPORTED)}
     for kind, name, o in every.values():
         home = o.__module__
         homes = own_modules(o) if hasattr(o, "own") or home.split(".")[0] != "fdgnb" else []
-        found = id(o) not in given or (importable(home) and named(home, o.__qualname__) is o)
-        if not found or not all(map(importable, homes)):
+        found = id(o) not in given or (is_importable(home) and get_member(home, o.__qualname__) is o)
+        if not found or not all(map(is_importable, homes)):
             what = f"{kind} {echo(name)}"
             raise FdgnbError(f"{what} is known in this process alone: a module for it, or jobs=1")
         modules.update(homes)
-    return carried(modules) if modules else None
+    return pack_modules(modules) if modules else None
 
 
 def sent(call):
@@ -261,8 +261,8 @@ def passes(todo, store, jobs, needs, *how):
 
 def marked(key, needs, call, *args):
     "The key of a run beside what came of it, played once its modules are here."
-    if needs: provide(needs)
-    if isinstance(call["method"], tuple): call = call | dict(method=named(*call["method"]))
+    if needs: unpack_modules(needs)
+    if isinstance(call["method"], tuple): call = call | dict(method=get_member(*call["method"]))
     return key, played(call, *args)
 
 # %% ../../nbs/experiments/03_execution.ipynb #ac3cf60a

@@ -19,7 +19,7 @@ from ..core import FdgnbError, atomic_write, echo, root
 from ..data.catalogue import DATASETS
 from ..runs.code import code_of
 from ..runs.fit import folder_args, folder_of
-from ..runs.metrics import METRICS, oracle_column, seconds, source_and_target, table, traffic, values
+from ..runs.metrics import METRICS, oracle_column, seconds, source_and_target, rules_table, traffic, values
 from ..runs.records import flops, plain, versions
 from ..runs.setup import Federation
 from ..models import n_parameters
@@ -84,7 +84,7 @@ def scores_of(run, most=20, metric="accuracy"):
     """{point: {rule: {column: value, rounds}}}; beyond `most` clients their means alone.
 
     Another metric than accuracy has no scores of the clients' own models."""
-    t, (sources, _) = table(run, "both", metric).drop(columns="uses"), source_and_target(run.sizes)
+    t, (sources, _) = rules_table(run, "both", metric).drop(columns="uses"), source_and_target(run.sizes)
     if len(sources) > most: t = t[[c for c in ("target", "ALL", "AVG", "rounds") if c in t]]
     cell = lambda v: v if isinstance(v, str) else rounded(v)
     points = [p for p in t.index.unique(0) if p != "local" or metric == "accuracy"]

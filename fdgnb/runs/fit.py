@@ -16,7 +16,7 @@ from pathlib import Path
 import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, echo, nearest
 from ..vectors import Ledger, flatten
-from ..settings import SETTINGS, checked
+from ..settings import SETTINGS, make
 from ..data.augment import AUGMENTATIONS, Augment
 from ..data.catalogue import DATASETS
 from ..data.partitions import PARTITIONS, client_splits, steps_of
@@ -25,11 +25,11 @@ from ..federation.loop import Client, downloads
 from ..federation.compose import Sum, hyper_names, method_class, own_classes, shim
 from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, run_round, scored
 from .code import code_of, hashed, reads, value_of
-from .setup import Federation, first_network, first_server, participants
+from .setup import FitCall, Federation, first_network, first_server, participants
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
-from .callbacks import as_callbacks, started, stop_line, tell, warn_of_gaps
-from .metrics import chosen_rounds, names_a_round, table
-from .plots import overview
+from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
+from .metrics import chosen_rounds, check_rule, rules_table
+from .plots import overview_plot
 from .records import save
 from .selected import (Deployable, file_of, keep_weights, name_weights, read_weights, write_weights)
 
@@ -79,12 +79,12 @@ class Run(Deployable):
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
     def table(self, **kw):
-        "Accuracy of every domain under every selection rule (fdgnb.runs.metrics.table)."
-        return table(self, **kw)
+        "Accuracy of every domain under every selection rule (fdgnb.runs.metrics.rules_table)."
+        return rules_table(self, **kw)
 
     def plot(self, **kw):
-        "Learning curves and bars by domain (fdgnb.runs.plots.overview)."
-        return overview(self, **kw)
+        "Learning curves and bars by domain (fdgnb.runs.plots.overview_plot)."
+        return overview_plot(self, **kw)
 
     def save(self, out=None):
         "Write record.json, history.csv and arrays (fdgnb.runs.records.save), and the selected weights."
@@ -97,7 +97,7 @@ class Run(Deployable):
 # %% ../../nbs/runs/05_fit.ipynb #selfit0001
 def selected_network(run, rule, domain=None):
     "The network of an unseen client in the round that a rule names; FdgnbError where it has none."
-    rule = names_a_round(rule)
+    rule = check_rule(rule)
     if domain not in (None, run.fed.target):
         raise FdgnbError(f"the network of client {domain!r} is not kept for a rule; an unseen client's is")
     round = chosen_rounds(run.history, run.sizes, run.round).get(rule)
@@ -366,9 +366,10 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
     and prints who stopped it and why (`run.reason`). Of a finished run they are told nothing.
     options: fields of `Settings` and of the method's own `Hyper`.
     hyper: the same as a dict, whose names may say which part of a sum they are for ({"fedprox.mu": .1})."""
-    workers, checkpoint_every, progress = checked(workers=workers, checkpoint_every=checkpoint_every,
-                                                  progress=progress)
-    resume, out, callbacks = checked(resume=resume), folder_of(out), as_callbacks(callbacks)
+    call = make(FitCall, dict(workers=workers, checkpoint_every=checkpoint_every, progress=progress,
+                              resume=resume), "argument")
+    workers, checkpoint_every, progress = call.workers, call.checkpoint_every, call.progress
+    resume, out, callbacks = call.resume, folder_of(out), as_callbacks(callbacks)
     if torch.get_default_dtype() != torch.float32:
         raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
                          "call torch.set_default_dtype(torch.float32) first")
@@ -385,7 +386,7 @@ def fit(method, dataset="digits", target="own", rounds=None, seed=0, out=None, *
     if run.round == fed.rounds: return run
     keep_large_blocks()
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
-    with one_thread(), started(callbacks, run) as who:
+    with one_thread(), start_and_end(callbacks, run) as who:
         if who: stay(run, who)
         else:
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)

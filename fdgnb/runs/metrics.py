@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['OWN', 'MEASURED', 'ORACLE', 'RULES', 'POINTS', 'METRICS', 'source_and_target', 'column', 'check_metric', 'values',
-           'oracle_column', 'scored', 'select', 'names_a_round', 'chosen_rounds', 'row', 'table', 'labeled', 'show',
-           'args_of', 'summary', 'rounds_to', 'same_but_seed', 'over_seeds', 'plus_minus', 'readable', 'traffic',
-           'balanced_accuracy', 'macro_f1', 'auc', 'ece', 'lower_is_better', 'scores', 'seconds', 'domains_of',
-           'confusion_counts', 'recalls', 'by_class', 'stored_table']
+           'oracle_column', 'scored_rounds', 'select', 'check_rule', 'chosen_rounds', 'score_row', 'rules_table',
+           'label_rows', 'show', 'args_of', 'summarize', 'rounds_to', 'check_seeds_alone', 'average_seeds',
+           'plus_minus', 'format_bytes', 'traffic', 'balanced_accuracy', 'macro_f1', 'auc', 'ece', 'lower_is_better',
+           'compute_metrics', 'seconds', 'domains_of', 'confusion_counts', 'recalls', 'describe_classes',
+           'stored_table']
 
 # %% ../../nbs/runs/02_metrics.ipynb #f138afe0
 import torch, warnings
@@ -78,7 +79,7 @@ def oracle_column(sizes):
     return "target" if source_and_target(sizes)[1] is not None else "AVG"
 
 
-def scored(history, point):
+def scored_rounds(history, point):
     "The rounds in which a point was scored on every split that it is ever scored on, training samples aside."
     h = history[(history.point == point) & (history.metric == "accuracy") & (history.split != "train")]
     n = h.groupby("round")["split"].nunique()
@@ -89,14 +90,14 @@ def select(history, sizes, rule="source_val", point="aggregated"):
     "The rounds that a rule selects, in order: one, up to five (`top5`), or none where it has no scores."
     if rule not in RULES: raise FdgnbError(f"unknown selection rule {rule!r}{nearest(rule, RULES)}")
     score = values(history, sizes, point, "val" if rule == "source_val" else "test")
-    if point == "local": score = score.loc[scored(history, point)]
+    if point == "local": score = score.loc[scored_rounds(history, point)]
     if rule == "last": return [int(r) for r in score.index[-1:]]
     score = score["ALL" if rule == "source_val" else oracle_column(sizes)]
     best = score.dropna().sort_values(ascending=False, kind="stable").index
     return sorted(int(r) for r in best[:5 if rule == "top5" else 1])
 
 # %% ../../nbs/runs/02_metrics.ipynb #namedcode1
-def names_a_round(rule):
+def check_rule(rule):
     "The rule, or an FdgnbError where it is unknown or, as `top5`, the mean of several rounds."
     if rule not in RULES: raise FdgnbError(f"unknown selection rule {rule!r}{nearest(rule, RULES)}")
     if rule == "top5": raise FdgnbError("the rule 'top5' is a mean over five rounds and has no model: "
@@ -115,7 +116,7 @@ def chosen_rounds(history, sizes, last):
 POINTS = ("aggregated", "local")
 
 
-def row(run, rule, point, metric="accuracy"):
+def score_row(run, rule, point, metric="accuracy"):
     "One row of the table: mean over the rounds that the rule selects."
     chosen = select(run.history, run.sizes, rule, point)
     whom = "target" if source_and_target(run.sizes)[1] is not None else "test samples"
@@ -123,7 +124,7 @@ def row(run, rule, point, metric="accuracy"):
     return dict(mean, rounds=", ".join(map(str, chosen)), uses=RULES[rule].format(whom))
 
 
-def table(run, point="aggregated", metric="accuracy", rules=tuple(RULES)):
+def rules_table(run, point="aggregated", metric="accuracy", rules=tuple(RULES)):
     """Selection rules by domains: a DataFrame of fractions (accuracy) or nats (loss).
 
     Columns: each source domain's test samples, target, ALL, AVG, the rounds selected, what the rule uses.
@@ -134,14 +135,14 @@ def table(run, point="aggregated", metric="accuracy", rules=tuple(RULES)):
     for p in points:
         if p not in POINTS: raise FdgnbError(f"unknown point {p!r}{nearest(p, (*POINTS, 'both'))}")
     check_metric(run.history, metric, points)
-    rows = {(p, r): row(run, r, p, metric) for p in points for r in rules}
+    rows = {(p, r): score_row(run, r, p, metric) for p in points for r in rules}
     if "aggregated" in points and (run.history.point == "adapted").any():
         unlabeled = dict(uses="target's images without labels")
-        rows["adapted", "last"] = row(run, "last", "adapted", metric) | unlabeled
-    return labeled(list(rows.values()), list(rows), point)
+        rows["adapted", "last"] = score_row(run, "last", "adapted", metric) | unlabeled
+    return label_rows(list(rows.values()), list(rows), point)
 
 
-def labeled(rows, keys, point):
+def label_rows(rows, keys, point):
     "Rows of the table under their keys (point, rule); where one point is shown, under the rule or `adapted`."
     out = pd.DataFrame(rows, index=pd.MultiIndex.from_tuples(keys, names=["point", "rule"]))
     if point == "both": return out
@@ -162,9 +163,9 @@ def args_of(run):
     return run["args"] if isinstance(run, dict) else run.args if hasattr(run, "args") else run.fed.args()
 
 
-def summary(run):
+def summarize(run):
     "A run in one sentence of Markdown: last round, round of best source validation, the oracle's."
-    a, t, column = args_of(run), table(run), oracle_column(run.sizes)
+    a, t, column = args_of(run), rules_table(run), oracle_column(run.sizes)
     percent = lambda rule: f"{100*t.loc[rule, column]:.1f} %"
     tested = (f"tested on **{a['target']}**, which no client holds" if a["target"]
               else "tested on every client's own test samples (mean over the clients)")
@@ -187,7 +188,7 @@ def rounds_to(run, threshold, point="aggregated", domain=None):
     return int(there[0]) if len(there) else None
 
 # %% ../../nbs/runs/02_metrics.ipynb #fa1d8180
-def same_but_seed(runs):
+def check_seeds_alone(runs):
     "Refuse runs that differ in anything but the seed, or that repeat one."
     args = [flatten(args_of(r)) for r in runs]
     seeds = Counter(a.pop("seed") for a in args)
@@ -200,13 +201,13 @@ def same_but_seed(runs):
             raise FdgnbError(f"runs differ in more than the seed: {diff[0]} is {old!r} and {new!r}")
 
 # %% ../../nbs/runs/02_metrics.ipynb #b8618b52
-def over_seeds(runs, **kw):
+def average_seeds(runs, **kw):
     """Mean, standard deviation (n - 1) and n over runs or records of different seeds.
 
-    DataFrame with columns (name, mean|std|n); `kw` goes to `table`."""
+    DataFrame with columns (name, mean|std|n); `kw` goes to `rules_table`."""
     runs = list(runs)
-    same_but_seed(runs)
-    tables = [stored_table(r, **kw) if isinstance(r, dict) else table(r, **kw) for r in runs]
+    check_seeds_alone(runs)
+    tables = [stored_table(r, **kw) if isinstance(r, dict) else rules_table(r, **kw) for r in runs]
     tables = [t.drop(columns=["rounds", "uses"]).astype(float) for t in tables]
     stack = np.stack([t.reindex(index=tables[0].index, columns=tables[0].columns) for t in tables])
     std = stack.std(0, ddof=1) if len(runs) > 1 else stack[0]*np.nan
@@ -216,7 +217,7 @@ def over_seeds(runs, **kw):
 
 
 def plus_minus(stats, digits=1):
-    "The result of `over_seeds` for reading: 'mean ± std' in percent, n in the column's name."
+    "The result of `average_seeds` for reading: 'mean ± std' in percent, n in the column's name."
     n = int(stats.xs("n", axis=1, level=1).max().max())
     cell = lambda m, s: "" if m != m else f"{100*m:.{digits}f}" + ("" if s != s else f" ± {100*s:.{digits}f}")
     names = dict.fromkeys(stats.columns.get_level_values(0))
@@ -224,7 +225,7 @@ def plus_minus(stats, digits=1):
     return pd.DataFrame(text, stats.index).rename_axis(columns=f"%, n = {n}")
 
 # %% ../../nbs/runs/02_metrics.ipynb #bf63c1b3
-def readable(n):
+def format_bytes(n):
     "Bytes for reading, in binary units: 1536 -> '1.50 KiB'."
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(n) < 1024: break
@@ -244,7 +245,7 @@ def traffic(run, human=False):
     out = pd.DataFrame({"total": total, "per round": total/max(1, book["round"].nunique()),
                         "per client and round": total/pairs.reindex(total.index.get_level_values(0)).values})
     out = out.rename_axis(index=["direction", "kind"])
-    return out.map(readable) if human else out
+    return out.map(format_bytes) if human else out
 
 # %% ../../nbs/runs/02_metrics.ipynb #extracode1
 METRICS = Registry("metric")
@@ -289,7 +290,7 @@ def lower_is_better(metric):
     return metric == "loss" or metric in METRICS and getattr(METRICS[metric], "lower_is_better", False)
 
 # %% ../../nbs/runs/02_metrics.ipynb #extracode2
-def scores(names, p, y):
+def compute_metrics(names, p, y):
     "{name: value} of metrics by name for probabilities (N, C) and labels (N,)."
     p, y = np.asarray(p, float), np.asarray(y)
     with warnings.catch_warnings():
@@ -326,7 +327,7 @@ def recalls(counts, classes):
     return pd.DataFrame(found, pd.Index(list(map(str, classes)), name="class"))
 
 
-def by_class(counts, classes):
+def describe_classes(counts, classes):
     "A confusion matrix in a sentence of Markdown: accuracy beside balanced accuracy and largest class."
     t = recalls(counts, classes)
     total, largest, called = t.samples.sum(), t.samples.idxmax(), t.index[t.predicted > 0]
@@ -340,11 +341,11 @@ def by_class(counts, classes):
 
 # %% ../../nbs/runs/02_metrics.ipynb #15e73c0d
 def stored_table(rec, point="aggregated"):
-    "The table of a record, as `table` gives it (accuracy, all rules)."
+    "The table of a record, as `rules_table` gives it (accuracy, all rules)."
     known = (*POINTS, "both")
     if point not in known: raise FdgnbError(f"unknown point {point!r}{nearest(point, known)}")
     points = dict(both=rec["table"], aggregated=("aggregated", "adapted")).get(point, (point,))
     keys = [(p, r) for p, rows in rec["table"].items() if p in points for r in rows]
     sources, target = source_and_target(rec["sizes"])
     names = [*map(column, sources), *(["target"] if target is not None else []), *OWN[1:]]
-    return labeled([rec["table"][p][r] for p, r in keys], keys, point).reindex(columns=names)
+    return label_rows([rec["table"][p][r] for p, r in keys], keys, point).reindex(columns=names)

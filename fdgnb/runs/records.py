@@ -21,7 +21,7 @@ from ..core import FdgnbError, atomic_write, generator
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
-from .metrics import domains_of, readable, seconds, table, traffic
+from .metrics import domains_of, format_bytes, seconds, rules_table, traffic
 from .selected import Kept
 
 # %% ../../nbs/runs/03_records.ipynb #acd9dd36
@@ -73,7 +73,7 @@ def costs(run):
             ("flops_round", int(w.flops.sum()), "FLOPs", "convolutions and matrix products, the last round")]
     out = pd.DataFrame(rows, columns=["cost", "value", "unit", "counted"]).set_index("cost")
     out["value"] = pd.Series([r[1] for r in rows], out.index, object)
-    words = dict(bytes=readable, FLOPs=lambda v: f"{v/1e9:.2f} GFLOPs")
+    words = dict(bytes=format_bytes, FLOPs=lambda v: f"{v/1e9:.2f} GFLOPs")
     out.insert(1, "reads", [words.get(u, "{:,}".format)(v) for _, v, u, _ in rows])
     return out
 
@@ -179,7 +179,7 @@ def record(run):
 
     Keys: format, args, domains, classes, sizes, rounds, table[point][rule][column], costs, seconds, versions,
     digest."""
-    t = table(run, "both")
+    t = rules_table(run, "both")
     by_point = {p: {r: v.dropna().to_dict() for r, v in t.loc[p].iterrows()} for p in t.index.unique(0)}
     what = dict(format=FORMAT, args=run.fed.args(), domains=domains_of(run), classes=run.fed.data.classes)
     result = dict(sizes=run.sizes, rounds=run.round, table=by_point, costs=costs(run)["value"].to_dict())
@@ -236,7 +236,7 @@ class Saved(Kept):
 
     def table(self, **kw):
         "Accuracy of every domain under every selection rule."
-        return table(self, **kw)
+        return rules_table(self, **kw)
 
     def __repr__(self):
         a = self.args

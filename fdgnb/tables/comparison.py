@@ -19,15 +19,15 @@ from functools import cache
 from itertools import combinations
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
-from ..experiments.grid import named_methods
-from ..experiments.statistics import judged, mean_ranks, twins
-from ..experiments.table import deployed, in_columns, means_of, target_name
-from ..experiments.statistics import whole_blocks, widened
+from ..experiments.grid import parse_methods
+from ..experiments.statistics import judge, mean_ranks, find_twins
+from ..experiments.table import add_adapted, place_scores, list_means, target_name
+from ..experiments.statistics import whole_blocks, widen
 from ..experiments.store import scores
 from ..runs.metrics import lower_is_better
 from ..federation.compose import METHODS, hyper_of, method_class
 from ..runs.plots import styled
-from ..runs.setup import arguments
+from ..runs.setup import resolve_arguments
 from ..settings import DataSettings
 from .ledger import DEFAULT, FREE
 
@@ -41,7 +41,7 @@ ALIKE = ["uniform", "fedsb", "ga", "groupdro", "fedheal", "fdse"]        # no cl
 def usual(method, dataset, scale):
     "(hyper-parameters, settings) of a method under protocol common."
     cls = method_class(method)
-    _, own, rest = arguments(cls, {}, None, "common", scale, dataset)
+    _, own, rest = resolve_arguments(cls, {}, None, "common", scale, dataset)
     return json.loads(json.dumps([hyper_of(cls(**own)), rest]))
 
 
@@ -81,10 +81,10 @@ def common_runs(store, also=None):
     protocol's, methods that are not registered here, sums of methods that have no name of their own.
     also: {label: name or (name, values)} of what is kept all the same, under its label."""
     rows, left = [], Counter()
-    kept = {k: [method_class(m).name, values] for k, m, values in (named_methods(also) if also else ())}
+    kept = {k: [method_class(m).name, values] for k, m, values in (parse_methods(also) if also else ())}
     for k, (m, values) in kept.items():
         if k in METHODS.names(): raise FdgnbError(f"{k!r} is a method: other runs need another label")
-        arguments(method_class(m), values)                                             # names and values
+        resolve_arguments(method_class(m), values)                                             # names and values
     for rec in store:
         a = rec["args"]
         if a["protocol"] != "common": continue
@@ -169,7 +169,7 @@ def stem_of(setting): return "_".join("".join(c if c.isalnum() else " " for c in
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp013
 def blocks(runs, rule="source_val", point="aggregated"):
     "Scores in percent, block (column, seed) by label, without gaps (`whole_blocks`)."
-    cells = in_columns(scores(runs, rule, point))
+    cells = place_scores(scores(runs, rule, point))
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value", sort=False)
     return 100*whole_blocks(wide, "fedavg")
 
@@ -187,7 +187,7 @@ def interquartile_means(runs, rule="source_val", draws=2000, seed=0):
     has one seed, there is no interval (NaN)."""
     from scipy.stats import trim_mean
     wide, rng = blocks(runs, rule), np.random.default_rng(seed)
-    groups = [widened(g.to_numpy()) for _, g in wide.groupby(level=0, sort=False)]
+    groups = [widen(g.to_numpy()) for _, g in wide.groupby(level=0, sort=False)]
     if not groups: return pd.DataFrame(columns=["iqm", "low", "high", "seeds"])
     drawn = [trim_mean(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in groups]), .25)
              for _ in range(draws)]
@@ -218,7 +218,7 @@ def seeds_of(wide):
 
 def distinct(wide):
     "Blocks without labels that have another one's scores everywhere."
-    return wide[list(dict.fromkeys(twins(wide).values()))]
+    return wide[list(dict.fromkeys(find_twins(wide).values()))]
 
 
 def friedman(wide):
@@ -276,13 +276,13 @@ def critical_difference(runs, rule="source_val", level=.05):
 # %% ../../nbs/tables/07_comparison.ipynb #3bf869ca
 @styled
 def draw_gains(t):
-    """A `Table`'s gains over its base by target, in points, paired by seed as in the table (`means_of`).
+    """A `Table`'s gains over its base by target, in points, paired by seed as in the table (`list_means`).
 
     Numbers, and colors that are full from 20 points. The best on average on top, what lacks a target last."""
     import matplotlib.pyplot as plt
     import seaborn as sns
     columns = [c for c in t.mean if c != "ALL"]
-    gains = 100*means_of(t).pivot(index="label", columns="column", values="gain")
+    gains = 100*list_means(t).pivot(index="label", columns="column", values="gain")
     gains = gains.reindex(index=t.mean.index.drop(t.base), columns=columns)
     if gains.empty: return None
     less = lower_is_better(t.metric)
@@ -298,7 +298,7 @@ def draw_gains(t):
 def draw_tuning(runs, rule="source_val"):
     "Average at the protocol's values (hollow) and at a method's own (full), the best on top; None of none."
     import matplotlib.pyplot as plt
-    cells = in_columns(scores(runs, rule))
+    cells = place_scores(scores(runs, rule))
     means = cells.groupby(["label", "column"], sort=False).value.mean().groupby(level=0).mean()*100
     after = {k: v for k, v in means.items() if "(tuned)" in k}
     pairs = {k.replace(" (tuned)", ""): (means.get(k.replace(" (tuned)", "")), v) for k, v in after.items()}
@@ -321,10 +321,10 @@ MARKS = dict(beats=" ▲", worse=" ▼", same=" =", untested=" ?")          # no
 
 
 def across(tables):
-    "Of {setting: `Table`} a line per setting and label: text, avg and gain in points, what it is (`judged`)."
+    "Of {setting: `Table`} a line per setting and label: text, avg and gain in points, what it is (`judge`)."
     lines = []
     for s, t in tables.items():
-        kind, at = judged(t), "Avg" if "Avg" in t.mean else t.mean.columns[0]
+        kind, at = judge(t), "Avg" if "Avg" in t.mean else t.mean.columns[0]
         of = lambda m: dict(text=t.cell(m, at), avg=100*t.mean.loc[m, at], gain=100*t.extra.gain[m])
         lines += [dict(setting=s, label=m, kind=kind.get(m, "base"), **of(m)) for m in t.mean.index]
     return pd.DataFrame(lines, columns="setting label text avg gain kind".split())
@@ -396,6 +396,6 @@ def without_client(everything, setting, gone):
 
 def gains_over(runs, ways, rule="source_val"):
     "(gains over FedAvg, its accuracy) on those targets, by target and seed, points; NaN where not run."
-    runs = deployed(runs[runs.target.isin(COPIES)])
+    runs = add_adapted(runs[runs.target.isin(COPIES)])
     wide = blocks(runs[runs.label.isin(["fedavg", *ways])], rule)
     return wide.sub(wide["fedavg"], axis=0).reindex(columns=[*ways]), wide["fedavg"]

@@ -25,7 +25,7 @@ from ..experiments.store import Store
 from ..federation.compose import hyper_names, hyper_of, method_class
 from ..federation.loop import client_update, downloads, server_update
 from ..runs.protocols import resolve
-from ..runs.setup import Federation, arguments
+from ..runs.setup import Federation, resolve_arguments
 from ..settings import Settings
 from .overview import DATA, LEFT, LIGHT, MEANS, NETS, TARGETS, published, row_run
 from .fedka2 import ALONE, tried
@@ -104,7 +104,7 @@ def plan_of(paper, table, method, dataset, backbone, target, scale="paper"):
     apart = {k: call[k] for k in ("method", "dataset", "protocol")}
     rest = {k: v for k, v in call.items() if k not in apart}
     cls = method_class(apart["method"])
-    rounds, own, given = arguments(cls, rest, None, paper, scale, apart["dataset"])
+    rounds, own, given = resolve_arguments(cls, rest, None, paper, scale, apart["dataset"])
     what = dict(apart, method=cls.name, target=target, scale=scale, rounds=rounds)
     return json.loads(json.dumps(what | dict(hyper=hyper_of(cls(**own)), settings=given)))
 
