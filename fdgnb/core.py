@@ -7,7 +7,7 @@ __all__ = ['BEHAVIOR', 'FdgnbError', 'echo', 'nearest', 'Registry', 'root', 'see
            'atomic_write']
 
 # %% ../nbs/00_core.ipynb #c3e4d5f2
-import difflib, hashlib, os, secrets, threading, torch
+import difflib, hashlib, os, secrets, sys, threading, torch
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -39,24 +39,41 @@ def nearest(name, options):
 
 # %% ../nbs/00_core.ipynb #6facefd3
 class Registry(dict):
-    "Name -> object. `kind` names it in errors; the modules of `package`, if given, load at the first use."
+    """Name -> object. `kind` names it in errors; the modules of `package`, if given, load at the first use.
+
+    What a notebook registers stands before what a module did, and is gone when another notebook runs."""
     def __init__(self, kind, package=None):
         super().__init__()
         self.kind, self.package, self.lock = kind, package, threading.RLock()
+        self.notebook, self.beneath = None, {}                     # {name: what a notebook's object stands before}
 
     def register(self, name):
         "Decorator: put what it decorates under `name`."
         def put(obj):
+            self.leave_notebook()
             home = lambda o: getattr(o, "__module__", "")
-            old = super(Registry, self).get(name)
-            if old is None or home(obj) in ("__main__", home(old)): self[name] = obj
+            old, own = super(Registry, self).get(name), home(obj) == "__main__"
+            if own: self.beneath.setdefault(name, old)
+            elif name in self.beneath: self.beneath[name] = obj
+            if own or old is None or home(old) == home(obj): self[name] = obj
             elif home(old) != "__main__":
                 raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {home(old)} and in {home(obj)}")
             return obj
         return put
 
+    def leave_notebook(self):
+        "Where another notebook runs than the one that registered: put back what was there before it."
+        with self.lock:
+            running = sys.modules["__main__"]
+            if self.notebook is running: return
+            for name, old in self.beneath.items():
+                self.pop(name, None)
+                if old is not None: self[name] = old
+            self.notebook, self.beneath = running, {}
+
     def load(self):
         "Import every module of `package`, once; returns the registry."
+        self.leave_notebook()
         with self.lock:                                            # another thread waits until all are there
             package, self.package = self.package, None
             try:
