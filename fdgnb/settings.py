@@ -261,26 +261,6 @@ def check_load(load):
     taken = {"size", "name", "path", "load"} & set(load)
     if taken: raise FdgnbError(f"load={echo(load)}: {min(taken)!r} is no option of a loader")
 
-# %% ../nbs/02_settings.ipynb #callcode01
-@dataclass(frozen=True)
-class Call:
-    "Arguments of a run that are neither settings nor names of things."
-    rounds: int = hp(20, "rounds of the federation", low=1)
-    seed: int = hp(0, "seed of the run", low=0, high=2**63 - 1)
-    workers: int = hp(None, "clients at once; None: one per core", low=1, high=1024)
-    checkpoint_every: int = hp(1, "rounds from one checkpoint to the next", low=1)
-    progress: bool = hp(None, "show a bar; None: unless CI is set")
-    resume: bool = hp(True, "go on with the run in `out`")
-    protocol: str = hp(None, "a name of fdgnb.runs.protocols; None: none")
-    scale: str = hp(None, "smoke, cpu or paper; None: paper")
-
-
-def checked(**given):
-    "The checked values of some arguments of a run, as a tuple, or the one."
-    known = {f.name: f for f in fields(Call)}
-    out = tuple(check_value(k, v, known[k]) for k, v in given.items())
-    return out if len(out) > 1 else out[0]
-
 # %% ../nbs/02_settings.ipynb #argcode001
 def arg(kind, doc, **allowed):
     "An annotation: the argument's type, meaning, and low, high or choices."

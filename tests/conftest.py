@@ -2,7 +2,7 @@
 
 Tests import the helpers: `from conftest import bits, run, slice_of, sized`; `small` and `tiny` are fixtures.
 """
-import dataclasses, inspect, os, signal, subprocess, sys
+import dataclasses, os, signal, subprocess, sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CI", "1")
 import pytest
@@ -57,15 +57,6 @@ def same_bits(monkeypatch, folder, name, data, **given):
     broken_off(monkeypatch, 1, lambda: run(name, data, workers=3, out=folder, **given))
     assert bits(run(name, data, workers=2, out=folder, **given)) == bits(whole)
     return whole
-
-
-def mutant(f, old, new):
-    "A function of a page with one place of its source changed."
-    source = inspect.getsource(f)
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {f.__name__}"
-    room = dict(f.__globals__)
-    exec(source.replace(old, new), room)
-    return room[f.__name__]
 
 
 def python(code, **kw):

@@ -1,56 +1,12 @@
-"""Client drift: neutral settings, sums, workers, resume, refusals; the page's checks fail on wrong code."""
+"""Client drift: neutral settings, sums, workers, resume, refusals."""
 import pytest
 import torch
-import pages
 from conftest import bits, one_line, run
 from golden import replay
 from fdgnb.core import FdgnbError
 from fdgnb.methods.drift import step_reach
 
 KEYS = ["fedprox", "scaffold", "feddyn", "fednova", "fedcm", "fedadam", "fedyogi", "fedadagrad"]
-PAGE = "methods/06_drift.ipynb"
-MUTATIONS = {
-    "FedProx without its half": (".square().sum() for k, p in model.named_parameters())/2",
-                                 ".square().sum() for k, p in model.named_parameters())"),
-    "FedProx pushes away": ("+ self.h.mu*half_square", "- self.h.mu*half_square"),
-    "SCAFFOLD, sign of the correction": ("c[k] - own[k]", "own[k] - c[k]"),
-    "SCAFFOLD, no 1/eta": ("-1/(client.scratch[\"steps\"]*client.lr)", "-1/client.scratch[\"steps\"]"),
-    "SCAFFOLD, c by uniform weights": ("w = [method.weight(server, k, u) for k, u in uploads]",
-                                       "w = [1. for k, u in uploads]"),
-    "the unseen count nothing": ("*(len(server.clients)/len(w))", ""),
-    "weights that move, move the sum": ("total(new | old)", "total(new)"),
-    "weights as first seen": (
-        "new = old | {str(k): scalar(method.weight(server, k, u)) for k, u in uploads}",
-        "new = {str(k): scalar(method.weight(server, k, u)) for k, u in uploads} | old"),
-    "newcomers do not move the sum": ("total(old)/total(new | old) if old else 1.", "1."),
-    "FedDyn, sign of the linear term": ("return loss - linear", "return loss + linear"),
-    "FedDyn, server's h not divided": ("mean[k] - v/self.h.alpha", "mean[k] - v"),
-    "FedNova, momentum not counted": ("v = momentum*v + 1", "v = 1"),
-    "FedNova, clients not normalized": ("+ s*(upload[f\"model.{k}\"] - old[k])",
-                                        "+ (upload[f\"model.{k}\"] - old[k])"),
-    "FedNova keeps its momentum": ("client.optimizer.state.clear()", "pass"),
-    "buffers are stretched": ("for q, _ in server.net.named_parameters() if", "for q in server.model if"),
-    "the server's optimizers step buffers": ("for k, _ in server.net.named_parameters()}", "for k in new}"),
-    "the first round's learning rate": ("client.scratch[\"steps\"]*client.lr)",
-                                        "client.scratch[\"steps\"]*client.settings.lr)"),
-    "no clipping": ("        super().gradients(model, client)\n", ""),
-    "FedNova, effective steps doubled": ("effective = float(", "effective = 2*float("),
-    "FedCM, shares swapped": ("p.grad.mul_(alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=1 - alpha)",
-                              "p.grad.mul_(1 - alpha).add_(delta.get(k, torch.zeros_like(p)), alpha=alpha)"),
-    "FedCM, sign of the move": ("-1/way if way else 0.", "1/way if way else 0."),
-    "FedAdam, no square": ("beta2*v + (1 - beta2)*d*d)", "beta2*v + (1 - beta2)*d.abs())"),
-    "FedYogi, sign": ("v - (1 - beta2)*d*d*(v - d*d).sign()", "v + (1 - beta2)*d*d*(v - d*d).sign()"),
-    "FedAdagrad decays": ("lambda v, d: v + d*d", "lambda v, d: .9*v + d*d"),
-    "adaptive, v from 0": ("torch.full_like(x, h.tau**2)", "torch.zeros_like(x)"),
-}
-
-
-def test_page(): pages.check(PAGE)
-
-
-@pytest.mark.parametrize("what", MUTATIONS)
-def test_page_fails_on(what):
-    with pytest.raises(AssertionError): pages.check(PAGE, *MUTATIONS[what])
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fedcm"])

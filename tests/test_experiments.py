@@ -462,33 +462,18 @@ def test_the_tuned_comparison_by_papermill(tmp_path):
 
 
 @pytest.mark.skipif(not which("make"), reason="make is not installed")
-def test_another_comparison_is_another_folder():
-    "`make compare` with one choice changed never writes over a page."
-    choices = [[], ["TARGET=optical"], ["SEEDS=3"], ["ROUNDS=9"], ["SCALE=smoke"], ["PROTOCOL=fdse"],
-               ["DATASET=pacs"], ["METHODS=fedavg ga"], ["METHODS=fedavg fedavg(local_epochs=3)"],
-               ["METHODS=fedavg fedavg(local_epochs=2)"]]
-    plan = lambda *given: subprocess.run(["make", "-n", "-o", "install", "compare", *given], cwd=HERE.parent,
-                                         capture_output=True, text=True, check=True).stdout
-    named = lambda *c: re.search(r'mkdir -p "(.+)"', plan(*c))[1]
-    assert len({named(*c) for c in choices}) == len(choices)
-    many = sorted(METHODS.names())
-    assert len(named("METHODS=" + " ".join(many))) < 100 and named("OUT=out/mine") == "out/mine"
-    assert named("METHODS=" + " ".join(many[:9])) != named("METHODS=" + " ".join(many[1:10]))
-
-
-@pytest.mark.skipif(not which("make"), reason="make is not installed")
 def test_make_passes_on_what_it_is_given_or_refuses_it():
-    "No variable is left out without a word; ARGS go to the notebook as they are, into a folder of their own."
+    "No variable is left out without a word; ARGS and IMPORTS go to the notebook as they are."
     def plan(*given): return subprocess.run(["make", "-n", "-o", "install", *given], cwd=HERE.parent,
                                             capture_output=True, text=True)
     wrong = plan("run", "LR=0.1", "METHOD=fedavg")
     assert wrong.returncode and "unknown variable LR:" in wrong.stderr and "papermill" not in wrong.stdout
     assert not plan("run", "FDGNB_DATA=/data", "CI=1").returncode                    # of the environment
     given = "-p workers 2 -r hyper '{lr: 0.05}'"
-    for what, choice in (("run", "METHOD=fedavg"), ("compare", "METHODS=fedavg ga")):
-        plain, more = plan(what, choice).stdout, plan(what, choice, f"ARGS={given}").stdout
-        folder = lambda text: re.search(r'mkdir -p "(.+)"', text)[1]
-        assert given in more and given not in plain and folder(more).startswith(f"{folder(plain)}-")
+    for job in ("run", "compare"):
+        assert given in plan(job, f"ARGS={given}").stdout and given not in plan(job).stdout
+        assert '-r imports "lib/a.py, b"' in plan(job, "IMPORTS=lib/a.py, b").stdout
+        assert "imports" not in plan(job).stdout
     assert not plan("fuzz", "N=5", "PROCESSES=1").returncode and not plan("reports", "SCALE=smoke").returncode
 
 
@@ -701,14 +686,6 @@ def test_one_s_own_by_papermill(own, tmp_path):
         done = papermill(f"{page}.ipynb", tmp_path/"c.ipynb", **{word: f"{own}_prox"}, imports=file)
         last = done.stderr.strip().splitlines()[-1]
         assert done.returncode and last.startswith("FdgnbError: imports: ") and f"({own}.py, line 1)" in last
-
-
-@pytest.mark.skipif(not which("make"), reason="make is not installed")
-def test_make_passes_imports():
-    for job in ("run", "compare"):
-        plan = lambda *given: subprocess.run(["make", "-n", "-o", "install", job, *given], cwd=HERE.parent,
-                                             capture_output=True, text=True, check=True).stdout
-        assert '-r imports "lib/a.py, b"' in plan("IMPORTS=lib/a.py, b") and "imports" not in plan()
 
 
 def test_the_records_on_file_are_small_and_whole():

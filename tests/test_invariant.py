@@ -1,5 +1,5 @@
-"""Invariant features: beside the authors' updates, in sums, resumed; checks fail on changed formulas."""
-import copy, inspect, json, re
+"""Invariant features: beside the authors' updates, in sums, resumed."""
+import copy, json
 from pathlib import Path
 from types import SimpleNamespace
 import pytest
@@ -118,31 +118,7 @@ def check_fedadg(room):
     near([found, *D.parameters(), *G.parameters()], [v.tolist() for v in (by_hand, *w, *moved)], 1e-6)
 
 
-def mutant(old, new):
-    "The page's module with one place of its source changed."
-    source = inspect.getsource(invariant)
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times on the page"
-    source = re.sub(r"(?m)^@method.*$", "", source.replace(old, new)).replace("from ..", "from fdgnb.")
-    room = {"__name__": invariant.__name__}
-    exec(source, room)
-    return SimpleNamespace(**room)
-
-
 CHECKS = dict(dann=check_dann, fedsr=check_fedsr, fediir=check_fediir, fedadg=check_fedadg, rsc=check_rsc)
-MUTATIONS = [("dann", "loss - self.h.dann_lam", "loss + self.h.dann_lam"),
-             ("dann", "torch.full((len(x),), k,", "torch.full((len(x),), 0*k,"),
-             ("fedsr", "(mu - mu0)**2", "(mu + mu0)**2"), ("fedsr", "/(2*sigma0**2)", "/sigma0**2"),
-             ("fedsr", "sigma0.log() - sigma.log()", "sigma.log() - sigma0.log()"),
-             ("fedsr", "else 1)", "else 3)"), ("fedsr", "r.mu[hard]", "r.mu[0*hard]"),
-             ("fediir", "b*old + (1 - b)*new", "(1 - b)*old + b*new"),
-             ("fediir", "total[k] += g/n", "total[k] += g"), ("fediir", "g[k] - mean[k]", "g[k] + mean[k]"),
-             ("fediir", "loss + self.h.iir_gamma", "loss - self.h.iir_gamma"),
-             ("fedadg", ".7*F.one_hot", "F.one_hot"), ("fedadg", "(1 - lam)*loss", "lam*loss"),
-             ("fedadg", "(1 - D(made.detach(), y))", "(D(made.detach(), y))"),
-             ("fedadg", "learn(D(made, y)", "learn(D(made.detach(), y)"),
-             ("fedadg", "[self.project(z), told]", "[self.project(z), 0*told]"),
-             ("rsc", "keep = g <", "keep = g >"), ("rsc", "spared = fall <", "spared = fall >"),
-             ("rsc", "quantile(1 - b)", "quantile(b)"), ("rsc", "quantile(1 - p,", "quantile(p,")]
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -150,13 +126,6 @@ def test_formula(name):
     before = torch.get_rng_state()
     CHECKS[name](invariant)
     torch.set_rng_state(before)                                   # the networks made here draw first weights
-
-
-@pytest.mark.parametrize("name,old,new", MUTATIONS)
-def test_a_changed_formula_is_found(name, old, new):
-    before = torch.get_rng_state()
-    with pytest.raises(AssertionError): CHECKS[name](mutant(old, new))
-    torch.set_rng_state(before)
 
 
 @pytest.mark.parametrize("name", ["dann+ga", "fediir+ga"])

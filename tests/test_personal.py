@@ -118,7 +118,7 @@ def test_ditto_without_pull_is_fedavg_and_local_side_by_side(tiny, kw):
     for k in ("optical", "inked"): assert same(ditto.model_of(k).state_dict(), alone.model_of(k).state_dict())
 
 
-# ---- formulas, and mutations of them under which the checks fail
+# ---- formulas
 
 class Toy(nn.Module):
     "BatchNorm layers whose names do not say so."
@@ -165,21 +165,6 @@ def test_fedbn_separates_scaled_domains_and_fedavg_does_not():
     assert separates(FedBN()) and separates(DSBN()) and not separates(Method())
 
 
-def test_mutation_batchnorm_by_name(monkeypatch):
-    "Looking for 'bn' in the names, as public versions do, separates nothing here."
-    by_name = lambda model, what: [k for k in model.state_dict() if "bn" in k]
-    monkeypatch.setattr(personal, "entries_of", by_name)
-    assert not separates(FedBN())
-
-
-def test_mutation_parameters_only(monkeypatch):
-    "Statistics that are averaged, as by a loop over parameters(), do not separate the domains either."
-    parameters = {k for k, _ in Toy().named_parameters()}
-    only = lambda model, what: [k for k in entries_of(model, what) if k in parameters]
-    monkeypatch.setattr(personal, "entries_of", only)
-    assert not separates(FedBN())
-
-
 class Quadratic:
     "A sample is (c, h); the loss h (theta - c)^2 / 2."
     def loss(self, model, x, y, client): return (x[:, 1]*(model.theta - x[:, 0])**2).mean()/2
@@ -203,23 +188,6 @@ def at_rest(lam): return abs(resting_point(lam) - (3*2 + lam*-1)/(3 + lam)) < 1e
 
 
 def test_ditto_rests_between_the_optimum_and_the_global_model(): assert at_rest(.5) and at_rest(2.)
-
-
-def test_mutation_unsquared_distance(monkeypatch):
-    norm = lambda model, anchor: sum((p - anchor[k]).abs().sum() for k, p in model.named_parameters())
-    monkeypatch.setattr(personal, "squared_distance", norm)
-    assert not at_rest(.5)
-
-
-def test_mutation_pull_to_ones_own_steps(monkeypatch):
-    "An anchor that moves with the client's own steps, as PFLlib's, is another resting point."
-    class Moving(ScalarDitto):
-        def step(self, model, x, y, client):
-            v, w, optimizer = client.scratch["ditto"]
-            client.scratch["ditto"] = v, {k: p.detach() for k, p in model.named_parameters()}, optimizer
-            return super().step(model, x, y, client)
-    monkeypatch.setitem(globals(), "ScalarDitto", Moving)
-    assert not at_rest(.5)
 
 
 def test_gates_load_what_helps():

@@ -1,7 +1,6 @@
-"""FedSAM and FedASAM: neutral radius, sums, workers, statistics; each page check fails on wrong code."""
+"""FedSAM and FedASAM: neutral radius, sums, workers, statistics."""
 import pytest
 import fdgnb
-import pages
 from conftest import bits, run
 from digests import data
 from fdgnb.federation.compose import METHODS
@@ -9,31 +8,6 @@ from golden import replay
 from pairs import TINY, light
 
 KEYS = ["fedsam", "fedasam"]
-PAGE = "methods/07_sharpness.ipynb"
-MUTATIONS = {
-    "down, not up": ("return [rho/(size + 1e-12)*t*t*g", "return [-rho/(size + 1e-12)*t*t*g"),
-    "norm per tensor": ("for g, t in zip(grads, stretch)]).norm()",
-                        "for g, t in zip(grads, stretch)]).max()"),
-    "T once, not squared": ("*t*t*g", "*t*g"),
-    "statistics twice": ("m.track_running_stats = False", "pass"),
-    "weights not put back": ("p.copy_(v)", "v.copy_(p)"),
-    "FedASAM without its addend": ("p.abs() + self.h.eta", "p.abs()"),
-    "all that the network has is moved": ("self.params(model), self.h.rho", "model.parameters(), self.h.rho"),
-    "the loss at the worst point reported": (
-        "model): super().step(model, x, y, client)\n        return loss.detach()",
-        "model): return super().step(model, x, y, client)"),
-    "masks of its own": ("g.set_state(state)", "pass"),
-    "no clipping": ("        super().gradients(model, client)\n", ""),
-    "FedASAM on biases too": ('if "weight" in name', 'if name'),
-}
-
-
-def test_page(): pages.check(PAGE)
-
-
-@pytest.mark.parametrize("what", MUTATIONS)
-def test_page_fails_on(what):
-    with pytest.raises(AssertionError): pages.check(PAGE, *MUTATIONS[what])
 
 
 @pytest.mark.parametrize("name", KEYS)

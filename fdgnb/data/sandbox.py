@@ -18,7 +18,7 @@ class Sandbox:
     folder: the data folder to begin with, below the sandbox; None: the reader's own data and cache."""
     def __init__(self, folder=None):
         self.path = Path(tempfile.mkdtemp(prefix="fdgnb-"))
-        self.own = {k: os.environ.get(k) for k in ("FDGNB_DATA", "FDGNB_CACHE")}
+        self.own = {k: os.environ.get(k) for k in ("FDGNB_DATA", "FDGNB_CACHE", "TQDM_DISABLE")}
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         os.environ["TQDM_DISABLE"] = "1"                     # no bars on a page
         if folder: self.use(folder)
@@ -27,7 +27,7 @@ class Sandbox:
 
     def use(self, folder):
         "See the sandbox's folder of this name as the data folder, with a cache of the sandbox."
-        os.environ.update(FDGNB_DATA=str(self/folder), FDGNB_CACHE=str(self/"cache"))
+        os.environ.update(FDGNB_DATA=str(self/folder), FDGNB_CACHE=str(self/"cache"), TQDM_DISABLE="1")
         return self/folder
 
     def leave(self):

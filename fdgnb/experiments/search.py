@@ -9,7 +9,6 @@ __all__ = ['STARTUP', 'SCORED', 'range_of', 'ranges_of', 'propose', 'defaults_of
 
 # %% ../../nbs/experiments/07_search.ipynb #efa210bd
 import math
-import numpy as np
 import pandas as pd
 from dataclasses import asdict, fields
 from importlib.util import find_spec

@@ -8,8 +8,7 @@ __all__ = ['ByLoss', 'reported', 'weights_of', 'water_filling', 'ARFL', 'GroupDR
 
 # %% ../../nbs/methods/08_reweighting.ipynb #6a0116cf
 import math, torch
-from ..core import FdgnbError
-from ..vectors import part, scalar, tagged
+from ..vectors import scalar, tagged
 from ..settings import hp
 from ..federation.loop import Method
 from ..federation.compose import helper, method
