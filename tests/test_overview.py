@@ -1,33 +1,16 @@
-"""The map of the published rows, the lists of methods in README and index, and what the table measures."""
+"""The map of the published rows, and what the overview measures."""
 from pathlib import Path
 import pytest
-from fdgnb.core import FdgnbError
 from fdgnb.data.catalogue import DATASETS
 from fdgnb.federation.compose import METHODS
 from fdgnb.runs.records import flops
 from fdgnb.runs.setup import resolve_arguments
 from fdgnb.federation.compose import method_class
-from fdgnb.tables.overview import HUNDRED, LEFT, MIXTURE, home, is_personal, key_of, published, row_map
-from fdgnb.tables.overview import row_run, trial
-from lists import FILES, listed, results, text_of
+from fdgnb.tables.overview import HUNDRED, LEFT, MIXTURE, home, key_of, published, row_map, row_run, trial
 from pairs import outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = row_map()
-
-
-def test_no_row_is_left_but_the_listed_ones():
-    left = ROWS[ROWS.why != ""]
-    assert {m.removesuffix("+GA") for m in left.method} == {"FedCSA", "Best (more clients)"} == set(LEFT)
-    assert len(ROWS) == len(published()[["paper", "table", "method", "dataset"]].drop_duplicates())
-    assert (ROWS[ROWS.why == ""].key != "").all()
-
-
-def test_the_published_numbers_are_whole():
-    p = published()
-    assert len(p) == 1074 and set(p.paper) == {"fedka", "ga", "fedbr", "fdse"}
-    row = p.query("paper == 'fdse' and table == 'table1' and method == 'FDSE' and dataset == 'domainnet'")
-    assert dict(zip(row.target, row["mean"])) == {"all": 76.77, "avg": 74.5}
 
 
 @pytest.mark.parametrize("row, key, given", [
@@ -66,14 +49,6 @@ def test_every_row_is_accepted_under_its_papers_protocol():
         assert rounds > 1 and apart["target"] in (None, "own", *DATASETS.get(apart["dataset"]).info["counts"])
 
 
-def test_rows_that_have_no_run_are_refused_in_one_line():
-    for args, why in {("ga", "main", "FedCSA", "pacs"): "no definition found",
-                      ("ga", "main", "FedAvg", "avg3"): "is a mean",
-                      ("ga", "main", "FedAgv", "pacs"): "did you mean 'FedAvg'"}.items():
-        with pytest.raises(FdgnbError, match=why) as e: row_run(*args)
-        assert "\n" not in str(e.value)
-
-
 GIVEN = {f"{r.key} {r.given}": (r.key, r.given) for r in ROWS.itertuples() if r.given}
 
 
@@ -85,15 +60,6 @@ def test_rows_with_hyper_parameters_run_a_round(row):
     assert outcome(key, **given) == ""
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_lists_of_methods_are_those_of_the_registry(file):
-    assert listed(file) in text_of(file), "python tests/lists.py writes them"
-
-
-def test_the_readme_shows_the_records_on_file():
-    assert results() in text_of("README.md"), "python tests/lists.py writes them"
-
-
 def test_every_page_of_the_registry_is_there():
     for key in METHODS.names(): assert (ROOT/"nbs"/home(key)).exists()
 
@@ -103,6 +69,3 @@ def test_flops_of_a_method_that_differentiates_twice():
     assert flops(trial("fedmix")).flops.sum() > flops(trial("fedavg")).flops.sum()
 
 
-def test_who_is_personal():
-    assert {k: is_personal(trial(k)) for k in ("fedavg", "ga", "fedbn", "local", "ditto")} == dict(
-        fedavg=False, ga=False, fedbn=True, local=True, ditto=True)

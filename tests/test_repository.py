@@ -1,4 +1,4 @@
-"""The repository's own rules: notebooks with unique ids, the parameters tag, exported code, pins, imports."""
+"""The repository's own rules: pages with titles, the parameters tag, exported code, pins, imports."""
 import ast, json, re, subprocess, sys, tomllib
 from importlib.metadata import distributions
 from pathlib import Path
@@ -17,9 +17,12 @@ source = lambda cell: "".join(cell["source"])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
-def test_cell_ids_are_there_and_unique(path):
-    ids = [c.get("id") for c in read(path)["cells"]]
+def test_a_page_begins_with_its_title_and_its_cells_have_ids(path):
+    cells = read(path)["cells"]
+    ids = [c.get("id") for c in cells]
     assert all(ids) and len(set(ids)) == len(ids)
+    first = next(source(c) for c in cells if c["cell_type"] == "markdown")
+    assert first.startswith("# ") and "\n> " in first
 
 
 def tagged(path): return [c for c in read(path)["cells"] if "parameters" in c["metadata"].get("tags", [])]
@@ -39,11 +42,6 @@ def test_every_report_takes_parameters(path):
     assert len(tagged(path)) == 1
 
 
-def test_there_are_reports_and_pages_in_every_room():
-    assert len(REPORTS) >= 2
-    assert {p.parent.name for p in NOTEBOOKS} >= {"nbs", "data", "federation", "runs", "methods", "tables"}
-
-
 def test_readme_method(small):
     "The method of the README works as printed, under a free name: it is FedProx, and composes with ga."
     import fdgnb
@@ -61,27 +59,16 @@ def test_readme_method(small):
     finally: METHODS.pop("my_fedprox", None)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
-def test_notebook_is_readable(path):
-    "Title and one-line quotation first; small."
-    first = next(source(c) for c in read(path)["cells"] if c["cell_type"] == "markdown")
-    assert first.startswith("# ") and "\n> " in first
-    assert path.stat().st_size < 400_000, "move pictures to reports/"
-
-
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_comes_from_a_notebook(path):
-    m = re.search(r"File to edit: (\S+\.ipynb)", path.read_text())
-    assert m, "fdgnb/ is exported, never edited"
-    assert (path.parent/m[1]).resolve() in NOTEBOOKS
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_folder_of_pages_is_a_folder_of_modules(path):
+def test_a_module_comes_from_a_page_in_a_folder_of_its_name(path):
     "fdgnb/data/found.py comes from a page in nbs/data whose name ends in found."
-    page = (path.parent/re.search(r"File to edit: (\S+\.ipynb)", path.read_text())[1]).resolve()
+    named = re.search(r"File to edit: (\S+\.ipynb)", path.read_text())
+    assert named, "fdgnb/ is exported, never edited"
+    page = (path.parent/named[1]).resolve()
+    assert page in NOTEBOOKS
     assert page.parent.relative_to(ROOT/"nbs") == path.parent.relative_to(ROOT/"fdgnb")
-    if not path.stem.startswith("__"): assert re.sub(r"^\d+_", "", page.stem) == path.stem
+    if not path.stem.startswith("__"):
+        assert re.sub(r"^\d+_", "", page.stem) == path.stem
 
 
 def test_what_the_repository_holds_is_not_ignored():
@@ -146,19 +133,7 @@ def test_a_star_brings_the_public_names():
     assert done.stdout.split() == names.split(", "), done.stderr
 
 
-NAMES = """fit Method method hp from_folder Dataset Domain get_dataset list_methods list_datasets Settings
-    FdgnbError core vectors settings models data federation runs methods""".split()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_public_name(name):
-    import fdgnb
-    assert getattr(fdgnb, name) is not None and name in dir(fdgnb)
-
-
 def test_unknown_public_name():
-    import fdgnb
-    with pytest.raises(AttributeError, match="no attribute 'fitt'"): fdgnb.fitt
     with pytest.raises(ImportError, match="cannot import name 'fitt'"): from fdgnb import fitt  # noqa: F401
 
 
