@@ -80,7 +80,7 @@ def check_named(also):
         if label in METHODS.names():
             raise FdgnbError(f"{label!r} is a method: other runs need another label")
         cls = method_class(method)
-        arguments(cls, values)                                           # refuses unknown names and values
+        resolve_arguments(cls, values)                                           # refuses unknown names and values
         named[label] = [cls.name, values]
     return named
 
