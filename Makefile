@@ -25,11 +25,11 @@ MORE = $(if $(ARGS),-$(shell printf %s '$(subst ','\'',$(ARGS))' | cksum | cut -
 OUT ?= out/$(METHOD)-$(subst /,_,$(DATASET))$(TARGET:%=-%)$(ROUNDS:%=-%rounds)$(SEED:%=-seed%)$(PROTOCOL:%=-%)$(SCALE:%=-%)$(MORE)
 
 # a variable that this file does not have, as LR=0.1, would be left out without a word
-KNOWN := N PROCESSES ONLY NB PAGE CI FDGNB_% OMP_% MALLOC_% PIP_% TQDM_% $(shell sed -nE 's/^(export )?([A-Za-z0-9_]+) *[?:]?=.*/\2/p' $(firstword $(MAKEFILE_LIST)))
+KNOWN := BASE N PROCESSES ONLY NB PAGE CI FDGNB_% OMP_% MALLOC_% PIP_% TQDM_% $(shell sed -nE 's/^(export )?([A-Za-z0-9_]+) *[?:]?=.*/\2/p' $(firstword $(MAKEFILE_LIST)))
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): make run and make compare take METHOD(S) DATASET TARGET ROUNDS SEED(S) PROTOCOL SCALE IMPORTS OUT, and ARGS for the rest))
 
-.PHONY: install run compare text test fuzz pairs notebooks reports bench lab clean contract docs
+.PHONY: install run compare text same test fuzz pairs notebooks reports bench lab clean contract docs
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -64,6 +64,11 @@ test: install text
 	$(BIN)/python tests/clean.py
 	$(BIN)/python tests/execute.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python tests/digests.py --same $(BASE)
+
+# every run of tests/digests.py here and at the commit that tests/digests.json names, or at BASE: the same bits
+same: install
+	$(BIN)/python tests/digests.py --same $(BASE)
 
 # 5,000 random inputs, half of them meant to be valid: each is accepted or refused in one line; fewer: make fuzz N=500;
 # on four cores: make fuzz PROCESSES=4
