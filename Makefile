@@ -61,6 +61,10 @@ test: lint same text
 lint: install
 	pre-commit run --all-files
 
+# every run of tests/digests.py here and at BASE, or at the commit that tests/digests.json names: the same bits
+same: install
+	python tests/digests.py --same $(BASE)
+
 # 5,000 random inputs, half of them meant to be valid: each is accepted, or refused in one line; make fuzz N=500 PROCESSES=4
 fuzz: install
 	cd tests && python fuzz.py $(or $(N),5000) $(or $(PROCESSES),2)

@@ -1,71 +1,171 @@
-"""Digests of short runs, without names: what must not change when the code is moved.
+"""The net under every change: short runs of all methods, and what came of each, kept in tests/digests.json.
 
-`python tests/digests.py` writes tests/digests.json; made on commit 991c53c. Runs that are named are made
-anew, and keep the machine that made them. A run's digest is over the bytes
-of the tensors of the global model and of the network that every client and the unseen client would hold,
-sorted, without keys; beside it stand the aggregated model's accuracies and, for another machine, a norm.
+    python tests/digests.py                the runs whose version was raised, and new ones, into the file
+    python tests/digests.py fdse           all runs that fdse is part of, or the run of that label
+    python tests/digests.py --commit HEAD  also name the commit that `make same` compares with
+    python tests/digests.py --bits         a digest of every tensor of every run as JSON, for `make same`
+
+Of each tensor the file has how far it moved from its start, and the sum of that move under fixed random signs.
+The numbers of a run change only where BEHAVIOR, or the version of a method in it, was raised and CHANGELOG.md
+has a line that says why.
 """
-import argparse, hashlib, json, platform, sys
+import argparse, copy, hashlib, json, os, re, subprocess, sys, tempfile, zlib
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+from collections import OrderedDict
 from pathlib import Path
 import torch
+from torch import nn
 import fdgnb
+import fdgnb.core
+import fdgnb.models
 from fdgnb import Dataset, Domain
 from fdgnb.core import generator
+from fdgnb.federation.compose import METHODS
 
-FILE = Path(__file__).with_suffix(".json")
-ADAM = dict(optimizer="adam", keep_optimizer=True, lr=1e-3)
-SGD = dict(momentum=.9, weight_decay=5e-4, keep_optimizer=True, lr=.01)
-RUNS = {                                             # label -> method, settings and hyper-parameters
-    "fedavg": ("fedavg", {}), "fedavg momentum": ("fedavg", SGD), "fedavg adam": ("fedavg", ADAM),
+HERE = Path(__file__).resolve().parent
+FILE, CHANGELOG = HERE/"digests.json", HERE.parent/"CHANGELOG.md"
+CLOSE = 1e-4                                             # how near another processor comes, and must
+FLOOR, LEAST = 2e-7, 1e-7                                # rounding: a share of a tensor's length, and at least
+
+# ---------------------------------------------------------------------------------------------- what is run
+USUAL = dict(target="t", rounds=2, lr=.05, batch_size=8, seed=3, backbone="bars", workers=1, progress=False)
+ADAM = dict(optimizer="adam", keep_optimizer=True, lr=2e-3, weight_decay=.01)
+SGD = dict(momentum=.9, weight_decay=1e-2, keep_optimizer=True, lr=.02)
+DEEP = dict(rounds=1, local_steps=1, lr=.01, weight_decay=.01)            # with kinks: one step
+ALEXNET = DEEP | dict(backbone="alexnet_bn", side=64, batch_size=16)
+KA = dict(mmd_batch=8, votes=20)
+SMALL = dict(                                            # what makes a method small, or its effect large
+    budget=dict(S=14), fedsb=dict(S=14), subsample=dict(samples=14), dann=dict(dann_lam=.3, dann_width=16),
+    disentangler=SGD, fdann=SGD, mkmmd=ADAM | dict(mmd_batch=8), fdan=ADAM | dict(mmd_batch=8),
+    voting=ADAM | dict(votes=20), fedka=SGD | KA, fedadg=dict(adg_noise=8), fedsr=dict(z_dim=16, cmi=.05),
+    vhl=dict(vhl_n=48), moon=dict(lr=.02), fediir=dict(iir_gamma=.1), tent=dict(tent_lr=.01, tent_batch=16),
+    fedcm=dict(lr=.1), feddyn=dict(alpha=.1), fdse=dict(adapt="every"), elcfs=dict(elcfs_share=.2, elcfs_sent=.5),
+    fedmix=dict(M=3), arfl=dict(reg=.2), groupdro=dict(eta_q=.5))
+VARIANTS = {                                             # label: method, settings and hyper-parameters
+    "fedavg momentum": ("fedavg", SGD),
+    "fedavg adam": ("fedavg", ADAM),
     "fedavg in-domain": ("fedavg", dict(target=None)),
-    "fedavg lda": ("fedavg", dict(target=None, partition=("lda", 4, .5), per_round=2, drop=.2, rounds=3)),
-    "fedavg flip": ("fedavg", dict(augment="flip", clip=1., lr_decay=.9, lr_drops=(.5,))),
-    "fedavg alexnet": ("fedavg", dict(backbone="alexnet_bn", side=64)),
-    "labelsmoothing": ("labelsmoothing", {}), "budget": ("budget", dict(S=30)), "uniform": ("uniform", {}),
-    "fedsb": ("fedsb", dict(S=30)), "fedsb released": ("fedsb", dict(S=30, variant="released")),
-    "ga": ("ga", {}), "ga released": ("ga", dict(variant="released")), "fedsb+ga": ("fedsb+ga", dict(S=30)),
-    "subsample": ("subsample", dict(samples=20)), "disentangler": ("disentangler", ADAM),
-    "mkmmd": ("mkmmd", ADAM | dict(mmd_batch=16)),
-    "fdann": ("fdann", ADAM), "fdan": ("fdan", ADAM | dict(mmd_batch=16)),
-    "voting": ("voting", ADAM | dict(votes=20)),
-    "fedka": ("fedka", ADAM | dict(mmd_batch=16, votes=20, target_samples=24)),
-    "fedka released": ("fedka", ADAM | dict(variant="released", mmd_batch=16, votes=20)),
-    "fedka up": ("fedka", ADAM | dict(exchange="up", mmd_batch=16, votes=20)),
-    "fedka kept": ("fedka", dict(critic="kept", mmd_batch=16, votes=20)),
-    "noeval": ("noeval", {}),
-    "fedbr": ("fedbr", {}), "fedbr released": ("fedbr", dict(variant="released")),
-    "fedbr mixture": ("fedbr", dict(pseudo="mixture")), "fedbr+ga": ("fedbr+ga", {}),
-    "dse": ("dse", {}), "fdse": ("fdse", dict(adapt="every")),
+    "fedavg two targets": ("fedavg", dict(target=["c", "t"])),
+    "fedavg lda": ("fedavg", dict(target=None, partition=("lda", 4, .5), per_round=2, drop=.2, rounds=3,
+                                    drop_last=True)),
+    "fedavg split": ("fedavg", dict(partition=("split", 2), batch_size=16, client_weights="uniform", limit=32)),
+    "fedavg flip": ("fedavg", dict(augment="flip")),
+    "fedavg augmented": ("fedavg", dict(augment="ga", normalize="imagenet")),
+    "fedavg clip": ("fedavg", dict(clip=.5, lr_decay=.9, lr_drops=(.5,))),
+    "fedavg decay": ("fedavg", dict(lr_decay=.5, local_epochs=2, drop_last=True)),
+    "fedavg steps": ("fedavg", dict(local_steps=4, drops=((2, "b"),), fractions=(.6, .2, .2), eval_train=1)),
+    "fedavg cnn2": ("fedavg", DEEP | dict(backbone="cnn2")), "fedavg alexnet": ("fedavg", ALEXNET),
+    "fedsb released": ("fedsb", dict(S=14, variant="released")),
+    "ga released": ("ga", dict(variant="released")),
+    "ga clients": ("ga", dict(partition=("split", 2), batch_size=16, per_round=4, rounds=3)),
+    "fedka released": ("fedka", ADAM | KA | dict(variant="released")),
+    "fedka up": ("fedka", ADAM | KA | dict(exchange="up")),
+    "fedka kept": ("fedka", KA | dict(critic="kept", target_samples=24)),
+    "fedbr released": ("fedbr", dict(variant="released")),
+    "fedbr mixture": ("fedbr", dict(pseudo="mixture")),
     "fdse released": ("fdse", dict(variant="released")),
     "fdse v1": ("fdse", dict(penalty="v1", new_eraser="initial", new_statistics="target")),
-    "fdse AB": ("dse+consensus+similarity", {}), "fdse AC": ("fdse", dict(tau=0.)),
-    "fdse BC": ("dse+consistency+similarity", dict(shift=True, inner=False)),
-    "fdse none": ("dse+similarity", dict(tau=None)), "fdse+ga": ("dse+consistency+similarity+ga", {}),
-    "fdse alexnet": ("fdse", dict(backbone="alexnet_bn", side=64, lr=.002, batch_size=16)),  # .02: chaos
-    "noeval+fedsb": ("noeval+fedsb", dict(S=30)),
-    "local": ("local", {}), "lgfedavg": ("lgfedavg", {}), "fedbn": ("fedbn", {}), "dsbn": ("dsbn", {}),
-    "ditto": ("ditto", {}), "partialfed": ("partialfed", {}),
-    "partialfed adaptive": ("partialfed", dict(strategy="adaptive", gate_lr=1e3)),
-    "moon": ("moon", {}), "fedntd": ("fedntd", {}), "feddecorr": ("feddecorr", {}),
+    "fdse AC": ("fdse", dict(tau=0.)),
+    "fdse cnn2": ("fdse", DEEP | dict(backbone="cnn2")),
+    "partialfed adaptive": ("partialfed", dict(strategy="adaptive", gate_lr=10.)),
+    "fednova momentum": ("fednova", dict(momentum=.9, mu=.1, lr=.02)),
+    "scaffold some": ("scaffold", dict(partition=("split", 2), batch_size=16, per_round=4, rounds=3)),
+    "feddyn some": ("feddyn", dict(alpha=.1, partition=("split", 2), batch_size=16, per_round=4, rounds=3)),
     "feddecorr released": ("feddecorr", dict(variant="released")),
-    "tent": ("tent", {}), "bnstats": ("bnstats", {}), "feddrop": ("feddrop", {}),
-    "fedprox": ("fedprox", {}), "scaffold": ("scaffold", {}), "feddyn": ("feddyn", {}),
-    "fednova": ("fednova", dict(momentum=.9, mu=.1)), "fedcm": ("fedcm", {}),
-    "fedadam": ("fedadam", {}), "fedyogi": ("fedyogi", {}), "fedadagrad": ("fedadagrad", {}),
-    "fedsam": ("fedsam", {}), "fedasam": ("fedasam", {}),
-    "arfl": ("arfl", {}), "groupdro": ("groupdro", {}), "fedgma": ("fedgma", {}), "fedheal": ("fedheal", {}),
+    "moon projected": ("moon", dict(lr=.02, project=16)),
+    "am released": ("am", dict(variant="released")), "elcfs released": ("elcfs", dict(variant="released")),
+    "harmofl released": ("harmofl", dict(variant="released")),
+    "fedsr released": ("fedsr", dict(z_dim=16, cmi=.05, variant="released")),
+    "ccst single": ("ccst", dict(ccst_style="single", ccst_k=1, ccst_alpha=.5)),
+    "dsbn nearest": ("dsbn", dict(answer="nearest")), "fedbn initial": ("fedbn", dict(unseen="initial")),
+    "bnstats prior": ("bnstats", dict(prior=16.)),
 }
+SUMS = """ga+rsc am+ga ga+scaffold fedprox+ga fedbr+mixup subsample+uniform disentangler+mkmmd
+    disentangler+voting dse+consensus+similarity dse+similarity dse+consistency+similarity
+    fedbn+bnstats tent+dsbn fedsb+ga fdse+ga fedcm+fedbr+mixup fedbn+tent fedadam+fedcm
+    dse+consistency+similarity+ga labelsmoothing+budget+uniform fedbr+ga noeval+fedsb
+    fedprox+fedbr fedprox+moon fedbr+moon fedprox+fednova fednova+moon ditto+fedbr fdse+ditto fedntd+moon
+    fedgma+moon fedadam+moon fdse+moon fdse+fedadam fdse+fedntd fedheal+fedntd fedntd+feddecorr
+    fdse+feddecorr fedcm+feddyn fedadam+fedasam fedadam+fedyogi fedbn+lgfedavg fedbr+fedsb fedbr+fedka
+    scaffold+fedprox scaffold+feddyn fedprox+groupdro ga+fedka fedsam+fedprox""".split()    # ends: shared names
+LIGHT = dict(                                            # what makes a summand small
+    budget=dict(S=14), fedsb=dict(S=14), subsample=dict(samples=14), disentangler=dict(samples=14),
+    mkmmd=dict(samples=14, mmd_batch=8), voting=dict(samples=14, votes=20), fedka=KA | dict(samples=14))
 
 
-def data(side=28, n=40, classes=4):
+def light(method):
+    "The settings that make the summands of a sum small."
+    return {k: v for part in method.split("+") for k, v in LIGHT.get(part, {}).items()}
+
+
+OURS = [n for n in METHODS.names() if METHODS.get(n).__module__.startswith("fdgnb.")]
+RUNS = {n: (n, SMALL.get(n, {})) for n in OURS} | VARIANTS | {n: (n, light(n)) for n in SUMS}
+EXACT = {"fdse alexnet": ("fdse", ALEXNET | dict(padding="half"))}     # too rough for another processor: bits only
+
+
+def chain(**layers):
+    return nn.Sequential(OrderedDict(layers))
+
+
+def network(n_classes, in_channels=3):
+    "Two convolutions and a hidden layer, each with BatchNorm; smooth, so that rounding stays small."
+    def conv(n, m, **drop):
+        layer = nn.Conv2d(n, m, 3, padding=1, bias=False)
+        return chain(conv=layer, bn=nn.BatchNorm2d(m), act=nn.Tanh(), **drop, pool=nn.AvgPool2d(2))
+    drop = fdgnb.models.Dropout(.2, channels=True)
+    features = chain(conv1=conv(in_channels, 8), conv2=conv(8, 12, drop=drop), flat=nn.Flatten())
+    hidden = chain(fc=nn.Linear(192, 20, bias=False), bn=nn.BatchNorm1d(20))
+    head = chain(fc1=hidden, fc2=nn.Linear(20, n_classes))
+    return fdgnb.models.Net("bars", features, head, 192, n_classes, in_channels)
+
+
+def data(side=28, n=40, classes=4, more=4):
     "Three noisy sources and a target of bright bars, the same on every machine."
     out = {}
     for i, name in enumerate(("a", "b", "c", "t")):
-        g, y = generator(7, client=name), torch.arange(n + 4*i) % classes
+        g, y = generator(7, client=name), torch.arange(n + more*i) % classes
         x = torch.randint(0, 180, (len(y), 3, side, side), generator=g)
-        for j, c in enumerate(y.tolist()): x[j, i % 3, :, side*c//classes:side*(c + 1)//classes] += 60
+        for j, c in enumerate(y.tolist()):
+            x[j, i % 3, :, side*c//classes:side*(c + 1)//classes] += 60
         out[name] = Domain(name, x.to(torch.uint8), y)
     return Dataset("bars", out, list("0123"[:classes]), defaults=dict(backbone="cnn2"))
+
+
+class Start:
+    "A callback that keeps what stood in the states before the first round."
+    def start(self, run):
+        self.server = copy.deepcopy(run.fed.server.state)
+        self.clients = {c.id: copy.deepcopy(c.state) for c in run.fed.clients}
+
+    def round(self, run, rows): pass
+    def end(self, run): pass
+
+
+def play(label):
+    "The run of a label, and its `Start`."
+    if "bars" not in fdgnb.models.MODELS: fdgnb.models.add_backbone("bars", network, (3, 16, 16))
+    method, own = (RUNS | EXACT)[label]
+    given, start = USUAL | own, Start()
+    small = data(given.pop("side", 16), n=20, more=8)                  # no batch is tiny
+    return fdgnb.fit(method, small, callbacks=[start], **given), start
+
+
+# ----------------------------------------------------------------------------------- what came of a run
+def by_key(states):
+    "States {who: {key: value}} as {key: {who: value}}."
+    keys = sorted({k for s in states.values() for k in s})
+    return {k: {w: s[k] for w, s in states.items() if k in s} for k in keys}
+
+
+def kept(run):
+    """All that a run keeps: {(owner, key): {who: value}}.
+
+    Owners: the server, the clients, and the networks that the clients and an unseen one would be sent."""
+    clients = run.fed.clients
+    own = {c.id: run.model_of(c.id).state_dict() for c in clients}
+    found = dict(server=by_key({"server": run.fed.server.state}), clients=by_key({c.id: c.state for c in clients}),
+                 models=by_key(own), unseen=by_key({"unseen": run.model_of().state_dict()}))
+    return {(owner, k): by for owner, entries in found.items() for k, by in entries.items()}
 
 
 def hashed(v):
@@ -74,48 +174,285 @@ def hashed(v):
     return hashlib.blake2b(raw, digest_size=16).digest()
 
 
+def bits(label):
+    "A digest of every tensor that a run keeps, and of its history and ledger: {name: text}."
+    run, _ = play(label)
+    text = lambda v: hashed(v).hex() if torch.is_tensor(v) else repr(v)
+    out = {f"{owner} {k} of {who}": text(v) for (owner, k), by in kept(run).items() for who, v in by.items()}
+    rows = [tuple(r) for r in run.history.itertuples(index=False)]
+    return out | {"history": repr(rows), "ledger": repr(sent(run))}
+
+
+def sent(run):
+    "Bytes that a run sent: {'down model': n, ...}."
+    total = run.ledger.groupby(["direction", "kind"]).bytes.sum()
+    return {" ".join(k): int(n) for k, n in total.items()}
+
+
+def flat(v):
+    "A number or a tensor as a vector of float64, what is not a number as 0; None for words and lists."
+    if not torch.is_tensor(v):
+        if not isinstance(v, (bool, int, float)): return None
+        v = torch.tensor(float(v), dtype=torch.float64)
+    return v.detach().double().flatten().nan_to_num()
+
+
+def start_of(v, own, first):
+    "What a vector began as: the nearest of what stood in its place, zero and first weights of its size."
+    there = [own] if own is not None and own.shape == v.shape else []
+    there += [torch.zeros_like(v), *(w for w in first if w.shape == v.shape)]
+    return min(there, key=lambda w: float((v - w).norm()))
+
+
+def move(name, by, before, first):
+    """[length of the move of one entry, its sum under random signs, the length of the entry itself].
+
+    by: {who: value}, taken together; before: what stood there. None of words and lists."""
+    now = {who: flat(v) for who, v in by.items()}
+    if any(v is None for v in now.values()): return None
+    moves = [v - start_of(v, flat(before.get(who)), first) for who, v in sorted(now.items())]
+    d, rng = torch.cat(moves), torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    signs = torch.randint(0, 2, (len(d),), generator=rng).double()*2 - 1
+    return [float(d.norm()), float(d @ signs), float(torch.cat(list(now.values())).norm())]
+
+
 def digest(label):
-    "What is compared of one run: dict of digest, accuracies and norm."
-    method, kw = RUNS[label]
-    kw = dict(target="t", rounds=2, lr=.02, batch_size=8, seed=3, progress=False) | kw
-    run = fdgnb.fit(method, data(kw.pop("side", 28)), **kw)
-    who = [None, *(c.id for c in run.fed.clients)]
-    states = run.fed.server.model, *(run.model_of(k).state_dict() for k in who)
-    each = sorted(hashed(v) for s in states for v in s.values())
-    h = run.history.query("metric == 'accuracy' and point in ('aggregated', 'adapted') "
-                          "and split in ('val', 'test', 'target')")
-    rows = h[["round", "client", "split", "point", "value"]].itertuples(index=False)
-    floats = (v for v in run.model.state_dict().values() if v.is_floating_point())
-    return dict(tensors=hashlib.blake2b(b"".join(each), digest_size=16).hexdigest(),
-                norm=sum(v.double().square().sum().item() for v in floats)**.5,
-                accuracies=[[int(r), c, s, p, v] for r, c, s, p, v in rows])
+    """What is kept of a run: moves {owner: {key: numbers}}, losses {kind: numbers}, bytes.
+
+    The networks that are sent move from the server's model as it is, so of most methods not at all."""
+    run, start = play(label)
+    server = run.fed.server.state
+    first = [flat(v) for k, v in start.server.items() if k.startswith("model.")]
+    out = dict(server={}, clients={}, models={}, unseen={})
+    for (owner, k), by in kept(run).items():
+        if owner == "server": before = {"server": start.server.get(k)}
+        elif owner == "clients": before = {who: start.clients[who].get(k) for who in by}
+        else: before = dict.fromkeys(by, server.get(f"model.{k}", start.server.get(f"model.{k}")))
+        found = move(f"{owner} {k}", by, before, first)
+        if found: out[owner][k] = found
+    losses = run.history[run.history.metric == "loss"]
+    out["losses"] = {" ".join(k): g.value.tolist() for k, g in losses.groupby(["point", "split"])}
+    return out | dict(bytes=sent(run))
 
 
-def machine():
-    "What bits may depend on besides the code."
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    flags = next((l.split(":")[1].split() for l in lines if l.startswith("flags")), [])
-    isa = sorted(f for f in flags if f.startswith(("avx", "amx", "fma", "sse4")))
-    return dict(torch=torch.__version__, capability=torch.backends.cpu.get_cpu_capability(),
-                arch=platform.machine(), isa=" ".join(isa))
+# ------------------------------------------------------------------------------------ the file, and the rules
+def versions(method):
+    "{'loop': BEHAVIOR, part: its version} of a method or a sum."
+    out = {"loop": getattr(fdgnb.core, "BEHAVIOR", 1)}
+    for name in method.split("+"):
+        cls = METHODS.get(name)
+        parts = getattr(cls, "parts", None) or {name: cls}
+        out |= {k: getattr(c, "version", 1) for k, c in parts.items()}
+    return out
+
+
+def rounded(v):
+    "Numbers as the file has them: six digits, of a move not the length of the entry."
+    if isinstance(v, dict): return {k: rounded(w) for k, w in v.items()}
+    if isinstance(v, list): return [rounded(w) for w in v]
+    return v if isinstance(v, int) else float(f"{v:.6g}")
+
+
+def entry_of(label, found):
+    "A run as it stands in the file."
+    moves = {o: {k: v[:2] for k, v in found[o].items()} for o in ("server", "clients")}
+    moves |= {o: {k: v[:2] for k, v in found[o].items() if v[0] > rounding(v)} for o in ("models", "unseen")}
+    method, _ = RUNS[label]
+    said = dict(given=settings(label), versions=versions(method))
+    return said | rounded(found | moves)
+
+
+def rounding(found):
+    "How far an entry may seem to move by rounding alone."
+    return FLOOR*found[2] + LEAST
+
+
+def lone(new, old):
+    "Entries of the server's and the clients' states that only one of two digests has: names may change."
+    return sorted(f"{o} {k}" for o in ("server", "clients") for k in new[o].keys() ^ old[o].keys()
+                  if not (o == "server" and k.startswith("model.")))
+
+
+def differences(new, old):
+    "How a digest differs from the file's, by more than another processor may: lines."
+    out = []
+    for owner in ("server", "clients", "models", "unseen"):
+        shown = new[owner].keys() if owner in ("models", "unseen") else new[owner].keys() & old[owner].keys()
+        for k in sorted(shown):
+            far, signed, _ = found = new[owner][k]
+            was, before = old[owner].get(k, (0., 0.))
+            near = CLOSE*was + rounding(found)
+            if abs(far - was) > near: out.append(f"{owner} {k} moved by {far:.6g}, not {was:.6g}")
+            elif abs(signed - before) > 2*near: out.append(f"{owner} {k} moved as far, but elsewhere")
+    alone = {k for k in new["server"].keys() ^ old["server"].keys() if k.startswith("model.")}
+    alone |= old["models"].keys() - new["models"].keys()
+    out += [f"{k} is {'new' if k in new['server'] else 'gone'}" for k in sorted(alone)]
+    for k in sorted(new["losses"].keys() | old["losses"].keys()):
+        a, b = new["losses"].get(k, []), old["losses"].get(k, [])
+        same = len(a) == len(b) and all(abs(x - y) <= CLOSE*max(abs(y), .01) or x != x and y != y
+                                        for x, y in zip(a, b))
+        if not same: out.append(f"the losses ({k}) are {rounded(a)}, not {b}")
+    if new["bytes"] != old["bytes"]: out.append(f"the bytes sent are {new['bytes']}, not {old['bytes']}")
+    return out
+
+
+def what_to_do(label, old, found):
+    "What a test says of a run that differs."
+    was = ", ".join(f"{k} {v}" for k, v in old["versions"].items())
+    name = list(old["versions"])[-1]
+    raised = f"{name} {old['versions'][name] + 1}"
+    return (f"{label!r} computes something else than before ({was}):\n  " + "\n  ".join(found[:6]) +
+            f"\n  ({len(found)} differences)\nUndo the change. Or, where it is meant: raise the version of what "
+            f"changed ({METHODS.get(name).__name__}.version, or BEHAVIOR in nbs/00_core for the loop), add a line "
+            f"'- {raised}: why' to CHANGELOG.md, and run: python tests/digests.py {name}")
+
+
+def load():
+    "The file: {'commit': ..., 'runs': {label: ...}}."
+    return json.loads(FILE.read_text()) if FILE.exists() else dict(commit="", runs={})
+
+
+def dump(whole):
+    "Write the file, a line a run."
+    line = lambda v: json.dumps(v, separators=(",", ":"))
+    runs = ",\n".join(f"{line(k)}: {line(whole['runs'][k])}" for k in RUNS if k in whole["runs"])
+    FILE.write_text(f'{{"commit": {line(whole["commit"])},\n"runs": {{\n{runs}\n}}}}\n')
+
+
+def explained(name, version):
+    "Whether CHANGELOG.md has a line for a version."
+    text = CHANGELOG.read_text() if CHANGELOG.exists() else ""
+    return bool(re.search(rf"^- {re.escape(name)} {version}: \S", text, re.M))
+
+
+def judge(label, old, found):
+    """(the line of the file for a run made anew, what is wrong with it). `old`: its line until now, or None.
+
+    A run that another processor may have made keeps its numbers."""
+    new = entry_of(label, found)
+    if old is None or old["given"] != new["given"]: return new, []
+    higher, differ = raised(label, old), differences(found, old)
+    lower = [k for k, v in higher.items() if v < old["versions"][k]]
+    if lower: return old, [f"{label!r}: the version of {lower[0]} is lower than in the file"]
+    if differ and not higher: return old, [what_to_do(label, old, differ)]
+    silent = [f"CHANGELOG.md has no line '- {k} {v}: why'" for k, v in higher.items() if not explained(k, v)]
+    if silent: return old, silent
+    if differ or lone(found, old): return new, []
+    return old | dict(versions=new["versions"]), []
+
+
+def settings(label):
+    "The settings of a run as JSON gives them back."
+    return json.loads(json.dumps(RUNS[label][1]))
+
+
+def raised(label, old):
+    "{name: version} of what has another version than in a line of the file."
+    now = versions(RUNS[label][0])
+    return {k: v for k, v in now.items() if v != old["versions"].get(k, v)}
+
+
+def idle(before, after):
+    "What was raised though no run with it changed, of runs {label: line} before and after: lines."
+    pairs = [(label, before[label], new) for label, new in after.items() if label in before]
+    every = {k: v for label, old, _ in pairs for k, v in raised(label, old).items()}
+    moved = {k for label, old, new in pairs if numbers(old) != numbers(new) for k in raised(label, old)}
+    return [f"{k} {v}: no run changed, so lower it again; or first add a run that the change shows in"
+            for k, v in every.items() if k not in moved]
+
+
+def numbers(line):
+    "A line of the file without its versions."
+    return {k: v for k, v in line.items() if k != "versions"}
+
+
+def due(before, names):
+    "The labels to run: those of `names`, new ones, and all whose versions or settings are not the file's."
+    def asked(label):
+        method = RUNS[label][0]
+        return any(n == label or n in method.split("+") or n in versions(method) for n in names)
+    def stale(label):
+        old = before.get(label)
+        return old is None or old["given"] != settings(label) or bool(raised(label, old))
+    return [k for k in RUNS if asked(k) or stale(k)]
+
+
+def write(names, commit):
+    "Make the runs that are due and write the file, or say why not: the exit status."
+    whole, made, wrong = load(), {}, []
+    known = {*RUNS, *OURS, "loop"}
+    wrong += [f"neither a run nor a method: {n}" for n in names if n not in known]
+    for label in due(whole["runs"], names):
+        made[label], why = judge(label, whole["runs"].get(label), digest(label))
+        print("refused" if why else "made", label, flush=True)
+        wrong += why
+    wrong += idle(whole["runs"], made)
+    for line in dict.fromkeys(wrong): print(line)
+    if wrong: return 1
+    if commit: whole["commit"] = git("rev-parse", "--short=12", commit).strip()
+    whole["runs"] |= made
+    dump(whole)
+    print(f"{len(made)} runs made, {len(RUNS)} in {FILE.name}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------- the same bits as at a commit
+def git(*args, **kw):
+    "What a git command prints; FileNotFoundError or CalledProcessError where it fails."
+    return subprocess.run(["git", "-C", HERE.parent, *args], check=True, capture_output=True, text=True, **kw).stdout
+
+
+def all_bits(labels):
+    "{label: versions and bits, or the error} of some runs."
+    out = {}
+    for label in labels or RUNS | EXACT:
+        try: out[label] = dict(versions=versions((RUNS | EXACT)[label][0]), bits=bits(label))
+        except Exception as e: out[label] = dict(error=f"{type(e).__name__}: {e}")      # a method not yet there
+    return out
+
+
+def compared(label, here, base):
+    "(what is said of a run at two commits, whether that is a failure)."
+    if "error" in here: return f"fails: {here['error']}", True
+    if "error" in base: return f"does not run at the base: {base['error']}", False
+    a, b = here["bits"], base["bits"]
+    differ = [k for k in sorted(a.keys() & b.keys()) if a[k] != b[k]]
+    differ += [k for k in sorted(a.keys() ^ b.keys()) if k.startswith(("models", "unseen", "server model."))]
+    raised = [f"{k} {v}" for k, v in here["versions"].items() if v != base["versions"].get(k, v)]
+    if differ: return f"differs in {len(differ)} of {len(a)}, as {differ[0]}" + f" ({', '.join(raised)})"*bool(raised), not raised
+    return "", False
+
+
+def same(base, labels):
+    "Run everything here and at a commit, side by side, and compare bits: the exit status."
+    base = base or load()["commit"]
+    try: git("cat-file", "-e", f"{base}^{{commit}}")
+    except (OSError, subprocess.CalledProcessError):
+        print(f"make same: this clone has no commit {base!r}: git fetch --unshallow (in CI fetch-depth: 0), or name another: make same BASE=...")
+        return 1
+    with tempfile.TemporaryDirectory() as there:
+        tar = subprocess.run(["git", "-C", HERE.parent, "archive", base, "fdgnb", "settings.ini"], check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", there], input=tar, check=True)
+        both = [subprocess.Popen([sys.executable, __file__, "--bits", *labels], cwd=root, text=True, stdout=subprocess.PIPE,
+                                 env=os.environ | dict(PYTHONPATH=str(root))) for root in (HERE.parent, there)]
+        here, old = (json.loads(p.communicate()[0]) for p in both)
+    bad = 0
+    for label in here:
+        said, failed = compared(label, here[label], old[label])
+        bad += failed
+        if said: print(f"{label}: {said}")
+    print(f"{len(here) - bad} of {len(here)} runs as at {base}: the same bits")
+    return int(bool(bad))
 
 
 if __name__ == "__main__":
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--check", action="store_true", help="compare with the file instead of writing it")
-    p.add_argument("labels", nargs="*", help="these runs only")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--bits", action="store_true", help="print bits as JSON instead")
+    p.add_argument("--same", nargs="?", const="", metavar="COMMIT", help="compare bits with a commit")
+    p.add_argument("--commit", default="", help="the commit that `make same` compares with from now on")
+    p.add_argument("labels", nargs="*", help="labels or methods")
     a = p.parse_args()
     torch.set_num_threads(1)
-    made, differs, kept = {}, {}, json.loads(FILE.read_text()) if FILE.exists() else dict(runs={})
-    for label in a.labels or RUNS:
-        made[label] = digest(label)
-        if a.check:
-            differs[label] = [k for k, v in made[label].items() if kept["runs"][label][k] != v]
-            said = "DIFFERS in " + ", ".join(differs[label]) if differs[label] else "equal"
-            print(f"{label:20} {said}", flush=True)
-    if a.check: sys.exit(any(differs.values()))
-    if a.labels: made = kept["runs"] | {k: v | dict(machine=machine()) for k, v in made.items()}
-    whole = dict(machine=kept["machine"] if a.labels else machine(), runs=made)
-    FILE.write_text(json.dumps(whole, indent=1) + "\n")
-    print(f"{len(made)} runs, {FILE}")
+    if a.same is not None: sys.exit(same(a.same, a.labels))
+    if a.bits: print(json.dumps(all_bits(a.labels)))
+    else: sys.exit(write(a.labels, a.commit))
