@@ -52,13 +52,13 @@ def check_mixed(f):
 
 
 CHECKS = {"amplitude_mix": check_amplitudes, "fedmix_loss": check_first_order, "means_of": check_means,
-          "supervised_contrast": check_contrast, "mixed": check_mixed}
+          "supervised_contrast": check_contrast, "mix": check_mixed}
 MUTATIONS = [("amplitude_mix", "f.angle()", "g.angle()"),
              ("amplitude_mix", "f.abs(), g.abs()", "g.abs(), f.abs()"),
              ("fedmix_loss", "lam*(1 - lam)*", "lam*"), ("fedmix_loss", "+ lam*", "- lam*"),
              ("fedmix_loss", "x = ((1 - lam)*x)", "x = (x*1)"), ("means_of", "if i + 1 < n", "if i < n"),
              ("supervised_contrast", "& ~self_", ""), ("supervised_contrast", "return -", "return "),
-             ("mixed", "(1 - lam)*a + lam*b", "lam*a + (1 - lam)*b")]
+             ("mix", "(1 - lam)*a + lam*b", "lam*a + (1 - lam)*b")]
 
 
 @pytest.mark.parametrize("name", CHECKS)

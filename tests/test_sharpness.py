@@ -16,9 +16,8 @@ MUTATIONS = {
                         "for g, t in zip(grads, stretch)]).max()"),
     "T once, not squared": ("*t*t*g", "*t*g"),
     "statistics twice": ("m.track_running_stats = False", "pass"),
-    "weights not put back": ("p.copy_(v)", "v.copy_(p)"),
     "FedASAM without its addend": ("p.abs() + self.h.eta", "p.abs()"),
-    "all that the network has is moved": ("self.params(model), self.h.rho", "model.parameters(), self.h.rho"),
+    "all that the network has is moved": ("self.params(model), worst", "model.parameters(), worst"),
     "the loss at the worst point reported": (
         "model): super().step(model, x, y, client)\n        return loss.detach()",
         "model): return super().step(model, x, y, client)"),

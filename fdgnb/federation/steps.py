@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Stopped', 'Stop', 'listen_to', 'check_stop', 'index_batches', 'shuffled_passes', 'clip_gradients', 'descend',
-           'sgd_groups', 'in_order', 'make_optimizer', 'keep_optimizer', 'mean_loss']
+           'sgd_groups', 'list_parameters', 'make_optimizer', 'keep_optimizer', 'mean_loss']
 
 # %% ../../nbs/federation/02_steps.ipynb #impsteps0
 import itertools, threading, torch
@@ -76,7 +76,7 @@ def sgd_groups(params, momentum):
     return [g for g in (dict(params=whole, fused=True), dict(params=rest, fused=False)) if g["params"]]
 
 
-def in_order(optimizer):
+def list_parameters(optimizer):
     "The parameters of an optimizer, group after group."
     return [q for g in optimizer.param_groups for q in g["params"]]
 
@@ -87,7 +87,7 @@ def make_optimizer(params, client):
     how = dict(lr=client.lr, weight_decay=s.weight_decay)
     if s.optimizer == "adam": opt = torch.optim.Adam(params, fused=True, **how)
     else: opt = torch.optim.SGD(sgd_groups(params, s.momentum), momentum=s.momentum, **how)
-    for i, q in enumerate(in_order(opt)) if s.keep_optimizer else ():
+    for i, q in enumerate(list_parameters(opt)) if s.keep_optimizer else ():
         if kept := part(client.state, f"optim.{i}"):
             alike = lambda v: torch.empty_like(q).copy_(v)        # in the weight's layout, for the fused step
             opt.state[q] = {k: alike(v) if v.shape == q.shape else v.clone() for k, v in kept.items()}
@@ -96,7 +96,7 @@ def make_optimizer(params, client):
 
 def keep_optimizer(client):
     "Write the optimizer's state into `client.state`, as tensors."
-    for i, q in enumerate(in_order(client.optimizer)):
+    for i, q in enumerate(list_parameters(client.optimizer)):
         kept = {k: v for k, v in client.optimizer.state[q].items() if v is not None}
         client.state |= {f"optim.{i}.{k}": torch.as_tensor(v).clone() for k, v in kept.items()}
 

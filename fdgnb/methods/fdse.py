@@ -8,8 +8,8 @@ __all__ = ['TIMM_BLOCKS', 'PAPER', 'PADDINGS', 'PENALTIES', 'FDSE', 'ABLATION', 
            'decompose', 'blocks', 'repad', 'DSE', 'moments', 'consistency_loss', 'TappedBN', 'tapped',
            'shared_statistics', 'past_weight', 'penalty_v1', 'penalty_v2', 'Formula', 'Consistency', 'owner', 'entries',
            'without', 'layers', 'rows', 'unrow', 'Grain', 'gram', 'simplex_min', 'min_norm_weights', 'consensus_update',
-           'consensus_step', 'Consensus', 'attention', 'similarity_aggregate', 'similarity_step', 'images', 'erase',
-           'blank', 'take_statistics', 'kept', 'for_unseen', 'Similarity']
+           'consensus_step', 'Consensus', 'attention', 'similarity_aggregate', 'similarity_step', 'erase',
+           'blank_statistics', 'take_statistics', 'recall', 'for_unseen', 'Similarity']
 
 # %% ../../nbs/methods/05_fdse.ipynb #647b4f8b
 import sys, torch
@@ -24,10 +24,10 @@ from ..core import FdgnbError
 from ..vectors import part, tagged, weighted_mean
 from ..settings import differences, hp, switch, variant
 from ..models import Block, torchvision_models
-from ..data.domain import scaled, to_float
 from ..federation.loop import Method
 from ..federation.steps import index_batches
 from ..federation.compose import method, sum_of
+from ..federation.shared import prepare_input, remember
 
 # %% ../../nbs/methods/05_fdse.ipynb #76f66cde
 class Halves(nn.Module):
@@ -505,12 +505,6 @@ def similarity_step(states, tau, per="layer"):
     return new
 
 # %% ../../nbs/methods/05_fdse.ipynb #bf71a65c
-def images(x, device, normalize="none"):
-    "A batch as a network takes it: float32, scaled as the settings say, channels last, on the device."
-    x = scaled(to_float(x.to(device)), normalize)
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
 def erase(model, x, h, rng, penalty=consistency_loss, normalize="none"):
     """Algorithm 3 of FDSE: train the erasers of `model` on unlabeled images, in place; returns the penalties.
 
@@ -522,7 +516,7 @@ def erase(model, x, h, rng, penalty=consistency_loss, normalize="none"):
     gamma, seen = past_weight(model), []
     for _ in range(h.adapt_epochs):
         for idx in index_batches(torch.randperm(len(x), generator=rng), h.adapt_batch):
-            with tapped(model) as taps: model(images(x[idx], train[0].device, normalize))
+            with tapped(model) as taps: model(prepare_input(x[idx], train[0].device, normalize))
             loss, running = penalty(taps, running, target, gamma, h.beta)
             with torch.no_grad():
                 for p, g in zip(train, torch.autograd.grad(loss, train)): p.sub_(g, alpha=h.adapt_lr)
@@ -531,7 +525,7 @@ def erase(model, x, h, rng, penalty=consistency_loss, normalize="none"):
     return seen
 
 # %% ../../nbs/methods/05_fdse.ipynb #eca6b048
-def blank(model):
+def blank_statistics(model):
     "First values of BN_DSE's running statistics, as entries of a state dict."
     first = lambda k, v: torch.ones_like(v) if k.endswith("var") else torch.zeros_like(v)
     return {k: first(k, v) for k, v in model.state_dict().items() if owner(k) == "local"}
@@ -546,19 +540,19 @@ def take_statistics(model, x, size=256, normalize="none"):
     for bn in found: bn.train().momentum = None
     with torch.no_grad():
         for idx in index_batches(torch.arange(len(x)), size):
-            model(images(x[idx], found[0].weight.device, normalize))
+            model(prepare_input(x[idx], found[0].weight.device, normalize))
     for bn, old in zip(found, momenta): bn.momentum = old
     model.eval()
 
 # %% ../../nbs/methods/05_fdse.ipynb #8bc321bb
-def kept(server, k):
+def recall(server, k):
     "What the server keeps for client `k`: its eraser and last BN_DSE statistics; {}: it has not taken part."
     return part(server.state, f"fdse{server.clients.index(k)}") if k in server.clients else {}
 
 
 def for_unseen(server, eraser="mean"):
     "What an unseen client is served: means of `kept` over all clients; eraser='initial': statistics only."
-    seen = [s for k in server.clients if (s := kept(server, k))]
+    seen = [s for k in server.clients if (s := recall(server, k))]
     mean = weighted_mean(seen) if seen else {}
     return mean if eraser == "mean" else {k: v for k, v in mean.items() if owner(k) == "local"}
 
@@ -582,16 +576,16 @@ class Similarity(Method):
         adapt_batch: int = hp(50, "batch size there", low=2, source="not said")
 
     def download(self, server, k):
-        down, mine = super().download(server, k), tagged("model", kept(server, k))
+        down, mine = super().download(server, k), tagged("model", recall(server, k))
         return without(down, "local", "personal") | without(mine, "local") if mine else down
 
     def receive(self, model, client, download):
         own = tagged("model", part(client.state, "fdse"))
-        super().receive(model, client, tagged("model", blank(model)) | download | own)
+        super().receive(model, client, tagged("model", blank_statistics(model)) | download | own)
 
     def end(self, model, client):
         super().end(model, client)
-        client.state |= {f"fdse.{k}": v.clone() for k, v in model.state_dict().items() if owner(k) == "local"}
+        remember(client, "fdse", {k: v for k, v in model.state_dict().items() if owner(k) == "local"})
 
     def upload(self, model, client):
         up = super().upload(model, client)

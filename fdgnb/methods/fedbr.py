@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ABLATIONS', 'DIFFERENCES', 'mean_indices', 'random_sample_mean', 'mixture', 'proxy_means', 'fit_to',
            'contrastive_loss', 'projection', 'ascend', 'aside', 'PseudoHyper', 'FedBRHyper', 'strengths', 'renew',
-           'early', 'ask', 'collected', 'noted', 'pooled', 'arrive', 'pseudo_batch', 'PseudoData', 'pseudo_features',
-           'global_features', 'contrast', 'mixup_draw', 'mixed', 'as_updates', 'full_batches', 'FedBR']
+           'is_early', 'ask', 'collect_images', 'pool_means', 'arrive', 'pseudo_batch', 'PseudoData', 'pseudo_features',
+           'global_features', 'contrast', 'mixup_draw', 'mix_pairs', 'as_updates', 'full_batches', 'FedBR']
 
 # %% ../../nbs/methods/04_fedbr.ipynb #321105e5
 import copy, itertools, torch
@@ -23,7 +23,7 @@ from ..data.domain import scaled, to_float
 from ..data.catalogue import get_dataset
 from ..federation.loop import Method
 from ..federation.compose import method
-from .fedka import redrawn
+from ..federation.shared import note_senders, redraw_weights
 
 # %% ../../nbs/methods/04_fedbr.ipynb #b75c6210
 def mean_indices(size, m, n, generator, replace=False):
@@ -197,7 +197,7 @@ def renew(h, server, when=""):
     means = proxy_means(h.proxy, h.m, server.settings.batch_size, rng, replace=replace)
     server.state["fedbr.pool"] = means.to(next(iter(server.model.values())).device)
 
-def early(h, server):
+def is_early(h, server):
     "Whether the pool is still to be made, before the first round."
     return h.begins == "before" and "fedbr.pool" not in server.state
 
@@ -205,24 +205,19 @@ def ask(h, server, k):
     "How many means client k is asked for; 0 when none are needed."
     if h.pseudo != "rsm" or (h.refresh == "once" and "fedbr.pool" in server.state): return 0
     B, n = server.settings.batch_size, len(server.clients)
-    drawn = n if early(h, server) else min(server.settings.per_round or n, n)
+    drawn = n if is_early(h, server) else min(server.settings.per_round or n, n)
     if h.means == "different": return max(2, -(-B//drawn))
     whose = torch.randint(n, (-(-B*n//drawn),), generator=server.rng("fedbr.ask"))
     return whose.tolist().count(server.clients.index(k)) if k in server.clients else 0
 
-def collected(uploads, images):
+def collect_images(uploads, images):
     "The uploads, passed on, their images collected in `images`."
     for k, upload in uploads:
         if "images.fedbr.pool" in upload: images.append(upload["images.fedbr.pool"])
         yield k, upload
 
-def noted(server, uploads):
-    "The uploads, passed on; that their clients have the pool stays in `server.state`."
-    for k, upload in uploads:
-        server.state[f"fedbr.has.{k}"] = 1
-        yield k, upload
 
-def pooled(server, images):
+def pool_means(server, images):
     "B of the clients' means, in random order."
     order = torch.randperm(sum(map(len, images)), generator=server.rng("fedbr.pool"))
     return torch.cat(images)[order[:server.settings.batch_size].to(images[0].device)]
@@ -287,12 +282,12 @@ class PseudoData(Method):
 
     def gather(self, server, offers):
         images = []
-        super().gather(server, list(collected(offers, images)))
-        if images: server.state["fedbr.pool"] = pooled(server, images)
+        super().gather(server, list(collect_images(offers, images)))
+        if images: server.state["fedbr.pool"] = pool_means(server, images)
     def aggregate(self, server, uploads):
         images, sent = [], "fedbr.pool" in server.state and self.h.refresh == "once"
-        super().aggregate(server, collected(noted(server, uploads) if sent else uploads, images))
-        if images: server.state["fedbr.pool"] = pooled(server, images)
+        super().aggregate(server, collect_images(note_senders(server, "fedbr", uploads) if sent else uploads, images))
+        if images: server.state["fedbr.pool"] = pool_means(server, images)
 
     def finish(self, server):
         super().finish(server)
@@ -328,7 +323,7 @@ def mixup_draw(n, rng, a=.2):
     return numbers.beta(a, a), order
 
 
-def mixed(x, y, n_classes, share, order):
+def mix_pairs(x, y, n_classes, share, order):
     "share (x_i, y_i) + (1 - share) (x_j, y_j), where j is i's place in `order`: x (B, ...), y (B, C)."
     y = y if y.ndim == 2 else F.one_hot(y, n_classes).to(x.dtype)
     return share*x + (1 - share)*x[order], share*y + (1 - share)*y[order]
@@ -338,7 +333,7 @@ def as_updates(server, uploads):
     "Pass on uploads with first weights of their own: each as the server's and the client's update."
     ours = tagged("model", server.model)
     for k, upload in uploads:
-        own = tagged("model", redrawn(server, k))
+        own = tagged("model", redraw_weights(server, k))
         yield k, upload | {q: ours[q] + (upload[q] - v) for q, v in own.items() if q in upload}
 
 
@@ -365,7 +360,7 @@ class FedBR(PseudoData):
         if self.h.first == "each": server.state["fedbr.apart"] = 1             # until the first average
     def download(self, server, k):
         out, apart = super().download(server, k), server.state.get("fedbr.apart") and k in server.clients
-        return out | tagged("model", redrawn(server, k)) if apart else out
+        return out | tagged("model", redraw_weights(server, k)) if apart else out
 
     def sample(self, client, rng):
         own = self.h.batches == "replacement"
@@ -378,7 +373,7 @@ class FedBR(PseudoData):
         now["fedbr.max"] = self.h.max_step and self.h.projection               # one per step, taken in `loss`
         if self.h.mixup:
             rng = now.setdefault("fedbr.mixup", client.rng("fedbr.mixup"))
-            x, y = mixed(x, y, model.n_classes, *mixup_draw(len(x), rng))
+            x, y = mix_pairs(x, y, model.n_classes, *mixup_draw(len(x), rng))
         return super().step(model, x, y, client)
 
     def loss(self, model, x, y, client):

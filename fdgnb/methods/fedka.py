@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['FedKA', 'ADAM', 'DIFFERENCES', 'squared_distances', 'bandwidths', 'mk_mmd', 'Reverse', 'Discriminator', 'domain_loss',
            'critic_step', 'ramp', 'vote', 'group_effect', 'tta', 'group_effects', 'subsampled_passes', 'Subsample',
-           'redrawn', 'Ramped', 'run_in', 'pixels', 'borrow', 'lent', 'draw_target', 'target_images', 'target_features',
-           'cycled', 'target_batch', 'with_gradients', 'keep_gradients', 'Pulled', 'train_critic', 'without_critic',
-           'critic_of', 'Disentangler', 'gathered', 'distance_gradients', 'MKMMD', 'FDANN', 'FDAN', 'opinion', 'tune',
-           'Voting', 'by_batch', 'NoEval']
+           'Ramped', 'run_in', 'borrow', 'lend_optimizer', 'draw_target', 'target_images', 'target_features',
+           'cycle_rows', 'target_batch', 'add_gradients', 'keep_gradients', 'Pulled', 'train_critic', 'without_critic',
+           'critic_of', 'Disentangler', 'gather_batch', 'distance_gradients', 'MKMMD', 'FDANN', 'FDAN', 'public_batch',
+           'ask_opinion', 'tune', 'Voting', 'normalize_by_batch', 'NoEval']
 
 # %% ../../nbs/methods/03_fedka.ipynb #501e8d50
 import copy, math, torch
@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from torch import nn
-from ..core import FdgnbError, seeded
+from ..core import FdgnbError
 from ..vectors import part, scalar, tagged
 from ..settings import differences, hp, switch, variant
 from ..models import Dropout, chain, outputs_of, set_generator
-from ..data.domain import scaled, to_float
 from ..federation.loop import Client, Method
 from ..federation.steps import descend, index_batches, keep_optimizer, make_optimizer
 from ..federation.compose import method, sum_of
+from ..federation.shared import prepare_input, redraw_weights, remember
 
 # %% ../../nbs/methods/03_fedka.ipynb #b410450e
 def squared_distances(z):
@@ -145,16 +145,6 @@ class Subsample(Method):
         out, most = super().upload(model, client), self.h.samples
         return out if most is None else out | {"scalars.n": scalar(min(client.n(), most))}
 
-# %% ../../nbs/methods/03_fedka.ipynb #firstdraw1
-def redrawn(server, k):
-    "First weights of client k's own, by each layer's `reset_parameters`: a state like the server's model."
-    net = copy.deepcopy(server.net).cpu()
-    with seeded(server.seed, f"first weights of {k}"):
-        for m in net.modules():
-            if hasattr(m, "reset_parameters"): m.reset_parameters()
-    drawn = net.state_dict()
-    return {q: drawn[q].detach().to(v.device) for q, v in server.model.items()}
-
 # %% ../../nbs/methods/03_fedka.ipynb #409bedaf
 class Ramped(Subsample):
     "What all parts of FedKA share: the progress p of the run at each batch, the ramp, the clients' weights."
@@ -175,7 +165,7 @@ class Ramped(Subsample):
         if self.h.first == "each": server.state["fedka.apart"] = 1              # until the first average
     def download(self, server, k):
         out, apart = super().download(server, k), server.state.get("fedka.apart") and k in server.clients
-        return out | tagged("model", redrawn(server, k)) if apart else out
+        return out | tagged("model", redraw_weights(server, k)) if apart else out
     def aggregate(self, server, uploads):
         super().aggregate(server, uploads)
         server.state.pop("fedka.apart", None)
@@ -200,12 +190,6 @@ def run_in(module, batches, mode, rng):
     return torch.cat([module(x) for x in batches])
 
 
-def pixels(x, settings):
-    "Stored samples as `Client.take` gives them: float32, images channels last, scaled by the settings."
-    x = to_float(x)
-    return scaled(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, settings.normalize)
-
-
 def borrow(server, state):
     "The server's network with the weights `state`; what they lack stays as it is."
     server.net.load_state_dict({**server.net.state_dict(), **state})
@@ -213,7 +197,7 @@ def borrow(server, state):
 
 
 @contextmanager
-def lent(server, net, name):
+def lend_optimizer(server, net, name):
     "An optimizer for `net` by the local settings; if they keep its state, in `server.state` under `name`."
     desk = Client("server", {}, server.settings, server.seed, server.rounds)
     desk.round, desk.state = server.round, part(server.state, name)
@@ -243,23 +227,24 @@ def target_features(server, mode, passes="many"):
     if "target.features" not in server.state:
         x, encoder = target_images(server), borrow(server, server.model).features
         size = server.settings.batch_size if passes == "batch" else 128
-        batches = (pixels(x[i], server.settings) for i in index_batches(torch.arange(len(x)), size))
+        batches = (prepare_input(x[i], x.device, server.settings.normalize) for i in index_batches(torch.arange(len(x)), size))
         server.state["target.features"] = run_in(encoder, batches, mode, server.rng("target dropout"))
     return server.state["target.features"]
 
 
-def cycled(x, n, start):
+def cycle_rows(x, n, start):
     "`n` rows of x from row `start` on, over again where they end."
     return x[(torch.arange(n, device=x.device) + start) % len(x)]
 
 # %% ../../nbs/methods/03_fedka.ipynb #f5a5a00d
 def target_batch(model, client, n, start, encoder):
     "Features (n, U) of target samples from row `start` on, by the 'global' or the 'client' encoder."
-    if encoder == "global": return cycled(client.scratch["features.fedka.target"], n, start)
-    return model.features(pixels(cycled(client.scratch["images.fedka.target"], n, start), client.settings))
+    if encoder == "global": return cycle_rows(client.scratch["features.fedka.target"], n, start)
+    x = cycle_rows(client.scratch["images.fedka.target"], n, start)
+    return model.features(prepare_input(x, x.device, client.settings.normalize))
 
 
-def with_gradients(server, uploads, pull):
+def add_gradients(server, uploads, pull):
     "Pass on uploads; to each is added the gradient `pull(server, k, h)` in the features h that it brings."
     for k, upload in uploads:
         if "features.fedka.source" not in upload:
@@ -327,7 +312,7 @@ class Pulled(Ramped):
         return {"features.fedka.target": target_features(server, self.h.mode, self.h.target_pass)}
     def _answered(self, server, uploads):
         ask = self.h.exchange == "up" and self.h.gamma
-        return with_gradients(server, uploads, self._pull) if ask else uploads
+        return add_gradients(server, uploads, self._pull) if ask else uploads
 
 # %% ../../nbs/methods/03_fedka.ipynb #217c48a0
 def train_critic(server, critic, h, ht, order, joint):
@@ -336,9 +321,9 @@ def train_critic(server, critic, h, ht, order, joint):
     Returns the gradient of $-J_{dis}$ in h, (N, U), each batch's at the time of its step."""
     out, size = torch.zeros_like(h), server.settings.batch_size
     critic.load_state_dict(part(server.state, "critic") or critic.first)
-    with lent(server, critic, "critic_optimizer") as optimizer:
+    with lend_optimizer(server, critic, "critic_optimizer") as optimizer:
         for b, idx in enumerate(index_batches(order, size)):
-            out[idx] -= critic_step(critic, optimizer, h[idx], cycled(ht, len(idx), b*size), joint)
+            out[idx] -= critic_step(critic, optimizer, h[idx], cycle_rows(ht, len(idx), b*size), joint)
     server.state |= {k: v.clone() for k, v in tagged("critic", critic.state_dict()).items()}
     return out
 
@@ -389,8 +374,7 @@ class Disentangler(Pulled):
 
     def end(self, model, client):
         super().end(model, client)
-        mine = model.discriminator.state_dict() if self.h.critic == "kept" else {}
-        client.state |= {k: v.clone() for k, v in tagged("critic", mine).items()}
+        if self.h.critic == "kept": remember(client, "critic", model.discriminator.state_dict())
     def upload(self, model, client):
         out = super().upload(model, client)
         return without_critic(out, "model.") if self._away() else out
@@ -404,7 +388,7 @@ class Disentangler(Pulled):
     def _away(self): return self.h.critic == "kept" or self.h.exchange == "up"
 
 # %% ../../nbs/methods/03_fedka.ipynb #9e846759
-def gathered(bank, x, size):
+def gather_batch(bank, x, size):
     "Add a batch to the list `bank`; once that holds `size` samples, return them all and empty it, else None."
     bank.append(x)
     if sum(map(len, bank)) < size: return None
@@ -418,7 +402,7 @@ def distance_gradients(h, ht, order, size, distance):
     out = torch.zeros_like(h)
     for b, idx in enumerate(index_batches(order, size)):
         hs = h[idx].requires_grad_()
-        out[idx] += torch.autograd.grad(distance(hs, cycled(ht, len(idx), b*size)), hs)[0]
+        out[idx] += torch.autograd.grad(distance(hs, cycle_rows(ht, len(idx), b*size)), hs)[0]
     return out
 
 # %% ../../nbs/methods/03_fedka.ipynb #6d530d8a
@@ -447,7 +431,7 @@ class MKMMD(Pulled):
         "lambda_p J_mmd of the last `mmd_batch` samples; 0 until there are so many."
         B = client.settings.batch_size
         if self.h.mmd_batch > B:
-            x = gathered(client.scratch.setdefault("bank", []), x, self.h.mmd_batch)
+            x = gather_batch(client.scratch.setdefault("bank", []), x, self.h.mmd_batch)
             if x is None: return 0.
             h = model.features(x)
         return self._lam(client)*self._to_target(model, h, client.scratch["b"]*B, client)
@@ -495,10 +479,16 @@ class FDAN(MKMMD):
                                     label="global encoder for the matching", source="4.3")
 
 # %% ../../nbs/methods/03_fedka.ipynb #dc32e38a
-def opinion(server, state, rows, mode, rng):
+def public_batch(server, rows):
+    "The target samples `rows` as a network takes them."
+    x = server.public[rows]
+    return prepare_input(x, x.device, server.settings.normalize)
+
+
+def ask_opinion(server, state, rows, mode, rng):
     "Labels (N,) of target samples `rows` by the network with weights `state`, in mode 'train' or 'eval'."
     batches = index_batches(torch.arange(len(rows)), 256 if mode == "eval" else server.settings.batch_size)
-    x = (pixels(server.public[rows[i]], server.settings) for i in batches)
+    x = (public_batch(server, rows[i]) for i in batches)
     return run_in(borrow(server, state), x, mode, rng).argmax(1)
 
 
@@ -509,7 +499,7 @@ def tune(server, net, optimizer, rows, labels, gamma, place):
     for b, i in enumerate(batches):
         lam = ramp((b/len(batches) + server.round)/server.rounds, gamma)
         for g in optimizer.param_groups: g["lr"] = eta*(lam if place == "step" else 1)
-        loss = F.cross_entropy(net(pixels(server.public[rows[i]], server.settings)), labels[i])
+        loss = F.cross_entropy(net(public_batch(server, rows[i])), labels[i])
         optimizer.zero_grad()
         (loss*(1 if place == "step" else lam)).backward()
         optimizer.step()
@@ -537,7 +527,7 @@ class Voting(Ramped):
         rows, ballots = torch.randperm(len(server.public), generator=server.rng("voters"))[:self.h.votes], []
         rows = rows.to(server.public.device)
         for k, upload in uploads:
-            said = opinion(server, part(upload, "model"), rows, self.h.vote_mode, server.rng(f"vote {k}"))
+            said = ask_opinion(server, part(upload, "model"), rows, self.h.vote_mode, server.rng(f"vote {k}"))
             ballots.append(said)
             yield k, upload
         labels = vote(torch.stack(ballots), server.n_classes, server.rng("ties"))
@@ -550,7 +540,7 @@ class Voting(Ramped):
         if self.h.sent == "plain": server.state |= tagged("plain", server.model)
         rows, labels = server.state.pop("vote.rows"), server.state.pop("vote.labels")
         net = set_generator(borrow(server, server.model), server.rng("tuning dropout")).train()
-        with lent(server, net, "tuning") as optimizer:
+        with lend_optimizer(server, net, "tuning") as optimizer:
             tune(server, net, optimizer, rows, labels, self.h.gamma, self.h.vote_ramp)
         server.model = {k: net.state_dict()[k].detach().clone() for k in server.model}
 
@@ -564,7 +554,7 @@ FedKA = sum_of("fedka", "disentangler+mkmmd+voting",
                "Sun et al., Feature Distribution Matching for Federated Domain Generalization, ACML 2022")
 
 # %% ../../nbs/methods/03_fedka.ipynb #40c261cc
-def by_batch(norm, x):
+def normalize_by_batch(norm, x):
     "Batch norm by the statistics of x, where it has more than one value per channel; the running ones stay."
     running = norm.running_mean, norm.running_var
     return F.batch_norm(x, *running, norm.weight, norm.bias, training=x.numel() > x.shape[1], momentum=0.)
@@ -581,7 +571,7 @@ class NoEval(Method):
     def predict(self, model, x, client):
         for m in model.modules():
             if isinstance(m, Dropout): m.train()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm): m.forward = partial(by_batch, m)
+            if isinstance(m, nn.modules.batchnorm._BatchNorm): m.forward = partial(normalize_by_batch, m)
         rows, below = index_batches(torch.arange(len(x)), client.settings.batch_size), super().predict
         return torch.cat([below(model, x[i], client) for i in rows])
 

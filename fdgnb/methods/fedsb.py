@@ -64,7 +64,7 @@ def budget_indices(n, budget, generator):
 @method("budget")
 class Budget(Method):
     "Every client trains on S samples a pass, however many it has."
-    paper = "FedSB, Eqs. 4 to 7"
+    paper, replaces = "FedSB, Eqs. 4 to 7", ("sample",)
 
     @dataclass(frozen=True)
     class Hyper:
@@ -95,7 +95,7 @@ class Budget(Method):
 @method("uniform")
 class Uniform(Method):
     "Average the clients with equal weights."
-    paper = "FedSB, Eq. 5"
+    paper, replaces = "FedSB, Eq. 5", ("weight",)
 
     def weight(self, server, k, upload): return 1.
 

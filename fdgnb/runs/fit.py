@@ -23,7 +23,7 @@ from ..data.partitions import PARTITIONS, client_splits, steps_of
 from ..models import MODELS
 from ..federation.loop import Client, downloads
 from ..federation.compose import Sum, hyper_names, method_class, own_classes, shim
-from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, run_round, scored
+from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, plan_scores, run_round
 from .code import code_of, hashed, reads, value_of
 from .setup import Federation, first_network, first_server, participants
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
@@ -215,7 +215,7 @@ def rows_so_far(rows, fed):
     "The history rows of a shorter run, without those that only its last round has."
     def due(row):
         r, _, split, point, *_ = row
-        plan, last = scored(fed.settings, r - 1, fed.rounds), r == fed.rounds
+        plan, last = plan_scores(fed.settings, r - 1, fed.rounds), r == fed.rounds
         if point == "training": return True
         if point == "adapted": return "aggregated" in plan and (last or fed.settings.adapt == "every")
         return point in plan and (split != "train" or "train" in plan)
