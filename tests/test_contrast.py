@@ -9,7 +9,7 @@ from conftest import bits, one_line, run, same_bits
 from fdgnb.core import FdgnbError, generator
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.toys import same
-from fdgnb.methods.contrast import decorrelation, frozen, model_contrast, not_true
+from fdgnb.methods.contrast import decorrelation, freeze_copy, model_contrast, not_true
 from fdgnb.methods.contrast import not_true_distillation, released_decorrelation
 from fdgnb.runs.setup import Federation
 
@@ -163,7 +163,7 @@ def test_projection_head(tiny):
 
 def test_a_frozen_network_does_not_change(tiny):
     net = Federation("fedavg", tiny, "blended", 1).net.train()
-    still = frozen(net)
+    still = freeze_copy(net)
     before = {k: v.clone() for k, v in still.state_dict().items()}
     still(torch.rand(4, 3, 28, 28, generator=generator(1)))
     assert same(before, still.state_dict()) and net.training

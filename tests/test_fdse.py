@@ -16,7 +16,7 @@ from fdgnb.federation.steps import clip_gradients
 from fdgnb.methods import fdse
 from fdgnb.methods.drift import Scaffold
 from fdgnb.methods.fdse import DSEBlock, attention, blocks, consensus_update, consistency_loss, decompose
-from fdgnb.methods.fdse import entries, kept, min_norm_weights, owner, shared_statistics, similarity_aggregate
+from fdgnb.methods.fdse import entries, min_norm_weights, owner, recall, shared_statistics, similarity_aggregate
 from fdgnb.methods.fdse import tapped
 from fdgnb.runs.setup import Federation
 
@@ -58,7 +58,7 @@ def test_a_backbone_of_timm_trains_and_repeats(tiny):
     assert bits(first) == bits(again)
     server, k = first.fed.server, "features.body.blocks.1.1.conv_pwl.dse.weight"
     assert all(v.isfinite().all() for v in server.model.values() if v.is_floating_point())
-    erasers = [kept(server, c)[k] for c in server.clients]
+    erasers = [recall(server, c)[k] for c in server.clients]
     assert owner(k) == "personal" and not torch.equal(*erasers[:2])
 
 
@@ -370,7 +370,7 @@ def test_at_temperature_zero_erasers_stay(tiny):
         def aggregate(self, server, uploads):
             super().aggregate(server, uploads)
             for k, u in uploads:
-                own = kept(server, k)
+                own = recall(server, k)
                 assert all(torch.equal(v, own[q]) for q, v in entries(u, "personal").items())
     METHODS["spy"] = Spy
     try: run("spy", tiny, tau=0.)
@@ -382,7 +382,7 @@ def test_an_unseen_client_starts_from_the_means(tiny, trained):
     new = fed.method.download(fed.server, "blended")
     first = Federation("fdse", tiny, "blended").net.state_dict()
     for k, v in (entries(new, "personal") | entries(new, "local")).items():
-        theirs = torch.stack([kept(fed.server, c.id)[k] for c in fed.clients])
+        theirs = torch.stack([recall(fed.server, c.id)[k] for c in fed.clients])
         if is_vector(v): assert_close(v, theirs.mean(0), rtol=1e-4, atol=1e-6)
     other = run("fdse", tiny, new_eraser="initial").fed
     untrained = entries(other.method.download(other.server, "blended"), "personal")
@@ -392,7 +392,7 @@ def test_an_unseen_client_starts_from_the_means(tiny, trained):
 def test_without_uploaded_statistics(tiny):
     r = run("fdse", tiny, new_statistics="target")
     assert "stats" not in set(r.ledger.kind)
-    assert not [k for c in r.fed.clients for k in kept(r.fed.server, c.id) if owner(k) == "local"]
+    assert not [k for c in r.fed.clients for k in recall(r.fed.server, c.id) if owner(k) == "local"]
     received, adapted = r.model.state_dict(), r.model
     r.fed.method.adapt(adapted, target_samples(r.fed), r.fed.target_client)
     key = f"{CONV1}.bn_dse.running_mean"
@@ -558,7 +558,7 @@ def test_scaffold_and_fdse_keep_to_their_own_parts(tiny, deaf):
     params = {k for k, _ in r.fed.net.named_parameters()}
     assert part(first.state, "scaffold").keys() == params
     assert any(v.any() for v in part(state, "scaffold.sum").values())
-    assert kept(r.fed.server, first.id).keys() == kept(plain.fed.server, first.id).keys()
+    assert recall(r.fed.server, first.id).keys() == recall(plain.fed.server, first.id).keys()
     assert part(first.state, "fdse").keys() == part(plain.fed.clients[0].state, "fdse").keys()
     deaf = run("deaf+fdse", tiny)                       # what SCAFFOLD sends and keeps does nothing to FDSE
     for mine in ("model", "fdse"): assert bits(deaf, mine) == bits(plain, mine)

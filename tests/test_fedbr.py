@@ -8,7 +8,7 @@ from fdgnb.data.domain import Dataset, Domain
 from fdgnb.federation.compose import METHODS, hooks_of, method, method_class
 from fdgnb.federation.loop import Client, Method
 from fdgnb.methods.fedbr import ABLATIONS, DIFFERENCES, FedBR, ascend, contrast, contrastive_loss
-from fdgnb.methods.fedbr import ask, mixed, mixture, mixup_draw, projection, pseudo_batch, random_sample_mean
+from fdgnb.methods.fedbr import ask, mix_pairs, mixture, mixup_draw, projection, pseudo_batch, random_sample_mean
 
 
 def data(n=20, names=("a", "b", "t"), size=16):
@@ -167,7 +167,7 @@ def test_mixup():
     "One share for the whole batch; labels are distributions; without components it is FedAvg + Mixup."
     x, y = torch.rand(6, 3, generator=generator(0)), torch.arange(6) % 3
     share, order = mixup_draw(6, generator(1))
-    a, q = mixed(x, y, 3, share, order)
+    a, q = mix_pairs(x, y, 3, share, order)
     want = share*F.one_hot(y, 3) + (1 - share)*F.one_hot(y[order], 3)
     assert torch.allclose(q, want.float()) and torch.allclose(a, share*x + (1 - share)*x[order])
     off = dict(component1=False, component2=False)

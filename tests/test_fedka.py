@@ -6,7 +6,8 @@ from conftest import bits, broken_off, one_line, sized
 from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client
-from fdgnb.methods.fedka import DIFFERENCES, FedKA, borrow, group_effect, group_effects, mk_mmd, pixels, ramp
+from fdgnb.federation.shared import prepare_input
+from fdgnb.methods.fedka import DIFFERENCES, FedKA, borrow, group_effect, group_effects, mk_mmd, ramp
 from fdgnb.methods.fedka import tta, vote
 from fdgnb.models import Dropout
 from fdgnb.runs.setup import Federation
@@ -251,7 +252,7 @@ def test_the_target_passes_by_a_step_s_batch(tiny, name):
     net = borrow(server, server.model)
     for d in net.modules():
         if isinstance(d, Dropout): d.p = 0.
-    x = pixels(server.public[server.state["target.index"]], server.settings)
+    x = prepare_input(server.public[server.state["target.index"]], "cpu", server.settings.normalize)
     by_step, at_once = (torch.cat([net.features.train()(v) for v in x.split(n)]) for n in (16, 24))
     def of(**kw):
         m = method_class(name)(**h | kw)

@@ -6,7 +6,7 @@ import torch
 from conftest import bits, broken_off, run as short_run
 from fdgnb.core import FdgnbError
 from fdgnb.federation import rounds
-from fdgnb.federation.loop import Server
+from fdgnb.federation.loop import Method, Server
 from fdgnb.federation.compose import METHODS, hooks_of, hyper_of, method_class
 from fdgnb.settings import Settings
 from fdgnb.methods.ga import DIFFERENCES, adjust_reporting, adjust_weights, initial_weights, step_size, trace
@@ -91,8 +91,7 @@ def test_all_who_answer_have_weight_zero(tiny):
     m.setup(server)
     server.state["ga.a"] = torch.tensor([0., 0., 1.], dtype=torch.float64)
     up = {f"model.{k}": v for k, v in server.model.items()} | {"scalars.n": torch.tensor(5.)}
-    m.aggregate(server, [(k, up) for k in server.clients[:2]])
-    assert [m.weight(server, k, up) for k in server.clients[:2]] == [1., 1.]
+    assert m.decide(server, [(k, up) for k in server.clients[:2]]) == dict.fromkeys(server.clients[:2], 1.)
     assert server.state["ga.a"].tolist() == [0., 0., 1.]
 
 
@@ -154,10 +153,10 @@ def test_adjusting_and_joining_keep_the_total():
 def test_sits_on_every_registered_method(name):
     "Whatever hooks a method claims, GA builds on them; the written order does not matter."
     a, b = method_class(f"{name}+ga"), method_class(f"ga+{name}")
-    assert a.parts == b.parts and a.replays
+    assert a.parts == b.parts and a.decide is not Method.decide
     above = list(a.parts)[list(a.parts).index("ga") + 1:]
     for k in above:                                                # what lies above GA hands on to it
-        assert not {hook for hook in ("weight", "aggregate") if hooks_of(a.parts[k]).get(hook)}
+        assert not {hook for hook in ("weight", "decide", "aggregate") if hooks_of(a.parts[k]).get(hook)}
     a()
 
 
@@ -176,7 +175,7 @@ def test_a_gap_goes_with_the_step_of_the_round_it_is_sent_in():
         method, server = method_class("ga")(**given), Server(dict(w=torch.ones(1)), "abc", rounds=5)
         method.setup(server)
         server.round = 1
-        method.aggregate(server, [up("a", .3), up("b", .2), up("c", .1)])
+        method.decide(server, [up("a", .3), up("b", .2), up("c", .1)])
         assert server.state["ga.a"].tolist() == pytest.approx([1/3 + step, 1/3, 1/3 - step], abs=1e-12)
 
 

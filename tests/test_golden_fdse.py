@@ -9,7 +9,7 @@ from fdgnb.core import seeded
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client, Server, downloads, federated_round
 from fdgnb.federation.steps import index_batches
-from fdgnb.methods.fdse import kept
+from fdgnb.methods.fdse import recall
 from fdgnb.settings import Settings
 
 GOLDEN = json.loads((Path(__file__).parent/"golden"/"fdse.json").read_text())
@@ -58,7 +58,7 @@ def differences(run):
     down = downloads(method, server)
     for r, want in enumerate(run["rounds"]):
         down = federated_round(method, server, clients, net, down, r)
-        pairs = [(kept(server, c.id), v) for c, v in zip(clients, want["own"])]
+        pairs = [(recall(server, c.id), v) for c, v in zip(clients, want["own"])]
         pairs += [(server.model, want["shared"])]
         both = ((here[k], v) for here, there in pairs for k, v in states(there).items())
         yield max(float((a - b).abs().max()) for a, b in both)

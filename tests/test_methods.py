@@ -7,7 +7,7 @@ import fdgnb
 from conftest import bits
 from digests import data, hashed
 from fdgnb.federation.compose import METHODS
-from fdgnb.federation.loop import client_offer, client_update, downloads, offering, server_gather
+from fdgnb.federation.loop import client_offer, client_update, downloads, makes_offers, server_gather
 from fdgnb.runs.setup import Federation
 from fdgnb.tables.overview import code_size
 from pairs import TINY, light
@@ -49,7 +49,7 @@ def by_hand(key, data):
                         **light(key)), collections.Counter()
     size = lambda payload: sum(v.numel()*v.element_size() for v in payload.values())
     down = downloads(f.method, f.server)
-    if offering(f.method, 0):
+    if makes_offers(f.method, 0):
         offers = [(c.id, client_offer(f.method, f.net, c, down[c.id], 0)) for c in f.clients]
         for k, offer in offers: out[k, "up"] += size(offer)
         had, down = down, server_gather(f.method, f.server, offers, 0)

@@ -52,7 +52,7 @@ def check_mixed(f):
 
 
 CHECKS = {"amplitude_mix": check_amplitudes, "fedmix_loss": check_first_order, "means_of": check_means,
-          "supervised_contrast": check_contrast, "mixed": check_mixed}
+          "supervised_contrast": check_contrast, "mix": check_mixed}
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -8,7 +8,7 @@ import fdgnb.methods.personal as personal
 from conftest import bits, run, same_bits, sized
 from fdgnb.core import seeded
 from fdgnb.federation.compose import list_methods
-from fdgnb.federation.loop import Client, Method, Server, client_update, downloads, federated_round
+from fdgnb.federation.loop import Client, Method, Server, client_update, downloads, federated_round, weigh
 from fdgnb.federation.toys import same
 from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg
 from fdgnb.methods.personal import entries_of, first_moments, learn_gates, mix_layers, nearest_branch
@@ -239,7 +239,7 @@ def test_golden_fedbn():
         c.scratch["loss"] = 0.
         method.end(net, c)
         uploads.append((c.id, {k: v.clone() for k, v in method.upload(net, c).items()}))
-    method.aggregate(server, iter(uploads))
+    method.aggregate(server, weigh(method, server, uploads))
     assert server.model.keys() == g["new_server"].keys()
     for k, v in tensors(g["new_server"]).items(): assert torch.allclose(server.model[k].double(), v), k
     for c, want in zip(clients, g["new_models"]):

@@ -37,7 +37,7 @@ def check_amplitudes(f):
 def check_style(f): near(f(V["maps"].flip(0)**2, pooled(), 1e-5), GOLDEN["ccst"]["restyled"])
 
 
-def pooled(f=style.pooled_style): return torch.tensor(GOLDEN["ccst"]["style"], dtype=torch.float64)[None]
+def pooled(f=style.pool_style): return torch.tensor(GOLDEN["ccst"]["style"], dtype=torch.float64)[None]
 
 
 def check_pooled(f): near(f(V["maps"].split(3), 1e-5)[0], GOLDEN["ccst"]["style"], 1e-6)
@@ -65,7 +65,7 @@ def check_fast(f):
         def forward(self, x): return x*self.w
     for second, slope in ((True, 3*(3 - .1*6)**2*(1 - .2)), (False, 3*(3 - .1*6)**2)):
         net = One()
-        outer = style.judged(net, f(net.w**2, net, .1, 100., second), 1.)**3
+        outer = style.judge(net, f(net.w**2, net, .1, 100., second), 1.)**3
         assert outer.item() == pytest.approx((3 - .1*6)**3)
         assert torch.autograd.grad(outer, net.w)[0].item() == pytest.approx(slope)
     assert f(net.w**2, net, .1, 4., True)["w"].item() == pytest.approx(3 - .1*4)
@@ -80,8 +80,8 @@ def check_drawn(f):
 
 
 CHECKS = {"with_amplitudes": check_spectra, "amplitudes": check_amplitudes, "with_style": check_style,
-          "pooled_style": check_pooled, "redrawn": check_redrawn, "over_clients": check_over_clients,
-          "fast_weights": check_fast, "drawn": check_drawn}
+          "pool_style": check_pooled, "redraw_styles": check_redrawn, "vary_over_clients": check_over_clients,
+          "fast_weights": check_fast, "draw_rows": check_drawn}
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -91,9 +91,9 @@ def test_formula(name): CHECKS[name](getattr(style, name))
 def test_one_variance_for_all_channels_would_make_the_clients_vanish():
     "The released code's defect: what is drawn does not depend on the variance, if channels share it."
     s = style.channel_style(V["maps"], 1e-6)
-    a, b = (style.redrawn(s, torch.full((2, 3), v, dtype=torch.float64), V["noise"]) for v in (.01, 9.))
+    a, b = (style.redraw_styles(s, torch.full((2, 3), v, dtype=torch.float64), V["noise"]) for v in (.01, 9.))
     torch.testing.assert_close(a, b)
-    assert (style.redrawn(s, V["v"], V["noise"]) - a).abs().max() > .005
+    assert (style.redraw_styles(s, V["v"], V["noise"]) - a).abs().max() > .005
 
 
 def one_step(cls, w, **hyper):

@@ -13,9 +13,9 @@ from fdgnb.data.domain import Domain
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client
 from fdgnb.federation.toys import same
-from fdgnb.methods.fdse import images
+from fdgnb.federation.shared import prepare_input
 from fdgnb.methods.personal import DSBN
-from fdgnb.methods.testtime import BNStats, Tent, by_batch, entropy, reestimate
+from fdgnb.methods.testtime import BNStats, Tent, entropy, reestimate, use_batch_statistics
 from fdgnb.runs.setup import Federation
 
 GOLDEN = Path(__file__).parent/"golden"
@@ -55,7 +55,7 @@ def test_mutation_of_the_sign(monkeypatch):
 
 
 def test_mutation_running_statistics(monkeypatch):
-    monkeypatch.setattr(testtime, "by_batch", lambda model: model.eval())
+    monkeypatch.setattr(testtime, "use_batch_statistics", lambda model: model.eval())
     assert not follows_tent(Tent(tent_lr=.01))
 
 
@@ -71,7 +71,7 @@ def test_golden_bnstats():
     "One batch: the authors' layers with momentum 1 keep its statistics, ours its average."
     g = golden("bnstats")
     net, x = network(g["start"]), torch.tensor(g["batches"][0], dtype=torch.float64)
-    assert torch.allclose(by_batch(network(g["start"]))(x), torch.tensor(g["answers"]).double())
+    assert torch.allclose(use_batch_statistics(network(g["start"]))(x), torch.tensor(g["answers"]).double())
     net.float()
     reestimate(net, x.float())
     for k, v in g["end"].items():
@@ -128,7 +128,7 @@ def errors(how, r, passes=1):
     split = client.splits["target"]
     how.adapt(net.eval(), split.samples(), client)
     with torch.no_grad():
-        for _ in range(passes): logits = how.predict(net, images(split.samples(), "cpu"), client)
+        for _ in range(passes): logits = how.predict(net, prepare_input(split.samples(), "cpu"), client)
     y = split.y[split.index]
     return (logits.argmax(1) != y).float().mean().item(), entropy(logits).mean().item()
 
@@ -175,7 +175,7 @@ def batches_of(name, r, **h):
     who.scratch = {}
     how.receive(net, who, how.download(r.fed.server, who.id))
     how.adapt(net.eval(), who.splits["target"].samples(), who)
-    x = images(who.splits["target"].samples(), "cpu")
+    x = prepare_input(who.splits["target"].samples(), "cpu")
     with torch.no_grad(): answers = [how.predict(net, b, who) for b in x.split(14)]
     return answers, net, who.scratch["dsbn"]
 
@@ -198,7 +198,7 @@ def test_dsbn_below_tent_answers_before_the_step_that_moves_every_branch(branche
 
 def test_dsbn_above_tent_is_tent_on_every_branch_alone(branched):
     nets, r = [branched.model_of(c.id) for c in branched.fed.clients], branched
-    x = images(r.fed.target_client.splits["target"].samples(), "cpu").split(14)
+    x = prepare_input(r.fed.target_client.splits["target"].samples(), "cpu").split(14)
     alone = []
     for net in nets:
         tent, who = Tent(tent_lr=.05), Client("t", {})
@@ -219,7 +219,7 @@ def test_where_one_branch_answers_it_is_the_one_that_tent_adapts(branched, name,
     how.adapt(held.eval(), who.splits["target"].samples(), who)
     alone, client = Tent(tent_lr=.05), Client("t", {})
     alone.adapt(held, None, client)
-    x = images(who.splits["target"].samples(), "cpu").split(14)
+    x = prepare_input(who.splits["target"].samples(), "cpu").split(14)
     with torch.no_grad(): want = [alone.predict(held, b, client) for b in x]
     assert all(torch.equal(a, b) for a, b in zip(got, want))
     assert same(net.state_dict(), held.state_dict())
@@ -234,7 +234,7 @@ def test_the_server_keeps_its_branches(branched):
 def test_mutation_answer_of_the_mean_branch(branched, monkeypatch):
     "Asking the network without the branch's entries is noticed."
     want = batches_of("dsbn+tent", branched)[0]
-    monkeypatch.setattr(personal, "asked_with", lambda model, entries, ask: ask(model))
+    monkeypatch.setattr(personal, "ask_with", lambda model, entries, ask: ask(model))
     assert not torch.allclose(batches_of("dsbn+tent", branched)[0][0], want[0], atol=1e-3)
 
 

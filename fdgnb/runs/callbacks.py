@@ -18,7 +18,7 @@ from pathlib import Path
 from ..core import FdgnbError, echo, nearest
 from ..settings import check_value, hp
 from ..federation.compose import hooks_of
-from ..federation.rounds import adapted, adapting
+from ..federation.rounds import adapt_copy, adapts_now
 from .metrics import METRICS, POINTS, compute_metrics, select
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
@@ -156,7 +156,7 @@ def predict_probabilities(net, client, split, predict=None):
 
 def adapt_network(fed, net):
     "(network, predict) of a received network after the method's adaptation to the target, as it is scored."
-    net, method, who = adapted(fed, net).eval(), fed.method, fed.target_client
+    net, method, who = adapt_copy(fed, net).eval(), fed.method, fed.target_client
     own = "predict" in hooks_of(type(method))
     return net, (lambda x: method.predict(net, x, who)) if own else None
 
@@ -177,7 +177,7 @@ class Metrics(Callback):
             split = "target" if c.n("target") else "test"
             if not c.n(split): continue
             nets = dict(aggregated=(run.model_of(c.id), None))
-            if split == "target" and adapting(run.fed, run.round - 1):
+            if split == "target" and adapts_now(run.fed, run.round - 1):
                 nets["adapted"] = adapt_network(run.fed, nets["aggregated"][0])
             for point, (net, predict) in nets.items():
                 found = self.measured(*predict_probabilities(net, c, split, predict))

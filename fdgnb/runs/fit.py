@@ -18,7 +18,7 @@ from ..vectors import Ledger, flatten
 from ..settings import SETTINGS, make
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
-from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, run_round, scored
+from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, plan_scores, run_round
 from .versions import parts_of, reads_rounds, versions_of
 from .setup import FitCall, Federation
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
@@ -179,7 +179,7 @@ def rows_so_far(rows, fed):
     "The history rows of a shorter run, without those that only its last round has."
     def due(row):
         r, _, split, point, *_ = row
-        plan, last = scored(fed.settings, r - 1, fed.rounds), r == fed.rounds
+        plan, last = plan_scores(fed.settings, r - 1, fed.rounds), r == fed.rounds
         if point == "training": return True
         if point == "adapted": return "aggregated" in plan and (last or fed.settings.adapt == "every")
         return point in plan and (split != "train" or "train" in plan)

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from torch import nn
 from fdgnb.core import seeded
-from fdgnb.federation.loop import Client, Method, Server, client_update
+from fdgnb.federation.loop import Client, Method, Server, client_update, weigh
 from fdgnb.methods import drift, reweighting, sharpness
 from fdgnb.settings import Settings
 from fdgnb.vectors import part
@@ -53,7 +53,7 @@ def fednova(g, made):
             u = client_update(toy, vector(g["start"]), client, {"model.w": exact(g["start"])}, 0)
             close(u["scalars.fednova.a"], case["reach"][k])
             uploads.append((str(k), u | {"scalars.n": exact(g["n"][k])}))
-        toy.aggregate(server, uploads)
+        toy.aggregate(server, weigh(toy, server, uploads))
         close(server.model["w"], case["new"])
 
 
@@ -69,7 +69,8 @@ def server_step(cls, g, made):
     server = Server({"w": exact(zero)}, "a", net=vector(zero))
     for d, step in zip(g["moves"], made["steps"]):
         old = server.model["w"]
-        rule.aggregate(server, [("a", {"model.w": old + exact(d), "scalars.n": exact(1.)})])
+        sent = [("a", {"model.w": old + exact(d), "scalars.n": exact(1.)})]
+        rule.aggregate(server, weigh(rule, server, sent))
         close(server.model["w"] - old, step)
 
 
@@ -93,7 +94,7 @@ def fedheal(g, made):
     for moves, want in zip(g["rounds"], made["path"]):
         base = server.model["w"]
         up = lambda d: {"model.w": base + torch.tensor(d), "scalars.n": exact(1.)}
-        rule.aggregate(server, [(str(k), up(d)) for k, d in enumerate(moves)])
+        rule.aggregate(server, weigh(rule, server, [(str(k), up(d)) for k, d in enumerate(moves)]))
         close(server.model["w"], want, 1e-6)
 
 
@@ -122,7 +123,7 @@ def rounds_of(cls, g, made, **hyper):
         start = dict(server.model)
         taking = [clients[i] for i in who]
         ups = [(c.id, client_update(method, net, c, method.download(server, c.id), r)) for c in taking]
-        method.aggregate(server, ups)
+        method.aggregate(server, weigh(method, server, ups))
         new = in_a_row(server.model)
         if cls is drift.FedDyn: new = sum(in_a_row(part(u, "model")) for _, u in ups)/len(ups)
         close(new, want, 2e-6)
@@ -136,8 +137,8 @@ def groupdro(g, made):
     for server.round, (logits, want) in enumerate(zip(g["logits"], made["rounds"])):
         losses = [nn.functional.cross_entropy(exact(x), torch.tensor(y)) for x, y in zip(logits, g["y"])]
         up = lambda v: {"model.w": v[None], "scalars.n": exact(1.), "scalars.reweighting.loss": v}
-        rule.aggregate(server, [(k, up(v)) for k, v in zip("012", losses)])
-        a = server.state["reweighting.a"]
+        rule.aggregate(server, weigh(rule, server, [(k, up(v)) for k, v in zip("012", losses)]))
+        a = exact(list(server.weights.values()))
         close(a/a.sum(), want["q"], 1e-6)
         close(server.model["w"], [want["loss"]], 1e-6)
 
@@ -150,7 +151,8 @@ def fedgma(g, made):
     a = reweighting.agreement(reweighting.client_moves(server, ups, "w"))
     move = exact(g["n"]) @ (exact(g["models"]) - exact(g["start"]))/sum(g["n"])
     close(exact(g["start"]) + torch.where(a >= g["tau"], g["tau"]*(1 + a), 0.)*move, made["released"])
-    reweighting.FedGMA(tau=g["tau"]).aggregate(server, ups)
+    rule = reweighting.FedGMA(tau=g["tau"])
+    rule.aggregate(server, weigh(rule, server, ups))
     close(server.model["w"], exact(g["start"]) + torch.where(a >= g["tau"], 1., a)*move)
 
 
