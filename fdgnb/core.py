@@ -50,9 +50,10 @@ class Registry(dict):
     def register(self, name):
         "Decorator: put what it decorates under `name`."
         def put(obj):
-            self.leave_notebook()
             home = lambda o: getattr(o, "__module__", "")
-            old, own = super(Registry, self).get(name), home(obj) == "__main__"
+            own = home(obj) == "__main__"
+            if own: self.load()                                    # modules are made of modules' objects
+            old = super(Registry, self).get(name)
             if own: self.beneath.setdefault(name, old)
             elif name in self.beneath: self.beneath[name] = obj
             if own or old is None or home(old) == home(obj): self[name] = obj
