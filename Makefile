@@ -19,7 +19,6 @@ METHODS ?= fedavg fdse
 DATASET ?= digits
 SEEDS ?= 2
 NB ?= methods/0[1-5]_*
-OUT ?= out/$@
 CHOICES = -r dataset "$(DATASET)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
   $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 
@@ -40,13 +39,15 @@ text: .venv/text
 	$(PIP) --no-build-isolation --editable '.[$(notdir $@)]'
 	touch $@
 
-# the main job: one run as an executed notebook, out/run/run.ipynb; its record lies below runs/. What fails stays as unfinished.ipynb
+# the main job: one run as an executed notebook, out/fdse-digits/run.ipynb; its record lies below runs/. What fails stays as unfinished.ipynb
+run: OUT ?= out/$(METHOD)-$(subst /,_,$(DATASET))
 run: install
 	mkdir -p "$(OUT)"
 	papermill nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" $(if $(SEED),-p seed $(SEED)) $(CHOICES)
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/run.ipynb"
 
 # any methods by targets by seeds, in a table and five pictures, out/compare/compare.html: make compare METHODS="fedavg fedavg(local_epochs=3) fdse(tau=0)"
+compare: OUT ?= out/compare
 compare: install
 	mkdir -p "$(OUT)"
 	papermill nbs/compare.ipynb "$(OUT)/unfinished.ipynb" -r methods "$(METHODS)" -p seeds $(SEEDS) -r out "$(OUT)" $(CHOICES)
