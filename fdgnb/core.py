@@ -59,18 +59,19 @@ class Registry(dict):
 
     def register(
         self,
-        name: str,  # the key; defined by two modules it is an FdgnbError, a notebook's definition stays
+        name: str,  # the key; FdgnbError where two modules define it
     ):  # a decorator that gives back what it decorates
         "Put what is decorated under a name."
         def put(obj):
-            self.leave_notebook()
-            old, home = super(Registry, self).get(name), _module_of(obj)
-            is_own = home == "__main__"
+            is_own = _module_of(obj) == "__main__"
+            if is_own: self.load()                                 # modules are made of modules' objects
+            old = super(Registry, self).get(name)
             if is_own: self.beneath.setdefault(name, old)
             elif name in self.beneath: self.beneath[name] = obj
-            if is_own or old is None or home == _module_of(old): self[name] = obj
+            if is_own or old is None or _module_of(old) == _module_of(obj): self[name] = obj
             elif _module_of(old) != "__main__":
-                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {_module_of(old)} and in {home}")
+                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {_module_of(old)} and in "
+                                 f"{_module_of(obj)}")
             return obj
         return put
 

@@ -3,7 +3,7 @@ import math, os
 import pytest
 import torch
 import fdgnb
-from conftest import bits, broken_off, run
+from conftest import bits, run
 from fdgnb import Dataset, Domain, FdgnbError
 from fdgnb.core import generator
 from fdgnb.federation.compose import METHODS, own_classes
@@ -80,17 +80,6 @@ def test_sum_with_ga(name):
 def test_odd_clients(name, case):
     odd = dict(absent_class=dict(absent="a"), few=dict(few="a")).get(case, {})
     assert short(name, toy(ODD[case], **odd)).history.value.notna().all()
-
-
-@pytest.mark.parametrize("name", MOST)
-def test_resume(name, tmp_path, monkeypatch):
-    "A run that breaks off after round 1 and is taken up again ends in the same bits."
-    data = toy(["a", "b", "t"])
-    whole = short(name, data, rounds=3)
-    broken_off(monkeypatch, 1, lambda: short(name, data, rounds=3, out=tmp_path))
-    resumed = short(name, data, rounds=3, out=tmp_path)
-    assert bits(resumed) == bits(whole)
-    assert resumed.rows == whole.rows and resumed.book.rows == whole.book.rows
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -1,10 +1,9 @@
-"""MOON, FedNTD, FedDecorr: golden numbers, mutations, neutral settings, memory, sums."""
+"""MOON, FedNTD, FedDecorr: golden numbers, formulas, neutral settings, memory, sums."""
 import json
 from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-import fdgnb.methods.contrast as contrast
 from conftest import bits, one_line, run, same_bits
 from fdgnb.core import FdgnbError, generator
 from fdgnb.federation.compose import method_class
@@ -62,40 +61,19 @@ def test_golden_feddecorr():
     assert abs(decorrelation(tensor(g["z"])).item() - printed) < 1e-6
 
 
-# ---- mutations under which each check fails
+# ---- formulas
 
-def printed_contrast(z, near, far, tau):
-    "Eq. 3 of MOON, sample by sample."
-    cos = lambda u, v: (u @ v/u.norm()/v.norm()/tau).exp()
-    each = [-(cos(u, g)/(cos(u, g) + cos(u, p))).log() for u, g, p in zip(z, near, far)]
-    return torch.stack(each).mean()
-
-
-MUTATIONS = {
-    "as it is": lambda z, near, far, tau: model_contrast(z, near, far, tau),
-    "sign": lambda z, near, far, tau: model_contrast(z, far, near, tau),
-    "no temperature": lambda z, near, far, tau: model_contrast(z, near, far, 1.),
-    "sum, not mean": lambda z, near, far, tau: len(z)*model_contrast(z, near, far, tau)}
-
-
-@pytest.mark.parametrize("what", MUTATIONS)
-def test_mutations_of_moon(what):
+def test_moon_is_its_equation_sample_by_sample():
     z, near, far = draw(1, 5, 7), draw(2, 5, 7), draw(3, 5, 7)
-    off = abs(MUTATIONS[what](z, near, far, .4) - printed_contrast(z, near, far, .4))
-    assert (off < 1e-10) == (what == "as it is")
+    cos = lambda u, v: (u @ v/u.norm()/v.norm()/.4).exp()
+    each = [-(cos(u, g)/(cos(u, g) + cos(u, p))).log() for u, g, p in zip(z, near, far)]
+    assert abs(model_contrast(z, near, far, .4) - torch.stack(each).mean()) < 1e-10
 
 
-def true_gradient(monkeypatch=None):
-    "The gradient of FedNTD's distillation at the true classes' logits."
+def test_fedntd_has_no_gradient_at_the_true_class():
     logits, teacher, y = draw(4, 6, 4).requires_grad_(), draw(5, 6, 4), torch.tensor([0, 3, 1, 1, 2, 0])
     not_true_distillation(logits, teacher, y).backward()
-    return logits.grad[range(6), y].abs().max().item()
-
-
-def test_mutation_of_fedntd_with_the_true_class(monkeypatch):
-    assert true_gradient() == 0
-    monkeypatch.setattr(contrast, "not_true", lambda logits, y: logits)
-    assert true_gradient() > 1e-3
+    assert not logits.grad[range(6), y].any()
 
 
 def test_fedntd_is_torchs_divergence_and_not_the_reverse():
@@ -108,8 +86,6 @@ def test_fedntd_is_torchs_divergence_and_not_the_reverse():
 def test_decorrelation_does_not_see_scale_and_shift():
     z = draw(8, 20, 5)
     assert torch.allclose(decorrelation(3*z + 7), decorrelation(z))
-    covariance = lambda z: (z.T @ z/len(z)).square().mean()                # mutation: not standardized
-    assert not torch.allclose(covariance(3*z + 7), covariance(z))
 
 
 @pytest.mark.parametrize("z", [torch.zeros(6, 4), torch.ones(1, 4)])

@@ -28,7 +28,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("presses", [1, 2, 5])
+@pytest.mark.parametrize("presses", [1, 5])
 def test_ctrl_c(tmp_path, presses):
     "Within a step, 100,000 local epochs ahead; a second press does not undo the first."
     pipe = subprocess.PIPE
