@@ -6,7 +6,7 @@
 __all__ = ['BEHAVIOR', 'FdgnbError', 'Registry', 'generator', 'seeded']
 
 # %% ../nbs/00_core.ipynb #c3e4d5f2
-import difflib, hashlib, os, secrets, threading, torch
+import difflib, hashlib, os, secrets, sys, threading, torch
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -45,7 +45,9 @@ def nearest(name, options):
 
 # %% ../nbs/00_core.ipynb #6facefd3
 class Registry(dict):
-    "Name -> object: what a page defines is found by its name, and a misspelled name is refused."
+    """Name -> object: what a page defines is found by its name, and a misspelled name is refused.
+
+    What a notebook registers stands before what a module did, and is gone when another notebook runs."""
     def __init__(
         self,
         kind: str,  # what it holds, for errors: "method", "dataset"
@@ -53,23 +55,39 @@ class Registry(dict):
     ):
         super().__init__()
         self.kind, self.package, self.lock = kind, package, threading.RLock()
+        self.notebook, self.beneath = None, {}                     # {name: what a notebook's object stands before}
 
     def register(
         self,
-        name: str,  # the key; defined by two modules it is an FdgnbError, a notebook's definition stays
+        name: str,  # the key; FdgnbError where two modules define it
     ):  # a decorator that gives back what it decorates
         "Put what is decorated under a name."
         def put(obj):
+            is_own = _module_of(obj) == "__main__"
+            if is_own: self.load()                                 # modules are made of modules' objects
             old = super(Registry, self).get(name)
-            if old is None or _module_of(obj) in ("__main__", _module_of(old)): self[name] = obj
+            if is_own: self.beneath.setdefault(name, old)
+            elif name in self.beneath: self.beneath[name] = obj
+            if is_own or old is None or _module_of(old) == _module_of(obj): self[name] = obj
             elif _module_of(old) != "__main__":
                 raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {_module_of(old)} and in "
                                  f"{_module_of(obj)}")
             return obj
         return put
 
+    def leave_notebook(self):
+        "Where another notebook runs than the one that registered: put back what was there before it."
+        with self.lock:
+            running = sys.modules["__main__"]
+            if self.notebook is running: return
+            for name, old in self.beneath.items():
+                self.pop(name, None)
+                if old is not None: self[name] = old
+            self.notebook, self.beneath = running, {}
+
     def load(self):
         "Import every module of `package`, once; returns the registry."
+        self.leave_notebook()
         with self.lock:                                            # another thread waits until all are there
             package, self.package = self.package, None
             try:

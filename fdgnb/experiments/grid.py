@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from .. import models
 from ..core import FdgnbError, echo, nearest, seeded
-from ..settings import SETTINGS, Settings, check_value, hp, make, to_python
+from ..settings import SETTINGS, Settings, check_value, hp, make, plain
 from ..data.catalogue import get_dataset
 from ..data.domain import Dataset
 from ..federation.compose import hyper_names, method_class
@@ -83,7 +83,7 @@ def named_methods(method):
 # %% ../../nbs/experiments/01_grid.ipynb #e19bad08
 def seeds_of(seed):
     "A list of different seeds from a number or several, as Python's whole numbers."
-    given = seed.tolist() if isinstance(seed, np.ndarray) else to_python(seed)
+    given = seed.tolist() if isinstance(seed, np.ndarray) else plain(seed)
     one = isinstance(given, (int, float)) and not isinstance(given, bool)
     if (several := [given] if one else listed(given)) is None:
         raise FdgnbError(f"seed={echo(given)}: wanted a whole number or several")

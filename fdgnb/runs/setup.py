@@ -17,7 +17,7 @@ from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
-from ..settings import LARGEST, SETTINGS, Settings, check_load, checked, make, to_python
+from ..settings import LARGEST, SETTINGS, Settings, check_load, checked, make, plain
 from ..data.domain import Dataset
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
@@ -135,7 +135,7 @@ def targets_of(target, dataset, load):
         own = DATASETS[dataset].info.get("target") if dataset in DATASETS else None
         return [own if own in known else known[-1]]
     if target is None or isinstance(target, str) and target in ("none", ""): return []
-    names = to_python(target) if isinstance(target, (list, tuple)) else (to_python(target),)
+    names = plain(target) if isinstance(target, (list, tuple)) else (plain(target),)
     for n in names:
         if isinstance(n, bool) or not isinstance(n, (str, int)):
             raise FdgnbError(f"target={echo(target)}: wanted the name of a domain, or a list of names")
