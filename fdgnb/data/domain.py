@@ -158,6 +158,9 @@ def scale_channels(x, how):
     mean, std = _mean_std(how, x.dtype, x.device)
     return (x - mean)/std
 
+# %% ../../nbs/data/01_domain.ipynb #aliases2
+scaled = scale_channels
+
 # %% ../../nbs/data/01_domain.ipynb #bcccdd42
 def turn_images(x, degrees):
     "uint8 images (N, C, H, W) turned counter-clockwise by degrees (N,), bilinearly, black outside, rounded."

@@ -24,7 +24,7 @@ from ..core import FdgnbError
 from ..vectors import part, tagged, weighted_mean
 from ..settings import differences, hp, switch, variant
 from ..models import Block, torchvision_models
-from ..data.domain import scale_channels, to_float
+from ..data.domain import scaled, to_float
 from ..federation.loop import Method
 from ..federation.steps import index_batches
 from ..federation.compose import method, sum_of
@@ -507,7 +507,7 @@ def similarity_step(states, tau, per="layer"):
 # %% ../../nbs/methods/05_fdse.ipynb #bf71a65c
 def images(x, device, normalize="none"):
     "A batch as a network takes it: float32, scaled as the settings say, channels last, on the device."
-    x = scale_channels(to_float(x.to(device)), normalize)
+    x = scaled(to_float(x.to(device)), normalize)
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 

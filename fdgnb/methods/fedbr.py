@@ -19,7 +19,7 @@ from ..core import FdgnbError
 from ..vectors import scalar, tagged
 from ..settings import differences, hp, switch, variant
 from ..models import Dropout, chain, outputs_of
-from ..data.domain import scale_channels, to_float
+from ..data.domain import scaled, to_float
 from ..data.catalogue import get_dataset
 from ..federation.loop import Method
 from ..federation.compose import method
@@ -236,7 +236,7 @@ def arrive(h, model, client, download):
         pool = client.state.get("fedbr.pool")
     if pool is None or not any(strengths(h)): return
     if h.pseudo == "mixture":
-        pool = scale_channels(fit_to(pool, client.splits["train"].x.shape[1:]), client.settings.normalize)
+        pool = scaled(fit_to(pool, client.splits["train"].x.shape[1:]), client.settings.normalize)
     now["fedbr.xp"] = pool.contiguous(memory_format=torch.channels_last) if pool.ndim == 4 else pool
     if h.pseudo == "mixture" and h.K:
         now["fedbr.rng"] = client.rng("fedbr.mixture")

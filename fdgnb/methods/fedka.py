@@ -22,7 +22,7 @@ from ..core import FdgnbError, seeded
 from ..vectors import part, scalar, tagged
 from ..settings import differences, hp, switch, variant
 from ..models import Dropout, chain, outputs_of, set_generator
-from ..data.domain import scale_channels, to_float
+from ..data.domain import scaled, to_float
 from ..federation.loop import Client, Method
 from ..federation.steps import descend, index_batches, keep_optimizer, make_optimizer
 from ..federation.compose import method, sum_of
@@ -203,7 +203,7 @@ def run_in(module, batches, mode, rng):
 def pixels(x, settings):
     "Stored samples as `Client.take` gives them: float32, images channels last, scaled by the settings."
     x = to_float(x)
-    return scale_channels(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, settings.normalize)
+    return scaled(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, settings.normalize)
 
 
 def borrow(server, state):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from ..core import FdgnbError, generator
-from ..data.domain import scale_channels
+from ..data.domain import scaled
 from ..models import chain, fill, read_weights, weights_dir
 from ..settings import hp, switch, variant
 from ..vectors import part, tagged
@@ -272,8 +272,8 @@ def coder(folder, device):
 
 # %% ../../nbs/methods/15_style.ipynb #5717e052
 def unscaled(x, how):
-    "The inverse of `scale_channels`: images (N, 3, H, W) in [0, 1] again."
-    low, high = (scale_channels(torch.full((1, x.shape[1], 1, 1), v, device=x.device), how) for v in (0., 1.))
+    "The inverse of `scaled`: images (N, 3, H, W) in [0, 1] again."
+    low, high = (scaled(torch.full((1, x.shape[1], 1, 1), v, device=x.device), how) for v in (0., 1.))
     return (x - low)/(high - low)
 
 
@@ -287,7 +287,7 @@ def decoded(z, x, space, client):
     "The way back from `encoded`, to the size of the images x; what VGG's padding added is cut off."
     if space == "pixels": return z
     x = coder(str(weights_dir()), client.device)[1](z)[..., :x.shape[2], :x.shape[3]]
-    return scale_channels(x.clamp(0, 1), client.settings.normalize)
+    return scaled(x.clamp(0, 1), client.settings.normalize)
 
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
