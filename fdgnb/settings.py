@@ -12,7 +12,7 @@ from dataclasses import Field, dataclass, field, fields
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
 from pydantic import Field as Limits
 from pydantic_core import PydanticCustomError
-from typing import Annotated, Any, Optional, Union, get_args
+from typing import Annotated, Any, Optional, Union
 from .core import FdgnbError, echo, nearest
 
 # %% ../nbs/02_settings.ipynb #cf0341a1
@@ -263,22 +263,24 @@ def check_load(load):
 
 # %% ../nbs/02_settings.ipynb #argcode001
 def arg(kind, doc, **allowed):
-    "An annotation: the argument's type, meaning, and low, high or choices."
+    "The declaration of an argument, as the function's annotation: type, meaning, and low, high or choices."
     f = hp(..., doc, **allowed)
     f.type = kind
-    return Annotated[kind, f]
+    return f
 
 
 def check_arguments(what, function, own, args):
     "`args` of a function after `own` others, each checked as its annotation (`arg`) says; FdgnbError else."
     signature = inspect.signature(function)
-    names = list(signature.parameters)[own:]
+    spots = list(signature.parameters.values())[own:]
     try: signature.bind(*[None]*own, *args)
-    except TypeError: raise FdgnbError(f"{what} takes {', '.join(names) or 'no arguments'}") from None
+    except TypeError:
+        names = ", ".join(spot.name for spot in spots)
+        raise FdgnbError(f"{what} takes {names or 'no arguments'}") from None
     checked = list(args)
-    for i, (name, value) in enumerate(zip(names, args)):
-        declared = get_args(signature.parameters[name].annotation)
-        if declared: checked[i] = check_value(f"{what}: {name}", value, declared[1])
+    for i, (spot, value) in enumerate(zip(spots, args)):
+        is_declared = isinstance(spot.annotation, Field)
+        if is_declared: checked[i] = check_value(f"{what}: {spot.name}", value, spot.annotation)
     return tuple(checked)
 
 # %% ../nbs/02_settings.ipynb #ebca7162

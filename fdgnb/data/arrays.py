@@ -108,15 +108,16 @@ def _mat(files):
 
 def _digit_arrays(files):
     "x_train, y_train, x_test, y_test as they lie in a family's file or pair of files."
-    first, parts = files[0], dict(train=files[0], test=files[-1])
+    first, ends = files[0], dict(train=files[0], test=files[-1])
     if first.suffix == ".npz": return Packed(first)
     if first.suffix == ".h5": return _hdf5(first)
-    if first.suffix == ".bz2":
-        return {f"{v}_{part}": a for part, p in parts.items() for v, a in zip("xy", _libsvm(p))}
-    if "idx3" not in first.name: return _mat(files)
-    labels = {part: p.with_name(p.name.replace("images-idx3", "labels-idx1")) for part, p in parts.items()}
-    return {f"x_{part}": _idx(p) for part, p in parts.items()} | {f"y_{part}": _idx(p)
-                                                                  for part, p in labels.items()}
+    if first.suffix != ".bz2" and "idx3" not in first.name: return _mat(files)
+    arrays = {}
+    for part, file in ends.items():
+        if first.suffix == ".bz2": x, y = _libsvm(file)
+        else: x, y = _idx(file), _idx(file.with_name(file.name.replace("images-idx3", "labels-idx1")))
+        arrays |= {f"x_{part}": x, f"y_{part}": y}
+    return arrays
 
 # %% ../../nbs/data/09_arrays.ipynb #6a341184
 def _svhn_labels(y, shift, file="labels"):
@@ -131,30 +132,46 @@ def _svhn_labels(y, shift, file="labels"):
 def _at(home, names):
     "These files, in `home` or up to three folders below; None unless all are there."
     if home is None: return None
-    found = [next((p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + n))
-                   if p.is_file()), None) for n in names]
-    return None if None in found else found
+    files = [_find_below(home, name) for name in names]
+    return None if None in files else files
+
+
+def _find_below(home, name):
+    "A file of this name in a folder or up to three folders below; None without one."
+    for depth in ("", "*/", "*/*/", "*/*/*/"):
+        for path in sorted(home.glob(depth + name)):
+            if path.is_file(): return path
+    return None
 
 
 def _first_at(homes, kinds):
     "The first family of files that is complete in one of the folders; None where none is."
-    return next((p for h in homes for names in kinds for p in [_at(h, names)] if p), None)
+    for home in homes:
+        for names in kinds:
+            files = _at(home, names)
+            if files: return files
+    return None
 
 
 def _digit_found(files, svhn=None, channels=3):
     "A digit domain; `svhn`: None, or whether its labels are shifted."
     a, ends = _digit_arrays(files), dict(train=files[0], test=files[-1])
-    labels = lambda y, p: _plain_labels(y, p) if svhn is None else _svhn_labels(y, svhn, p)
-    y = {part: labels(a[f"y_{part}"], p) for part, p in ends.items()}
-    def pixels(part, p):
-        x = to_nhw(a[f"x_{part}"], p)
-        if len(x) == len(y[part]): return x
-        raise damage_error(p, f"{len(x)} images, but {len(y[part])} labels")
+    y = {}
+    for part, file in ends.items():
+        labels = a[f"y_{part}"]
+        y[part] = _plain_labels(labels, file) if svhn is None else _svhn_labels(labels, svhn, file)
+
+    def pixels(part, file):
+        x = to_nhw(a[f"x_{part}"], file)
+        if len(x) != len(y[part]): raise damage_error(file, f"{len(x)} images, but {len(y[part])} labels")
+        return x
+
     def samples():
-        x = [pixels(part, p) for part, p in ends.items() if len(y[part])]
+        x = [pixels(part, file) for part, file in ends.items() if len(y[part])]
         if len({v.shape[1:] for v in x}) > 1: raise damage_error(files[-1], "images of another shape")
         return np.concatenate(x)
-    n, total = len(y["train"]), sum(map(len, y.values()))
+
+    n, total = len(y["train"]), len(y["train"]) + len(y["test"])
     parts = dict(train=np.arange(n), test=np.arange(n, total))
     return Found(np.concatenate(list(y.values())), "pixels", samples, files, parts, channels,
                  published=DIGIT_ARCHIVE.get(files[0].name))
@@ -201,9 +218,9 @@ def mnist():
 # %% ../../nbs/data/09_arrays.ipynb #f8aca2cb
 def _check_angles(angles):
     "FdgnbError unless a list of one or more different numbers."
-    number = lambda a: isinstance(a, (int, float)) and not isinstance(a, bool) and abs(a) < 1e6
-    if not isinstance(angles, (list, tuple, range)) or not all(map(number,
-                                                                   angles)) or len(set(angles)) < len(angles):
+    is_number = lambda a: isinstance(a, (int, float)) and not isinstance(a, bool) and abs(a) < 1e6
+    is_list = isinstance(angles, (list, tuple, range))
+    if not is_list or not all(map(is_number, angles)) or len(set(angles)) < len(angles):
         raise FdgnbError(f"angles={angles!r}: wanted a list of different numbers, in degrees")
     if not angles:
         raise FdgnbError("rotated_mnist needs at least one angle; for upright MNIST load 'mnist'")
@@ -323,10 +340,12 @@ def _cifar(home, train, test, classes, extra=0):
     for suffix in ("", ".bin"):
         a, b = _at(home, [n + suffix for n in train]), _at(home, [n + suffix for n in test])
         if a and b: return lambda: _batches(a, b, extra)
-    if pack := _at(home, ["train.npz", "test.npz"]): return lambda: _packed_jpeg(pack, classes)
+    pack = _at(home, ["train.npz", "test.npz"])
+    if pack: return lambda: _packed_jpeg(pack, classes)
     parts = {p: find_subfolder(home, p) for p in ("train", "test")}
     if all(parts.values()) and find_subfolder(parts["train"], classes[0]):
         return lambda: find_parts(parts, classes)
+    return None
 
 # %% ../../nbs/data/09_arrays.ipynb #ec3ae22d
 @source("cifar10", "ten classes of small photos, one domain", dict(cifar10=[6000]*10), CIFAR10_CLASSES, 32,

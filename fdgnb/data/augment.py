@@ -79,8 +79,9 @@ AUGMENTATIONS |= dict(
 def list_augmentations():
     "DataFrame of the augmentations: what each does, where it comes from."
     import pandas as pd
-    blank = Augment()
-    set_ = lambda a: {k: v for k, v in vars(a).items() if k != "source" and v != getattr(blank, k)}
-    does = lambda a: ", ".join(f"{k}={format_value(v)}" for k, v in set_(a).items()) or "nothing"
-    rows = [dict(augment=n, does=does(a), source=a.source) for n, a in AUGMENTATIONS.items()]
+    rows = []
+    for name, augment in AUGMENTATIONS.items():
+        set_ = {k: v for k, v in vars(augment).items() if k != "source" and v != getattr(Augment, k)}
+        does = ", ".join(f"{k}={format_value(v)}" for k, v in set_.items()) or "nothing"
+        rows.append(dict(augment=name, does=does, source=augment.source))
     return pd.DataFrame(rows).set_index("augment")

@@ -90,12 +90,13 @@ def _write(folder, arrays):
     files = {}
     for name, a in arrays.items():
         file = folder/f"{name}.npy"
-        if isinstance(a, np.memmap) and a.filename and Path(a.filename) == file.absolute(): a.flush()
+        is_mapped_there = isinstance(a, np.memmap) and a.filename and Path(a.filename) == file.absolute()
+        if is_mapped_there: a.flush()
         else: np.save(file, np.ascontiguousarray(a), allow_pickle=False)
         _sync(file)
         files[file.name] = dict(bytes=file.stat().st_size, blake2b=_digest(file))
-    (folder/"manifest.json").write_text(json.dumps(dict(format=1, files=files, digest=_stamp(files)),
-                                                   indent=1))
+    manifest = dict(format=1, files=files, digest=_stamp(files))
+    (folder/"manifest.json").write_text(json.dumps(manifest, indent=1))
     _sync(folder/"manifest.json")
     _sync(folder)
 
@@ -103,12 +104,17 @@ def _write(folder, arrays):
 def _publish(made, folder):
     "Give the folder `made` its final name; if a whole entry is there already, that one stays."
     for _ in range(5):
-        try: os.rename(made, folder); _sync(folder.parent); return
+        try:
+            os.rename(made, folder)
+            _sync(folder.parent)
+            return
         except OSError:
             if not folder.exists(): raise
         if _fault(folder) is None: return
         bad = folder.with_name(f".{folder.name}.bad-{secrets.token_hex(4)}")
-        try: os.rename(folder, bad); shutil.rmtree(bad, ignore_errors=True)
+        try:
+            os.rename(folder, bad)
+            shutil.rmtree(bad, ignore_errors=True)
         except FileNotFoundError: pass                   # another process has moved it away
 
 
@@ -180,10 +186,10 @@ def reserve(file):
 def map_in_threads(one, items, title, unit, chunk=1):
     "[one(item) of each item], in a few threads, with a progress bar (none where TQDM_DISABLE is set)."
     from tqdm.auto import tqdm
+    is_silent = bool(os.environ.get("TQDM_DISABLE"))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(tqdm(pool.map(one, items, chunksize=chunk), desc=title, total=len(items), unit=unit,
-                         leave=False,
-                         disable=bool(os.environ.get("TQDM_DISABLE"))))
+        done = pool.map(one, items, chunksize=chunk)
+        return list(tqdm(done, desc=title, total=len(items), unit=unit, leave=False, disable=is_silent))
 
 # %% ../../nbs/data/02_cache.ipynb #e80d11e3
 _LEFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|bad-[0-9a-f]{8})")
@@ -199,10 +205,11 @@ def _stat(path):
 def cache_entries(name=None, folder=None, days=1):
     "{folder: bytes} of the entries, those of data set `name` or all, and of leftovers `days` old."
     folder, start = folder or cache_dir(), "" if name is None else f"{cache_words(name)}-"
-    whole = [p.parent for p in folder.glob("*/manifest.json") if p.parent.name.startswith(start)]
+    whole = [p.parent for p in folder.glob("*/manifest.json")]
+    whole = [p for p in whole if p.name.startswith(start) and p.name[0] != "."]
     left = [p for p in folder.iterdir() if _LEFT.fullmatch(p.name) and p.name.startswith(f".{start}")]
-    found = [p for p in whole if p.name[0] != "."] + [p for p in left if _stat(p)[1] > days]
-    return {p: sum(_stat(f)[0] for f in p.iterdir()) for p in sorted(found)}
+    old = [p for p in left if _stat(p)[1] > days]
+    return {p: sum(_stat(f)[0] for f in p.iterdir()) for p in sorted(whole + old)}
 
 
 def clean_cache(name=None):

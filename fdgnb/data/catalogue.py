@@ -8,7 +8,7 @@ __all__ = ['DATASETS', 'get_dataset', 'list_datasets']
 # %% ../../nbs/data/04_catalogue.ipynb #3a0d3a33
 import inspect, os
 from pathlib import Path
-from ..core import FdgnbError, Registry, nearest
+from ..core import FdgnbError, Registry, echo, nearest
 from .domain import Dataset
 from .folders import from_folder
 
@@ -24,58 +24,70 @@ def dataset(name, description="", counts=None, classes=0, size=None, citation=""
     target: the domain that a run holds out unless told otherwise; None: the last."""
     def put(loader):
         loader.info = dict(description=description, counts=counts or {}, classes=classes, size=size,
-                           citation=citation,
-                           terms=terms, available=available, target=target)
+                           citation=citation, terms=terms, available=available, target=target)
         return DATASETS.register(name)(loader)
     return put
 
 # %% ../../nbs/data/04_catalogue.ipynb #69c68f10
-def _with_options(load, name, own, /, **kw):
-    "Call a loader with our own arguments and options; FdgnbError on an option it does not have."
-    known = inspect.signature(load).parameters
+def _load_with(loader, name, own, options):
+    "Call a loader with our own arguments and with options; FdgnbError on an option it does not have."
+    known = inspect.signature(loader).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
     free = [k for k in known if k not in ("path", "size")]
-    # such a loader looks after its own
-    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        for k in kw:
-            if k not in free:
-                raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, free)}")
-    return load(**own, **kw)
+    for k in options:
+        if k not in free and not takes_any:
+            raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, free)}")
+    return loader(**own, **options)
 
 
-def _as_it_is(data, size, kw):
-    "A loaded data set, unless something is asked of it that only loading can give."
+def _check_loaded(data, size, options):
+    "FdgnbError where something is asked of a loaded data set that only loading can give."
     if size not in (None, data.size):
         raise FdgnbError(f"dataset {data.name!r} is loaded at {data.size} pixels, not {size}; load it anew "
                          f"at that size")
-    if kw:
-        raise FdgnbError(f"dataset {data.name!r} is loaded already; {', '.join(map(repr, kw))} can be "
+    if options:
+        raise FdgnbError(f"dataset {data.name!r} is loaded already; {', '.join(map(repr, options))} can be "
                          f"chosen for a data set that is given by its name")
-    return data
+
+
+def _refuse_name(name):
+    "The FdgnbError of what names no data set."
+    if isinstance(name, (dict, list, tuple)):
+        return FdgnbError(f"dataset: a {type(name).__name__} is neither a name, nor a folder, nor a Dataset; "
+                          f"from_arrays makes one of {{domain: (x, y)}}")
+    return FdgnbError(f"dataset: {echo(name, 80)} is neither a name, nor a folder, nor a Dataset")
 
 # %% ../../nbs/data/04_catalogue.ipynb #22ff5aa6
-def get_dataset(name, size=None, **kw):
-    "A Dataset by name, by the path of a domain/class/image folder (anything with a slash), or as it is."
-    if isinstance(name, Dataset): return _as_it_is(name, size, kw)
-    if not isinstance(name, (str, Path)):
-        own = "; from_arrays makes one of {domain: (x, y)}" if isinstance(name, (dict, list, tuple)) else ""
-        said = f"a {type(name).__name__}" if own else " ".join(repr(name).split())[:80]
-        raise FdgnbError(f"dataset: {said} is neither a name, nor a folder, nor a Dataset{own}")
-    if isinstance(name, Path) or "/" in name or os.sep in name:
-        return _with_options(from_folder, name, {"path": name} | ({} if size is None else {"size": size}),
-                             **kw)
+def get_dataset(
+    name: str | Path | Dataset,  # a name of DATASETS, a folder of <domain>/<class>/<image> (with a slash), or a data set
+    size: int | None = None,  # pixels a side; None: the data set's own
+    **options,  # the loader's, like domains=["photo"] or encoder="bert"
+) -> Dataset:
+    """Load a data set by its name, by the path of its folder, or take one as it is.
+
+    FdgnbError, in one line, on an unknown name or option, on files that are missing, with where to get them, and on
+    what is asked of a data set that is loaded already."""
+    if isinstance(name, Dataset):
+        _check_loaded(name, size, options)
+        return name
+    if not isinstance(name, (str, Path)): raise _refuse_name(name)
+    is_path = isinstance(name, Path) or "/" in name or os.sep in name
+    if is_path:
+        own = dict(path=name) if size is None else dict(path=name, size=size)
+        return _load_with(from_folder, name, own, options)
     if name not in DATASETS.load() and Path(name).is_dir():
         raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
                          f"slash")
-    return _with_options(DATASETS.get(name), name, {"size": size}, **kw)
+    return _load_with(DATASETS.get(name), name, dict(size=size), options)
 
 
-def list_datasets():
-    """What can be loaded by name: DataFrame; loads no images.
-
-    images: published in all, NA where no number is; size: pixels a side, NA for texts."""
+def list_datasets():  # a DataFrame; `images`: NA where no number is published; `size`: pixels a side, NA for texts
+    "List what can be loaded by name, and whether its files are here; loads no images."
     import pandas as pd
-    row = lambda name, i: dict(name=name, domains=len(i["counts"]), classes=i["classes"],
-                               images=sum(i["counts"].values()) or None,
-                               size=i["size"], available=bool(i["available"]()), description=i["description"])
-    rows = [row(name, load.info) for name, load in sorted(DATASETS.load().items())]
+    rows = []
+    for name, load in sorted(DATASETS.load().items()):
+        about = load.info
+        rows.append(dict(name=name, domains=len(about["counts"]), classes=about["classes"],
+                         images=sum(about["counts"].values()) or None, size=about["size"],
+                         available=bool(about["available"]()), description=about["description"]))
     return pd.DataFrame(rows).astype(dict(images="Int64", size="Int64"))

@@ -32,8 +32,8 @@ def deal_thirds(y):
 def _enlarge(images, side, margin):
     "8 x 8 images in [0, 1] -> side x side by bicubic interpolation, within a margin."
     from PIL import Image
-    big = np.stack([np.asarray(Image.fromarray(i.astype(np.float32)).resize((side, side), Image.BICUBIC))
-                    for i in images])
+    enlarge_one = lambda i: Image.fromarray(i.astype(np.float32)).resize((side, side), Image.BICUBIC)
+    big = np.stack([np.asarray(enlarge_one(i)) for i in images])
     return np.pad(big.clip(0, 1), ((0, 0), (margin, margin), (margin, margin)))
 
 
@@ -54,11 +54,13 @@ def cut_patches(n, rng, size=28):
     from PIL import Image
     from sklearn.datasets import load_sample_images
     photos = [Image.fromarray(p) for p in load_sample_images().images]
-    def patch():
-        photo, side = photos[rng.integers(len(photos))], int(rng.integers(size, 4 * size + 1))
+    patches = []
+    for _ in range(n):
+        photo, side = photos[rng.integers(len(photos))], int(rng.integers(size, 4*size + 1))
         left, top = (int(rng.integers(m - side + 1)) for m in photo.size)
-        return np.asarray(photo.resize((size, size), Image.BICUBIC, box=(left, top, left + side, top + side)))
-    return np.stack([patch() for _ in range(n)]).astype(np.float32) / 255
+        box = left, top, left + side, top + side
+        patches.append(np.asarray(photo.resize((size, size), Image.BICUBIC, box=box)))
+    return np.stack(patches).astype(np.float32)/255
 
 
 def _blended(ink): return np.abs(cut_patches(len(ink), _rng("blended")) - _optical(ink))
@@ -74,8 +76,8 @@ def find_fonts():
         font = ImageFont.truetype(str(path), 100, layout_engine=ImageFont.Layout.BASIC)
         signs = {bytes(font.getmask(c)) for c in "0123456789"}
         top, bottom = font.getbbox("8")[1::2]
-        digits = len(signs) == 10 and path.stem not in ("cmex10", "cmmi10", "cmsy10")
-        if digits: good.append((str(path), (bottom - top)/100))
+        has_digits = len(signs) == 10 and path.stem not in ("cmex10", "cmmi10", "cmsy10")
+        if has_digits: good.append((str(path), (bottom - top)/100))
     return tuple(good)
 
 
@@ -86,7 +88,7 @@ def _font(path, points):
     return ImageFont.truetype(path, points, layout_engine=ImageFont.Layout.BASIC)
 
 # %% ../../nbs/data/05_digits.ipynb #6b0d6801
-def _drawn(texts, up, font, turn):
+def _draw(texts, up, font, turn):
     "Coverage, float (28, 28) in [0, 1], of texts at (x, text) on one line, turned about the middle."
     from PIL import Image, ImageDraw
     canvas = Image.new("L", (112, 112))
@@ -99,16 +101,18 @@ def _drawn(texts, up, font, turn):
 
 def _glyphs(y, rng, neighbors):
     "Drawn digits: coverage of the digit, and of its neighbors, each float (N, 28, 28) in [0, 1]."
-    fonts, masks = find_fonts(), []
+    fonts, masks, besides = find_fonts(), [], []
     for c in y:
         path, em = fonts[rng.integers(len(fonts))]
-        font = _font(path, round(4 * int(rng.integers(15, 23)) / em))
+        font = _font(path, round(4*int(rng.integers(15, 23))/em))
         x, up = 56 + rng.uniform(-10, 10), 56 + rng.uniform(-10, 10)
         gap, turn = font.getlength("0") + rng.uniform(0, 10), rng.uniform(-20, 20)
-        beside = [(x + side * gap, str(rng.integers(10))) for side in (-1, 1) if neighbors
-                  and rng.random() < .8]
-        masks.append([_drawn([(x, str(c))], up, font, turn), _drawn(beside, up, font, turn)])
-    return np.stack([m for m, _ in masks]), np.stack([b for _, b in masks])
+        beside = []
+        for side in (-1, 1) if neighbors else ():
+            if rng.random() < .8: beside.append((x + side*gap, str(rng.integers(10))))
+        masks.append(_draw([(x, str(c))], up, font, turn))
+        besides.append(_draw(beside, up, font, turn))
+    return np.stack(masks), np.stack(besides)
 
 # %% ../../nbs/data/05_digits.ipynb #419e3ca2
 LUMA = np.array([.299, .587, .114])
@@ -134,9 +138,9 @@ def _rendered(n=1000):
     "(images, labels, where the digit is) of printed digits on a plain ground."
     y, rng = np.arange(n) % 10, _rng("rendered")
     mask, _ = _glyphs(y, rng, neighbors=False)
-    ground = rng.random((n, 3))
-    return _paint(np.broadcast_to(ground[:, None, None], (n, 28, 28, 3)), mask, _ink_color(ground, rng),
-                  rng), y, mask
+    color = rng.random((n, 3))
+    ground = np.broadcast_to(color[:, None, None], (n, 28, 28, 3))
+    return _paint(ground, mask, _ink_color(color, rng), rng), y, mask
 
 
 def _cluttered(n=1000):
@@ -145,8 +149,8 @@ def _cluttered(n=1000):
     mask, beside = _glyphs(y, rng, neighbors=True)
     patch = cut_patches(n, rng)
     mean = patch.mean((1, 2), keepdims=True)
-    return _paint(mean + .5 * (patch - mean), np.maximum(mask, beside), _ink_color(mean[:, 0, 0], rng),
-                  rng), y, mask
+    ground, ink = mean + .5*(patch - mean), _ink_color(mean[:, 0, 0], rng)
+    return _paint(ground, np.maximum(mask, beside), ink, rng), y, mask
 
 # %% ../../nbs/data/05_digits.ipynb #fb646cec
 LOOKS = dict(optical=_optical, blended=_blended, inked=_inked)               # of the handwritten ones
@@ -158,11 +162,11 @@ def draw_digits(name, size=28):
     from PIL import Image
     from sklearn.datasets import load_digits
     if name in THIRDS:
-        d = load_digits()
-        at = deal_thirds(d.target)[name]
-        x, y = LOOKS[name](d.images[at] / 16), d.target[at]
+        hand = load_digits()
+        rows = deal_thirds(hand.target)[name]
+        x, y = LOOKS[name](hand.images[rows]/16), hand.target[rows]
     else: x, y, _ = PRINTS[name]()
-    x = (x.clip(0, 1) * 255).round().astype(np.uint8)
+    x = (x.clip(0, 1)*255).round().astype(np.uint8)
     if size != 28:
         x = np.stack([np.asarray(Image.fromarray(i).resize((size, size), Image.BICUBIC)) for i in x])
     return dict(x=x.transpose(0, 3, 1, 2), y=y.astype(np.int64))

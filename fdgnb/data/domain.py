@@ -10,18 +10,19 @@ import functools, torch
 import numpy as np
 from dataclasses import dataclass, field
 from ..core import FdgnbError, generator, nearest
+from ..settings import arg, check_value
 
 # %% ../../nbs/data/01_domain.ipynb #e15e453d
 @dataclass
 class Domain:
-    """One domain: `x` uint8 (N, C, H, W), or a float32 matrix (N, D); `y` int64 (N,).
+    """One domain: samples and labels in memory, one way in which the classes look.
 
-    split: {part: rows}, its own train, val and test. official: the lists as published. None without any."""
-    name: str
-    x: torch.Tensor
-    y: torch.Tensor
-    split: dict = None
-    official: dict = None
+    FdgnbError where x and y differ in length, are empty, or are of other types."""
+    name: str  # as results show it
+    x: torch.Tensor  # images, uint8 (N, C, H, W), or vectors, float32 (N, D)
+    y: torch.Tensor  # labels, int64 (N,)
+    split: dict[str, torch.Tensor] | None = None  # {part: rows}: the train, val and test that a run is to use
+    official: dict[str, torch.Tensor] | None = None  # {part: rows}: the lists as published
 
     def __post_init__(self):
         if len(self.x) != len(self.y) or not len(self.y):
@@ -32,14 +33,14 @@ class Domain:
                              f"uint8 images or a float32 matrix, and int64 labels")
 
     @classmethod
-    def from_arrays(cls, name, arrays):
+    def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]):
         "A domain over numpy arrays `x` and `y`, as the cache keeps them; x is not copied."
         return cls(name, torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"])))
 
     def __len__(self): return len(self.y)
     def __repr__(self): return f"Domain({self.name!r}, x={tuple(self.x.shape)} {str(self.x.dtype)[6:]})"
 
-    def counts(self, n_classes):
+    def counts(self, n_classes: int) -> torch.Tensor:
         "Samples of each class: int64 (n_classes,)."
         return torch.bincount(self.y, minlength=n_classes)
 
@@ -59,13 +60,15 @@ def _check_member(data, key, d):
 # %% ../../nbs/data/01_domain.ipynb #73a49d41
 @dataclass
 class Dataset:
-    "Domains by name, with the classes they share. `dataset[name]` is a Domain, or an FdgnbError."
-    name: str
-    domains: dict
-    classes: list
-    citation: str = ""
-    terms: str = ""
-    defaults: dict = field(default_factory=dict)
+    """Domains by name, with the classes they share. `dataset[name]` is a Domain, or an FdgnbError.
+
+    FdgnbError on no domains, on samples of several shapes, and on labels beyond the classes."""
+    name: str  # as results show it
+    domains: dict[str, Domain]  # each under its own name, in order
+    classes: list[str]  # the name of each label
+    citation: str = ""  # whose data they are
+    terms: str = ""  # how they may be used
+    defaults: dict = field(default_factory=dict)  # settings that suit it: {"backbone": "cnn2"}
 
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
@@ -89,27 +92,35 @@ class Dataset:
     def counts(self):
         "Samples by domain (rows) and class (columns): DataFrame."
         import pandas as pd
-        return pd.DataFrame({k: d.counts(self.n_classes).tolist() for k, d in self.domains.items()},
-                            index=self.classes).T
+        rows = {name: d.counts(self.n_classes).tolist() for name, d in self.domains.items()}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=self.classes)
 
     def __repr__(self):
-        sizes = ", ".join(f"{k} {len(d)}" for k, d in self.domains.items())
+        sizes = ", ".join(f"{name} {len(d)}" for name, d in self.domains.items())
         return f"Dataset({self.name!r}: {sizes}; {self.n_classes} classes)"
 
 # %% ../../nbs/data/01_domain.ipynb #8ed50510
+SIZE = arg(int, "pixels a side", low=4, high=4096)
+ON_ERROR = arg(str, "what is done with images that cannot be read", choices=("raise", "skip"))
+
+
 def check_names(**given):
     "FdgnbError unless each is None or a list of one or more different names."
     for what, names in given.items():
         if names is None: continue
-        named = isinstance(names, (list, tuple, dict)) and all(isinstance(n, (str, int)) for n in names)
-        if not named or not names or len(set(names)) < len(names):
+        are_names = isinstance(names, (list, tuple, dict)) and all(isinstance(n, (str, int)) for n in names)
+        if not are_names or not names or len(set(names)) < len(names):
             raise FdgnbError(f"{what}={names!r}: wanted a list of different names")
 
 
 def check_size(size):
-    "A number of pixels as an int; FdgnbError unless it is a whole number, at least 4."
-    if isinstance(size, (int, np.integer)) and size >= 4: return int(size)
-    raise FdgnbError(f"size {size!r} is not a number of pixels: wanted a whole number, at least 4")
+    "A number of pixels as an int; FdgnbError unless it is a whole number that images can have."
+    return check_value("size", size, SIZE)
+
+
+def check_on_error(on_error):
+    "FdgnbError unless \"raise\" or \"skip\"."
+    check_value("on_error", on_error, ON_ERROR)
 
 
 def choose_domains(name, wanted, known):
@@ -122,7 +133,9 @@ def choose_domains(name, wanted, known):
 # %% ../../nbs/data/01_domain.ipynb #0df5b124
 def suggest_backbone(size):
     "A backbone that takes images of `size` pixels a side, or vectors (None)."
-    return "mlp2" if size is None else "cnn2" if size == 28 else "alexnet_bn" if size >= 63 else "resnet18"
+    if size is None: return "mlp2"
+    if size == 28: return "cnn2"
+    return "alexnet_bn" if size >= 63 else "resnet18"
 
 # %% ../../nbs/data/01_domain.ipynb #ff156f4e
 def to_float(x):
@@ -148,12 +161,17 @@ def scale_channels(x, how):
 # %% ../../nbs/data/01_domain.ipynb #bcccdd42
 def turn_images(x, degrees):
     "uint8 images (N, C, H, W) turned counter-clockwise by degrees (N,), bilinearly, black outside, rounded."
-    from kornia.geometry.transform import rotate
     if x.ndim != 4:
         raise FdgnbError(f"only images can be turned; these samples have the shape {tuple(x.shape[1:])}")
     if x.dtype != torch.uint8: raise FdgnbError(f"images are turned as bytes (uint8); these are {x.dtype}")
-    def by(xs, a): return rotate(xs.float(), a.float()).round_().clamp_(0, 255).to(x.dtype) if a.any() else xs
-    return torch.cat([by(xs, a) for xs, a in zip(x.split(2048), degrees.split(2048))])
+    return torch.cat([_turn_batch(*batch) for batch in zip(x.split(2048), degrees.split(2048))])
+
+
+def _turn_batch(x, degrees):
+    "A few images turned; upright ones stay as they are."
+    from kornia.geometry.transform import rotate
+    if not degrees.any(): return x
+    return rotate(x.float(), degrees.float()).round_().clamp_(0, 255).to(x.dtype)
 
 # %% ../../nbs/data/01_domain.ipynb #02d360fb
 def _spread(y):
@@ -173,14 +191,17 @@ def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=Fa
         raise FdgnbError(f"cannot split {n} samples by {tuple(fractions)}: wanted at least one sample and "
                          f"three fractions that sum to 1")
     if y is not None and len(y) != n: raise FdgnbError(f"cannot split {n} samples with {len(y)} labels")
-    order = torch.randperm(n, generator=generator if generator is not None else _split_generator())
+    order = torch.randperm(n, generator=_split_generator() if generator is None else generator)
     if stratify: order = order[_spread(y[order])]
-    val, test = (int(n * f + 1e-9) for f in fractions[1:])
-    if val + test >= n: val, test = (val - 1, test) if val >= test else (val, test - 1)
+    val, test = (int(n*f + 1e-9) for f in fractions[1:])
+    leaves_none = val + test >= n
+    if leaves_none and val >= test: val -= 1
+    elif leaves_none: test -= 1
     return dict(train=order[val + test:], val=order[:val], test=order[val:val + test])
 
 
-def _split_generator(): return generator(0, purpose="split")
+def _split_generator():
+    return generator(0, purpose="split")
 
 # %% ../../nbs/data/01_domain.ipynb #abb95b9d
 def renumber(parts, index, n):
@@ -192,26 +213,36 @@ def renumber(parts, index, n):
 
 # %% ../../nbs/data/01_domain.ipynb #835c12da
 class Split:
-    "Rows `index` of samples x and labels y; `len` counts them."
-    def __init__(self, x, y, index=None):
-        self.x, self.y, self.index = x, y, torch.arange(len(y)) if index is None else index
+    "Rows of a domain, which train, validate or test: no sample is copied; `len` counts them."
+    def __init__(
+        self,
+        x: torch.Tensor,  # the samples of the domain, uint8 (N, C, H, W) or float32 (N, D)
+        y: torch.Tensor,  # its labels, int64 (N,)
+        index: torch.Tensor | None = None,  # which rows, int64 (n,); None: all
+    ):
+        self.x, self.y = x, y
+        self.index = torch.arange(len(y)) if index is None else index
 
     def __len__(self): return len(self.index)
 
-    def samples(self):
+    def samples(self) -> torch.Tensor:
         "All x of the split as stored (bytes), without their labels."
         return self.x[self.index]
 
-    def take(self, idx, normalize="none", augment=None, rng=None):
-        """Samples `idx` as a network takes them: x float32 (N, ...), images channels last; y int64 (N,).
-
-        normalize: a name of SCALES, or none. augment: a function (x, rng) that draws from rng."""
+    def take(
+        self,
+        idx: torch.Tensor,  # which of the split's samples, int64 (n,)
+        normalize: str = "none",  # a name of SCALES, or "none"
+        augment=None,  # a function (x, rng) that changes images
+        rng: torch.Generator | None = None,  # what it draws from
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), images channels last; y int64 (n,)
+        "Take samples as a network does: bytes as fractions of 1, changed, scaled."
         rows = self.index[idx.to(self.index.device)]
         x, y = to_float(self.x[rows]), self.y[rows]
         if augment: x = augment(x, rng)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         return scale_channels(x, normalize), y
 
-    def batches(self, size=256, normalize="none"):
+    def batches(self, size: int = 256, normalize: str = "none"):
         "All samples in order, in batches (x, y)."
         for idx in torch.arange(len(self)).split(size): yield self.take(idx, normalize)

@@ -74,9 +74,10 @@ def to_labels(y, file):
 
 def join_path(folder, name, source):
     "folder/name; FdgnbError where a name that file `source` gives leads out of the folder."
-    text = isinstance(name, str) and name and "\0" not in name
-    kinds = [kind(name) for kind in (PurePosixPath, PureWindowsPath)] if text else []
-    if not kinds or any(p.is_absolute() or p.drive or ".." in p.parts for p in kinds):
+    is_text = isinstance(name, str) and name and "\0" not in name
+    ways = [kind(name) for kind in (PurePosixPath, PureWindowsPath)] if is_text else []
+    leads_out = any(way.is_absolute() or way.drive or ".." in way.parts for way in ways)
+    if not ways or leads_out:
         raise FdgnbError(f"{str(source)!r}: the file name {name!r} leads out of its folder")
     return folder/name
 
@@ -89,9 +90,9 @@ def is_lost(path):
 def warn_of_lost(paths):
     "Warn of the dangling links and special files among paths, with their number; hidden ones do not count."
     lost = [p for p in paths if p.name[0] != "." and is_lost(p)]
-    if lost:
-        warnings.warn(f"passed over {len(lost)} dangling link{'s'*(len(lost) > 1)} or special "
-                      f"file{'s'*(len(lost) > 1)}, the first: {str(lost[0])!r}")
+    if not lost: return
+    s = "s" if len(lost) > 1 else ""
+    warnings.warn(f"passed over {len(lost)} dangling link{s} or special file{s}, the first: {str(lost[0])!r}")
 
 
 def check_name(path):

@@ -10,7 +10,7 @@ import hashlib, shutil, struct, warnings, zlib
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, nearest
-from .domain import Dataset, Domain, suggest_backbone, check_names, check_size, choose_domains
+from .domain import Dataset, Domain, suggest_backbone, check_names, check_on_error, check_size, choose_domains
 from .cache import cache_dir, cache_arrays, map_in_threads, reserve
 from .files import NO_ACCESS, check_name, warn_of_lost
 
@@ -24,7 +24,7 @@ _PIL = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, Overf
 def open_image(file):
     "An image file or stream, upright, in memory; FdgnbError that says why it cannot be read."
     from PIL import Image, ImageOps, UnidentifiedImageError
-    most, short = Image.MAX_IMAGE_PIXELS, lambda e: " ".join(f"{type(e).__name__}: {e}".split())[:160]
+    most = Image.MAX_IMAGE_PIXELS
     too_many = f"more pixels than the {most or 0:,} that PIL.Image.MAX_IMAGE_PIXELS allows: shrink it"
     Image.init()                                         # every plug-in: else PIL knows only some of these
     known = [f for f in FORMATS if f in Image.OPEN]
@@ -36,10 +36,15 @@ def open_image(file):
     except FdgnbError: raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise FdgnbError(too_many) from None
-    except NO_ACCESS as e: raise FdgnbError(short(e)) from None
+    except NO_ACCESS as e: raise FdgnbError(_shorten(e)) from None
     except UnidentifiedImageError:
         raise FdgnbError("neither BMP, JPEG, PNG, TIFF nor WebP, or damaged: get it again") from None
-    except _PIL as e: raise FdgnbError(f"damaged: get it again ({short(e)})") from None
+    except _PIL as e: raise FdgnbError(f"damaged: get it again ({_shorten(e)})") from None
+
+
+def _shorten(error):
+    "An exception as one short line."
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 # %% ../../nbs/data/03_folders.ipynb #b97200a9
 def decode(file, size):
@@ -59,20 +64,25 @@ def _decode_all(files, labels, size, title, folder):
     "Decode `files` into folder/x.npy; arrays x, y, and kept: the index in `files` of each row."
     x = np.lib.format.open_memmap(folder/"x.npy", "w+", np.uint8, (len(files), 3, size, size))
     reserve(folder/"x.npy")
-    def one(i):
-        try: x[i] = decode(files[i], size); return True
+
+    def decode_one(i):
+        try: x[i] = decode(files[i], size)
         except FdgnbError: return False
-    good = np.array(map_in_threads(one, range(len(files)), title, "image"), bool)
-    kept = np.flatnonzero(good)
-    return dict(x=x if good.all() else np.array(x[kept]), y=np.asarray(labels, np.int64)[kept], kept=kept)
+        return True
+
+    is_good = np.array(map_in_threads(decode_one, range(len(files)), title, "image"), bool)
+    kept = np.flatnonzero(is_good)
+    y = np.asarray(labels, np.int64)[kept]
+    return dict(x=x if is_good.all() else np.array(x[kept]), y=y, kept=kept)
 
 # %% ../../nbs/data/03_folders.ipynb #7bd8edf1
 def _fingerprint(base, files, labels, size):
     "Changes when a file, its label, the pixel size, the place or the decoder does."
     from PIL import __version__
-    row = lambda f, label, s: f"{f.relative_to(base)}\t{label}\t{s.st_size}\t{s.st_mtime_ns}"
-    lines = [f"1 {__version__} {size} {base.absolute()}",
-             *(row(f, l, f.stat()) for f, l in zip(files, labels))]
+    lines = [f"1 {__version__} {size} {base.absolute()}"]
+    for file, label in zip(files, labels):
+        stat = file.stat()
+        lines.append(f"{file.relative_to(base)}\t{label}\t{stat.st_size}\t{stat.st_mtime_ns}")
     return hashlib.blake2b("\n".join(lines).encode("utf8", "surrogateescape"), digest_size=12).hexdigest()
 
 
@@ -86,24 +96,25 @@ def read_images(name, base, files, labels, size, on_error, dataset):
     "Domain `name` of `dataset` from files below `base`, decoded or cached; on_error: raise, or skip aloud."
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in f"{dataset}-{name}")[:80]
     key = f"{safe}-{size}-{_fingerprint(base, files, labels, size)}"
-    a = cache_arrays(key, lambda folder: _decode_all(files, labels, size, f"{dataset}/{name}", folder), stream=True)
-    if len(a["kept"]) == len(files): return Domain.from_arrays(name, a)
-    lost = [files[i] for i in sorted(set(range(len(files))) - set(a["kept"].tolist()))]
+    title = f"{dataset}/{name}"
+    arrays = cache_arrays(key, lambda folder: _decode_all(files, labels, size, title, folder), stream=True)
+    kept = set(arrays["kept"].tolist())
+    lost = [file for i, file in enumerate(files) if i not in kept]
+    if not lost: return Domain.from_arrays(name, arrays)
     first, why = repr(str(lost[0])), _reason(lost[0], size)
-    # it can be read now: the disk or its rights were at fault
-    if why is None:
+    if why is None:                     # it can be read now: the disk or its rights were at fault
         shutil.rmtree(cache_dir()/key, ignore_errors=True)
         return read_images(name, base, files, labels, size, on_error, dataset)
-    more = f" ({len(lost)} such images in {name!r})" if len(lost) > 1 else ""
     if on_error == "raise":
+        more = f" ({len(lost)} such images in {name!r})" if len(lost) > 1 else ""
         raise FdgnbError(f"cannot read image {first}{more}: {why}; repair or remove it, or pass "
                          f"on_error=\"skip\"")
     who = f"domain {name!r} of {dataset}"
-    if not len(a["kept"]):
+    if not kept:
         raise FdgnbError(f"{who}: none of its {len(files)} images can be read; the first is {first}: {why}")
     warnings.warn(f"{who}: skipped {len(lost)} of {len(files)} images that cannot be read, the first is "
                   f"{first}")
-    return Domain.from_arrays(name, a)
+    return Domain.from_arrays(name, arrays)
 
 # %% ../../nbs/data/03_folders.ipynb #98a7258b
 def list_subfolders(path):
@@ -125,10 +136,11 @@ def warn_of_others(folders):
     "Warn of what lies in class folders and is not taken for an image."
     below = [f for p in folders for f in _below(p)]
     warn_of_lost(below)
-    other = [f for f in below if f.suffix.lower() not in IMAGES and f.is_file()]
-    if other:
-        warnings.warn(f"passed over {len(other)} file{'s'*(len(other) > 1)} whose names do not end like an "
-                      f"image's ({' '.join(IMAGES)}), the first: {str(other[0])!r}")
+    others = [f for f in below if f.suffix.lower() not in IMAGES and f.is_file()]
+    if not others: return
+    files = "files" if len(others) > 1 else "file"
+    warnings.warn(f"passed over {len(others)} {files} whose names do not end like an image's "
+                  f"({' '.join(IMAGES)}), the first: {str(others[0])!r}")
 
 # %% ../../nbs/data/03_folders.ipynb #74a1fcbf
 def _scan(folders):
@@ -147,34 +159,41 @@ def _scan(folders):
     return tree
 
 
-def _chosen_classes(name, wanted, tree):
+def _choose_classes(name, wanted, tree):
     "The wanted classes (default: all, by name), or the error that names the nearest."
     check_names(classes=wanted)
-    known = sorted({c for t in tree.values() for c in t})
+    known = sorted({c for by_class in tree.values() for c in by_class})
     for c in wanted or ():
         if c not in known: raise FdgnbError(f"unknown class {c!r} of {name}{nearest(c, known)}")
     return list(wanted or known)
 
 # %% ../../nbs/data/03_folders.ipynb #565eb84d
-def from_folder(path, size=64, classes=None, domains=None, on_error="raise"):
-    """Anyone's images, `path/<domain>/<class>/<image>`: a Dataset of RGB, antialiased to `size` x `size`.
+def from_folder(
+    path: str | Path,  # a folder of <domain>/<class>/<image>
+    size: int = 64,  # pixels a side, at least 4
+    classes: list[str] | None = None,  # which, in which order; None: all, by name
+    domains: list[str] | None = None,  # which, in which order; None: all, by name
+    on_error: str = "raise",  # or "skip": leave out images that cannot be read, and say so
+) -> Dataset:  # RGB images, uint8 (N, 3, size, size)
+    """Read anyone's images, `path/<domain>/<class>/<image>`, antialiased to squares; decoded once and kept.
 
-    classes, domains: which, in which order (default: all, by name). A class may be absent from a domain.
-    on_error="skip" leaves out images that cannot be read, and says so."""
+    A class may be absent from a domain. FdgnbError, in one line with the remedy, on a folder of another form and on
+    what cannot be read."""
     path, size = Path(path).expanduser(), check_size(size)
+    check_on_error(on_error)
     if not path.is_dir():
         raise FdgnbError(f"no folder {str(path)!r}: wanted a folder of <domain>/<class>/<image>")
     warn_of_lost(sorted(path.iterdir()))
-    name, found = check_name(path.absolute()), {p.name: p for p in list_subfolders(path)}
-    if not found:
+    name, there = check_name(path.absolute()), {p.name: p for p in list_subfolders(path)}
+    if not there:
         raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
-    folders = {d: found[d] for d in choose_domains(name, domains, found)}
-    if on_error not in ("raise", "skip"):
-        raise FdgnbError(f"unknown on_error {on_error!r}{nearest(on_error, ['raise', 'skip'])}")
-    tree, made = _scan(folders), {}
-    classes = _chosen_classes(name, classes, tree)
-    for d, t in tree.items():
-        pairs = [(f, i) for i, c in enumerate(classes) for f in t.get(c, [])]
+    folders = {d: there[d] for d in choose_domains(name, domains, there)}
+    tree = _scan(folders)
+    classes = _choose_classes(name, classes, tree)
+    made = {}
+    for d, by_class in tree.items():
+        pairs = [(f, i) for i, c in enumerate(classes) for f in by_class.get(c, [])]
         if not pairs: raise FdgnbError(f"domain {d!r} of {name} has none of the classes {', '.join(classes)}")
-        made[d] = read_images(d, folders[d], *zip(*pairs), size, on_error, name)
+        files, labels = zip(*pairs)
+        made[d] = read_images(d, folders[d], files, labels, size, on_error, name)
     return Dataset(name, made, classes, defaults=dict(backbone=suggest_backbone(size)))

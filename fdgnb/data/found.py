@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from ..core import FdgnbError, generator, nearest
-from .domain import Dataset, Domain, suggest_backbone, check_size, choose_domains, renumber
-from .domain import split_indices
+from ..settings import arg, check_value
+from .domain import Dataset, Domain, check_on_error, check_size, choose_domains, renumber
+from .domain import split_indices, suggest_backbone
 from .cache import cache_key, cache_arrays, data_dir, map_in_threads, reserve
 from .files import damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
@@ -67,8 +68,11 @@ def fold_name(name):
 
 def find_subfolder(folder, *names):
     "The subfolder with one of these names (compared by `fold_name`), or None; None of None."
-    there = {fold_name(p.name): p for p in list_subfolders(folder)} if folder and folder.is_dir() else {}
-    return next((there[fold_name(n)] for n in names if fold_name(n) in there), None)
+    if not folder or not folder.is_dir(): return None
+    there = {fold_name(p.name): p for p in list_subfolders(folder)}
+    for name in names:
+        if fold_name(name) in there: return there[fold_name(name)]
+    return None
 
 
 def find_home(*names):
@@ -79,10 +83,11 @@ def find_home(*names):
 def _class_files(folder, classes, aliases={}):
     "Image files and labels of <folder>/<class>/*, in the order of `classes`; aliases: {class: other names}."
     there = {fold_name(p.name): p for p in list_subfolders(folder)}
-    names = [(fold_name(n), i) for i, c in enumerate(classes) for n in (c, *aliases.get(c, ()))]
-    warn_of_others([there[n] for n in dict.fromkeys(n for n, _ in names) if n in there])
-    pairs = [(f, i) for n, i in names if n in there for f in list_images(there[n])]
-    return [f for f, _ in pairs], np.array([i for _, i in pairs], np.int64)
+    labels = [(fold_name(name), i) for i, c in enumerate(classes) for name in (c, *aliases.get(c, ()))]
+    labels = [(name, i) for name, i in labels if name in there]
+    warn_of_others([there[name] for name in dict.fromkeys(name for name, _ in labels)])
+    pairs = [(file, i) for name, i in labels for file in list_images(there[name])]
+    return [file for file, _ in pairs], np.array([i for _, i in pairs], np.int64)
 
 
 def find_classes(folder, classes, aliases={}):
@@ -93,21 +98,24 @@ def find_classes(folder, classes, aliases={}):
 # %% ../../nbs/data/07_found.ipynb #a1d37b89
 def find_parts(folders, classes, aliases={}):
     "A domain whose official parts are folders of classes: {part: folder}."
-    both = {k: _class_files(p, classes, aliases) for k, p in folders.items()}
-    files = [f for fs, _ in both.values() for f in fs]
-    ends = np.cumsum([0] + [len(fs) for fs, _ in both.values()])
-    parts = {k: np.arange(a, b) for k, a, b in zip(both, ends, ends[1:])}
-    return Found(np.concatenate([y for _, y in both.values()]), "files", lambda: files, files, parts)
+    files, labels, parts = [], [], {}
+    for part, folder in folders.items():
+        own, y = _class_files(folder, classes, aliases)
+        parts[part] = np.arange(len(files), len(files) + len(own))
+        files += own
+        labels.append(y)
+    return Found(np.concatenate(labels), "files", lambda: files, files, parts)
 
 # %% ../../nbs/data/07_found.ipynb #9028cf51
 def read_list(path, classes, first):
     "(<class>/<file>, number of the class) of each line `<class>/<file> <label>`; labels count from `first`."
     number = {fold_name(c): i for i, c in enumerate(classes)}
-    for l in filter(None, map(str.strip, read_text(path).splitlines())):
-        file, label = (l.rsplit(maxsplit=1) + [""])[:2]
+    for line in read_text(path).splitlines():
+        if not line.strip(): continue
+        file, label = [*line.strip().rsplit(maxsplit=1), ""][:2]
         c = fold_name(file.split("/")[-2]) if "/" in file else ""
         if c not in number or label != str(number[c] + first):
-            raise FdgnbError(f"{str(path)!r}: the line {l!r} does not have the number of its class, counted "
+            raise FdgnbError(f"{str(path)!r}: the line {line.strip()!r} does not have the number of its class, counted "
                              f"from {first} as in the official lists")
         yield file, number[c]
 
@@ -115,11 +123,12 @@ def read_list(path, classes, first):
 def _pixels(a, size, channels):
     "One image, uint8 (h, w) or (h, w, 1 or 3) -> uint8 (channels, size, size)."
     from PIL import Image
-    a = a[..., 0] if a.ndim == 3 and a.shape[-1] == 1 else a
+    if a.ndim == 3 and a.shape[-1] == 1: a = a[..., 0]
     if a.shape[:2] != (size, size): a = np.asarray(Image.fromarray(a).resize((size, size), Image.BICUBIC))
     a = a[None] if a.ndim == 2 else a.transpose(2, 0, 1)
     if len(a) == channels: return a
-    return np.repeat(a, 3, 0) if len(a) == 1 else a.mean(0, keepdims=True).round().astype(np.uint8)
+    if len(a) == 1: return np.repeat(a, 3, 0)
+    return a.mean(0, keepdims=True).round().astype(np.uint8)
 
 # %% ../../nbs/data/07_found.ipynb #e2875983
 def to_nhw(a, file="pixels"):
@@ -163,14 +172,16 @@ def _decode_samples(f, size, title, on_error, folder):
     samples, n, bad = f.all_samples(), len(f.y), {}
     x = np.lib.format.open_memmap(folder/"x.npy", "w+", np.uint8, (n, f.channels, size, size))
     reserve(folder/"x.npy")
-    def read(s): return _pixels(s, size, f.channels) if f.kind == "pixels" else decode(io.BytesIO(s), size)
-    def one(i):
-        try: x[i] = read(samples[i])
+
+    def read_one(i):
+        try:
+            if f.kind == "pixels": x[i] = _pixels(samples[i], size, f.channels)
+            else: x[i] = decode(io.BytesIO(samples[i]), size)
         except FdgnbError as e: bad[i] = e
+
     fits = f.kind == "pixels" and samples.shape[1:] in ((size, size), (size, size, f.channels))
-    # nothing to resize: all at once
-    if fits: x[:] = samples[:, None] if samples.ndim == 3 else np.moveaxis(samples, -1, 1)
-    else: map_in_threads(one, range(n), title, "image", 64)
+    if fits: x[:] = samples[:, None] if samples.ndim == 3 else np.moveaxis(samples, -1, 1)     # all at once
+    else: map_in_threads(read_one, range(n), title, "image", 64)
     if bad and (on_error == "raise" or len(bad) == n):
         i, skip = min(bad), ', or pass on_error="skip"' if len(bad) < n else ""
         raise FdgnbError(f"cannot read image {i} of {str(f.files[0])!r} ({len(bad)} such images): {bad[i]}; "
@@ -185,11 +196,13 @@ def _read(name, d, f, size, on_error):
         base = Path(os.path.commonpath([p.parent for p in f.samples()]))
         return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)
     key = cache_key(name, d, size, f.channels, f.tag, on_error, files=f.files)
-    a = cache_arrays(key, lambda folder: _decode_samples(f, size, f"{name}/{d}", on_error, folder), stream=True)
-    if lost := len(f.y) - len(a["y"]):
+    title = f"{name}/{d}"
+    arrays = cache_arrays(key, lambda folder: _decode_samples(f, size, title, on_error, folder), stream=True)
+    lost = len(f.y) - len(arrays["y"])
+    if lost:
         warnings.warn(f"domain {d!r} of {name}: skipped {lost} of {len(f.y)} images of {str(f.files[0])!r} "
                       f"that cannot be read")
-    return Domain.from_arrays(d, a)
+    return Domain.from_arrays(d, arrays)
 
 # %% ../../nbs/data/07_found.ipynb #b2d82573
 def encode_domain(name, d, f, encoder, tokens):
@@ -197,63 +210,69 @@ def encode_domain(name, d, f, encoder, tokens):
     check_tokens(tokens)
     weights, tokens = find_encoder(encoder), tokens or TOKENS.get(encoder)
     parts = sorted(p for p in weights.iterdir() if p.suffix in (".json", ".txt", ".safetensors", ".bin"))
-    key = cache_key(name, d, encoder, tokens, f"transformers {version('transformers')}",
-                    *([f.tag] if f.tag else []), files=[*f.files, *parts])
-    def make(folder):
-        return dict(x=encode(f.all_samples(), encoder, tokens, folder, title=f"{name}/{d}"),
-                    y=np.arange(len(f.y)))
-    return Domain.from_arrays(d, cache_arrays(key, make, stream=True))
+    tag = [f.tag] if f.tag else []
+    key = cache_key(name, d, encoder, tokens, f"transformers {version('transformers')}", *tag,
+                    files=[*f.files, *parts])
+
+    def make_arrays(folder):
+        x = encode(f.all_samples(), encoder, tokens, folder, title=f"{name}/{d}")
+        return dict(x=x, y=np.arange(len(f.y)))
+
+    return Domain.from_arrays(d, cache_arrays(key, make_arrays, stream=True))
 
 # %% ../../nbs/data/07_found.ipynb #88d04e76
 def _with_official(dom, f, rows, name):
     "Attach `official` and `split` to a domain; `rows`: the row of `f` that each sample of the domain is."
     lists = {k: torch.from_numpy(np.asarray(i, np.int64)) for k, i in f.parts.items()}
-    dom.official = parts = renumber(lists, torch.as_tensor(rows), len(f.y)) or {}
-    if "test" in parts and "val" not in parts and len(parts["train"]):
-        train, rng = parts["train"], generator(0, purpose=f"official {name}/{dom.name}")
+    dom.official = renumber(lists, torch.as_tensor(rows), len(f.y)) or {}
+    if "test" not in dom.official: return dom
+    dom.split = dom.official
+    train = dom.official.get("train", ())
+    if "val" not in dom.official and len(train):
+        rng = generator(0, purpose=f"official {name}/{dom.name}")
         cut = split_indices(len(train), dom.y[train], (.9, .1, 0), rng, stratify=True)
-        parts = dict(train=train[cut["train"]], val=train[cut["val"]], test=parts["test"])
-    if "test" in parts: dom.split = parts
+        dom.split = dict(train=train[cut["train"]], val=train[cut["val"]], test=dom.official["test"])
     return dom
 
 # %% ../../nbs/data/07_found.ipynb #bb86e84f
 def sum_counts(published):
     "Samples in all, of a published number, a list by class, or None (0)."
-    return 0 if published is None else published if isinstance(published, int) else sum(published)
+    if published is None: return 0
+    return published if isinstance(published, int) else sum(published)
 
 
 def _differs(found, published):
     "Counts by class against a published number or list: None, or the figures that differ."
+    if published is None: return None
     n = int(found.sum())
-    if published is None or (n == published if isinstance(published, int)
-                             else found.tolist() == list(published)):
-        return None
     if n != sum_counts(published): return f"{n} (published: {sum_counts(published)})"
-    return "as many as published, but not of each class"
+    is_equal = isinstance(published, int) or found.tolist() == list(published)
+    return None if is_equal else "as many as published, but not of each class"
 
 # %% ../../nbs/data/07_found.ipynb #b7173900
 def _check_options(load, options):
-    "FdgnbError for an option that the finder does not have, or a word where it wants true or false."
+    "FdgnbError for an option that the finder does not have, or another value where it wants True or False."
     known = inspect.signature(load.find).parameters
-    for o, v in options.items():
-        what = f"dataset {load.__name__!r}"
-        if o not in known:
-            raise FdgnbError(f"unknown option {o!r} of {what}{nearest(o, ['domains', 'on_error', *known])}")
-        if isinstance(known[o].default, bool) and not isinstance(v, bool):
-            raise FdgnbError(f"{o}={v!r} of {what}: wanted true or false")
+    what = f"dataset {load.__name__!r}"
+    for name, value in options.items():
+        if name not in known:
+            raise FdgnbError(f"unknown option {name!r} of {what}{nearest(name, ['domains', 'on_error', *known])}")
+        if isinstance(known[name].default, bool):
+            check_value(f"{what}: {name}", value, arg(bool, "an option of its loader"))
 
 
 def find_domains(load, domains, options):
     "The finder's answer for the wanted domains, or the error that says what is missing and where to get it."
     _check_options(load, options)
     name, info, there = load.__name__, load.info, load.find(**options)
-    if home := find_home(info["home"]): warn_of_lost(sorted(home.iterdir()))
+    home = find_home(info["home"])
+    if home: warn_of_lost(sorted(home.iterdir()))
     usual = [] if options.get("angles") is not None else info["published"]
     chosen = choose_domains(name, domains, dict.fromkeys([*usual, *there]))
-    if missing := [d for d in chosen if d not in there]:
-        home = info["home"]
-        raise FdgnbError(f"no {', '.join(missing)} of {name} in {str(data_dir()/home)!r}: download "
-                         f"{info['where']}, or set FDGNB_DATA to the folder that holds {home}; "
+    missing = [d for d in chosen if d not in there]
+    if missing:
+        raise FdgnbError(f"no {', '.join(missing)} of {name} in {str(data_dir()/info['home'])!r}: download "
+                         f"{info['where']}, or set FDGNB_DATA to the folder that holds {info['home']}; "
                          f"dataset=digits needs nothing")
     n = len(info["class_names"])
     return {d: lambda get=there[d]: get().check(n) for d in chosen}
@@ -285,8 +304,9 @@ def _load(load, size, domains, on_error, options):
     for d, get in find_domains(load, domains, options).items():
         f = get()
         made[d] = _one_domain(load, d, f, size, on_error, options)
-        n = np.bincount(f.y, minlength=len(info["class_names"]))
-        if differ := _differs(n, f.published or info["published"].get(d)): odd.append(f"{d} {differ}")
+        found = np.bincount(f.y, minlength=len(info["class_names"]))
+        difference = _differs(found, f.published or info["published"].get(d))
+        if difference: odd.append(f"{d} {difference}")
         if f.side and f.side < size: sides.append(f.side)
     note = f" ({info['note']})" if info["note"] else ""
     if odd:
@@ -307,15 +327,16 @@ def source(name, description, published, classes, size, where, home=None, citati
     note: which figures were checked against nothing but memory; it stands beside every mismatch."""
     def put(find):
         def load(size=None, domains=None, on_error="raise", **options):
-            if on_error not in ("raise", "skip"):
-                raise FdgnbError(f"unknown on_error {on_error!r}{nearest(on_error, ['raise', 'skip'])}")
+            check_on_error(on_error)
             usual = load.info["size"]
             return _load(load, check_size(size or usual) if usual else None, domains, on_error, options)
+
+        def is_complete(): return set(published) <= set(find())
+
         load.__name__, load.__doc__, load.__module__, load.find = name, find.__doc__, find.__module__, find
-        totals, all_there = {d: sum_counts(p) for d, p in published.items()}, lambda: set(published) <= set(find())
-        dataset(name, description, totals, len(classes), size, citation, terms, available=all_there)(load)
-        load.info.update(published=published, class_names=list(classes), where=where, home=home or name,
-                         note=note,
+        counts = {d: sum_counts(n) for d, n in published.items()}
+        dataset(name, description, counts, len(classes), size, citation, terms, available=is_complete)(load)
+        load.info.update(published=published, class_names=list(classes), where=where, home=home or name, note=note,
                          defaults=dict(backbone="alexnet_bn") | defaults)
         return load
     return put

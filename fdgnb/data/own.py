@@ -58,20 +58,26 @@ def _floats(y):
 
 def as_array(x, where):
     "Samples in any container as one numeric array (N, ...); FdgnbError with the remedy otherwise."
-    if isinstance(x, (list, tuple)):
-        try: rows = [to_image(v, None, where) for v in x]
-        except ValueError:
-            raise FdgnbError(f"{where}: lists of several lengths; make each sample one array") from None
-        if len({v.shape for v in rows}) > 1:
-            raise FdgnbError(f"{where}: samples of several shapes; resize them to one")
-        x = np.stack(rows) if rows else np.empty(0)
-    x = to_dense(x, where) if torch.is_tensor(x) else np.asarray(x)
-    if torch.is_tensor(x): x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    if isinstance(x, (list, tuple)): x = _stack(x, where)
+    if torch.is_tensor(x):
+        x = to_dense(x, where)
+        x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    x = np.asarray(x)
     if x.dtype.kind not in "biuf":
-        words = "; from_folder reads image files, from_texts encodes texts"*(x.dtype.kind in "UOST")
+        words = "; from_folder reads image files, from_texts encodes texts" if x.dtype.kind in "UOST" else ""
         raise FdgnbError(f"{where}: samples of type {x.dtype}, wanted numbers{words}")
     if not x.ndim or not len(x): raise FdgnbError(f"{where}: no samples")
     return np.ascontiguousarray(x, x.dtype.newbyteorder("="))
+
+
+def _stack(samples, where):
+    "A list of samples as one array; FdgnbError where they differ in shape."
+    try: rows = [to_image(v, None, where) for v in samples]
+    except ValueError:
+        raise FdgnbError(f"{where}: lists of several lengths; make each sample one array") from None
+    if len({v.shape for v in rows}) > 1:
+        raise FdgnbError(f"{where}: samples of several shapes; resize them to one")
+    return np.stack(rows) if rows else np.empty(0)
 
 # %% ../../nbs/data/16_own.ipynb #42de6d8c
 def _from_fractions(x, where):
@@ -95,11 +101,13 @@ def as_images(x, where="x"):
     x = as_array(x, where)
     if x.ndim == 3: x = x[:, None]
     if x.ndim != 4: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} are no images")
-    if x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3): x = x.transpose(0, 3, 1, 2)
+    is_channels_last = x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3)
+    if is_channels_last: x = x.transpose(0, 3, 1, 2)
     if x.shape[1] not in (1, 3):
         raise FdgnbError(f"{where}: images of {x.shape[1]} channels; wanted 1 or 3: leave the others out, as "
                          f"by x[:, :3]")
-    if x.dtype.kind in "bf": x = _from_fractions(x.astype(np.float32) if x.dtype.kind == "b" else x, where)
+    if x.dtype.kind == "b": x = x.astype(np.float32)
+    if x.dtype.kind == "f": x = _from_fractions(x, where)
     elif x.min() < 0 or x.max() > 255:
         raise FdgnbError(f"{where}: whole-number pixels beyond 0 to 255, {x.min()} to {x.max()}; wanted "
                          f"bytes: scale them to [0, 1] by their own range, as x/4095 of 12 bits")
@@ -108,14 +116,14 @@ def as_images(x, where="x"):
 # %% ../../nbs/data/16_own.ipynb #4bc771eb
 def as_labels(y, where):
     "Labels in any container as an array (N,) of int64 or str; FdgnbError with the remedy otherwise."
-    column = getattr(y, "shape", ())[1:] == (1,)                            # (N, 1), as MedMNIST has them
+    is_column = getattr(y, "shape", ())[1:] == (1,)                         # (N, 1), as MedMNIST has them
     y = to_dense(y, where).numpy() if torch.is_tensor(y) else np.asarray(y)
-    if column: y = y[:, 0]
+    if is_column: y = y[:, 0]
     if y.ndim == 2 and y.shape[1] > 1:
         raise FdgnbError(f"{where}: labels of shape {y.shape}, wanted (N,); of one-hot ones take y.argmax(1)")
     if y.ndim != 1: raise FdgnbError(f"{where}: labels of shape {y.shape}, wanted (N,)")
-    if y.dtype.kind == "O" and all(isinstance(v, str) for v in y): y = y.astype(str)
-    if y.dtype.kind == "T": y = y.astype(str)
+    is_text = y.dtype.kind == "T" or y.dtype.kind == "O" and all(isinstance(v, str) for v in y)
+    if is_text: y = y.astype(str)
     if y.dtype.kind == "f": raise FdgnbError(f"{where}: labels that are {_floats(y)}")
     if y.dtype.kind not in "biuU":
         raise FdgnbError(f"{where}: labels of type {y.dtype}; wanted whole numbers or words")
@@ -134,7 +142,8 @@ def order_classes(labels, classes, name):
         order = names if kinds == {"U"} else list(range(len(names)))
     else:
         raise FdgnbError(f"{name}: classes={str(classes)[:60]!r}; wanted a list of names or {{label: name}}")
-    if lost := [c for c in found if c not in order]:
+    lost = [c for c in found if c not in order]
+    if lost:
         raise FdgnbError(f"{name}: {str(found)[:60]} are the labels, but `classes` does not name "
                          f"{lost[0]!r}; give classes={{label: name}} of all")
     return order, names
@@ -142,37 +151,42 @@ def order_classes(labels, classes, name):
 # %% ../../nbs/data/16_own.ipynb #own00011
 def as_samples(x, where):
     "Images (any form of `as_images`) as uint8 (N, C, H, W), or vectors (N, D) as finite float32."
-    if len(np.shape(x) if not isinstance(x, (list, tuple)) else as_array(x, where).shape) != 2:
-        return as_images(x, where)
-    x = torch.from_numpy(as_array(x, where)).float()
+    x = as_array(x, where)
+    if x.ndim != 2: return as_images(x, where)
+    x = torch.from_numpy(x).float()
     if not x.isfinite().all():
         raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
     return x
 
 # %% ../../nbs/data/16_own.ipynb #own011p1
-def from_arrays(domains, classes=None, name="arrays"):
-    """{domain: (x, y)} -> Dataset, of numpy arrays, tensors or lists.
+def from_arrays(
+    domains: dict,  # {name: (x, y)}: images or vectors, and labels, as arrays, tensors or lists; or {name: Domain}
+    classes: list | dict | None = None,  # names in order, or {label: name}; None: the labels themselves
+    name: str = "arrays",  # the data set's, as results show it
+) -> Dataset:  # images uint8 (N, C, H, W), or vectors float32 (N, D)
+    """Make a data set of arrays in memory.
 
-    x: images (bytes, or fractions of 1) or vectors (N, D). y: whole numbers or words (N,), with gaps or
-    without. classes: their names in order, or {label: name} (default: the labels). FdgnbError, in one line
-    with the remedy, on what is none of these."""
+    x: images (N, H, W), (N, C, H, W) or (N, H, W, C), bytes or fractions of 1; or vectors (N, D). y: whole numbers or
+    words (N,), with gaps or without. FdgnbError, in one line with the remedy, on what is none of these."""
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_arrays takes a dict {domain: (x, y)} of at least one domain")
     if len({str(d) for d in domains}) < len(domains): raise FdgnbError(f"{name}: two domains of one name")
     x, y = {}, {}
     for d, pair in domains.items():
         if isinstance(pair, Domain): pair = pair.x, pair.y
+        where = f"domain {d!r}"
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise FdgnbError(f"domain {d!r}: wanted a pair (x, y), of samples and labels")
-        x[str(d)], y[str(d)] = as_samples(pair[0], f"domain {d!r}"), as_labels(pair[1], f"domain {d!r}")
+            raise FdgnbError(f"{where}: wanted a pair (x, y), of samples and labels")
+        x[str(d)] = as_samples(pair[0], where)
+        y[str(d)] = as_labels(pair[1], where)
     return label_domains(name, x, y, classes, {})
 
 # %% ../../nbs/data/16_own.ipynb #labeled001
 def group_alike(words):
     "The groups of several names that differ in case or spaces alone."
-    by = {}
-    for w in words: by.setdefault("".join(w.casefold().split()), []).append(w)
-    return [ws for ws in by.values() if len(ws) > 1]
+    groups = {}
+    for word in words: groups.setdefault("".join(word.casefold().split()), []).append(word)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def warn_of_alike(name, words):
@@ -206,24 +220,37 @@ def _read_pairs(ds, where, size, title):
     from tqdm.auto import tqdm
     if not (hasattr(ds, "__len__") and hasattr(ds, "__getitem__")):
         raise FdgnbError(f"{where}: {type(ds).__name__} is no map-style data set, with a length and an index")
-    rows, x, y = (_item(ds, i, where) for i in range(len(ds))), [], []
-    for row in tqdm(rows, title, total=len(ds), leave=False, disable=bool(os.environ.get("TQDM_DISABLE"))):
+    x, y, is_silent = [], [], bool(os.environ.get("TQDM_DISABLE"))
+    for i in tqdm(range(len(ds)), title, leave=False, disable=is_silent):
+        row = _item(ds, i, where)
         if not isinstance(row, (tuple, list)) or len(row) != 2:
-            raise FdgnbError(f"{where}: sample {len(x)} is no pair (image, label)")
+            raise FdgnbError(f"{where}: sample {i} is no pair (image, label)")
         x.append(to_image(row[0], size, where))
-        single = torch.is_tensor(row[1]) and row[1].numel() == 1 or np.size(row[1]) == 1
-        y.append(row[1].item() if single and hasattr(row[1], "item") else row[1])
+        y.append(_to_label(row[1]))
     if len({v.shape for v in x}) > 1:
         raise FdgnbError(f"{where}: images of several shapes; give size=, like size=64, with PIL images, or "
                          f"resize them in the data set")
     return np.stack(x) if x else np.empty(0), y
 
+
+def _to_label(value):
+    "A number in an array or a tensor as Python's; anything else stays."
+    is_single = value.numel() == 1 if torch.is_tensor(value) else np.size(value) == 1
+    return value.item() if is_single and hasattr(value, "item") else value
+
 # %% ../../nbs/data/16_own.ipynb #own014p1
-def from_torch(domains, size=None, classes=None, name="torch"):
-    "{domain: map-style torch data set of (image, label)} -> Dataset. size: pixels a side, for PIL images."
+def from_torch(
+    domains: dict,  # {name: a map-style torch data set of (image, label)}
+    size: int | None = None,  # pixels a side, for PIL images; None: they are of one size already
+    classes: list | dict | None = None,  # as in `from_arrays`; None: the data sets' own `classes`, or the labels
+    name: str = "torch",  # the data set's, as results show it
+) -> Dataset:
+    """Make a data set of torch data sets, each sample read once.
+
+    FdgnbError, in one line with the remedy, on samples that are no pairs and on images of several shapes."""
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_torch takes a dict {domain: map-style data set} of at least one domain")
-    size = None if size is None else check_size(size)
+    if size is not None: size = check_size(size)
     arrays = {d: _read_pairs(ds, f"domain {d!r}", size, f"{name}/{d}") for d, ds in domains.items()}
     named = {tuple(map(str, getattr(ds, "classes", None) or ())) for ds in domains.values()}
     if len(named) > 1 and classes is None:
@@ -236,12 +263,14 @@ COLUMNS = ("text", "label", "domain")
 
 def _text_rows(folder):
     "(text, label, domain) of <folder>/<domain>/<class>/*.txt."
-    domains = list_subfolders(folder)
     warn_of_lost(sorted(folder.rglob("*")))
-    files = [(f, c.name, d.name) for d in domains for c in list_subfolders(d) for f in sorted(c.rglob("*.txt"))
-             if f.is_file() and f.name[0] != "."]
-    if not files: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
-    return [(read_text(f), label, domain) for f, label, domain in files]
+    rows = []
+    for domain in list_subfolders(folder):
+        for label in list_subfolders(domain):
+            files = [f for f in sorted(label.rglob("*.txt")) if f.is_file() and f.name[0] != "."]
+            rows += [(read_text(f), label.name, domain.name) for f in files]
+    if not rows: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
+    return rows
 
 
 def _table_rows(table, where):
@@ -251,8 +280,9 @@ def _table_rows(table, where):
             raise FdgnbError(f"{where} has no column {c!r}{nearest(c, list(table.columns)[:9])}; "
                              f"wanted text, label and domain")
     for c in COLUMNS:
-        if len(gone := np.flatnonzero(table[c].isna())):
-            raise FdgnbError(f"{where}: {len(gone)} rows have no {c}, the first is row {gone[0]} (from 0): "
+        empty = np.flatnonzero(table[c].isna())
+        if len(empty):
+            raise FdgnbError(f"{where}: {len(empty)} rows have no {c}, the first is row {empty[0]} (from 0): "
                              f"leave them out")
     return list(zip(table["text"].tolist(), table["label"].tolist(), map(str, table["domain"].tolist())))
 
@@ -279,21 +309,28 @@ def _rows_of(source):
     return _table_rows(read_csv(path), repr(str(path))), path.stem
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p1
-def from_texts(source, encoder="minilm", tokens=None, classes=None, name=None):
-    """Texts -> Dataset of vectors: a folder `<domain>/<class>/*.txt`, a CSV file, or a DataFrame with the
-    columns text, label, domain.
+def from_texts(
+    source,  # a folder <domain>/<class>/*.txt, a CSV file, or a DataFrame with the columns text, label, domain
+    encoder: str = "minilm",  # a frozen encoder: "minilm" or "bert"
+    tokens: int | None = None,  # how many it reads of a text, 3 to 512; None: 128 of minilm, 256 of bert
+    classes: list | dict | None = None,  # as in `from_arrays`
+    name: str | None = None,  # the data set's; None: that of the folder or file
+) -> Dataset:  # vectors, float32 (N, 384) of minilm, (N, tokens*768) of bert
+    """Make a data set of texts; each is encoded once and kept.
 
-    encoder, tokens: which frozen encoder, and how many tokens it reads (None: 128 of minilm, 256 of bert).
-    Each text is encoded once and kept. classes: as in `from_arrays`."""
+    FdgnbError, in one line with the remedy, on an empty text, a missing column, or an encoder that is not here."""
     rows, own = _rows_of(source)
-    empty = [i for i, (t, *_) in enumerate(rows) if not isinstance(t, str) or not t.strip()]
     if not rows: raise FdgnbError(f"{own}: no rows; wanted a text, a label and a domain in each")
+    empty = [i for i, (text, *_) in enumerate(rows) if not isinstance(text, str) or not text.strip()]
     if empty:
         raise FdgnbError(f"{own}: {len(empty)} texts are empty or no text, the first in place {empty[0]}")
-    by = {d: [r for r in rows if r[2] == d] for d in dict.fromkeys(r[2] for r in rows)}
-    y = {d: as_labels([r[1] for r in part], f"domain {d!r}") for d, part in by.items()}
-    order_classes(list(y.values()), classes, own)                       # refused before anything is encoded
-    x = {d: _vectors_of([r[0] for r in part], encoder, tokens) for d, part in by.items()}
+    texts, labels = {}, {}
+    for text, label, domain in rows:
+        texts.setdefault(domain, []).append(text)
+        labels.setdefault(domain, []).append(label)
+    y = {d: as_labels(own_labels, f"domain {d!r}") for d, own_labels in labels.items()}
+    order_classes(list(y.values()), classes, own)                     # refused before anything is encoded
+    x = {d: _vectors_of(own_texts, encoder, tokens) for d, own_texts in texts.items()}
     return label_domains(name or own, x, y, classes, dict(batch_size=16))
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p2

@@ -47,31 +47,31 @@ def make_clients(dataset, target, domains, how):
 @PARTITIONS.register("halves")
 def halves(dataset, target, generator):
     "Every source domain in two clients: the larger half of the classes, and the rest. FedBR, App. A."
-    c, out = (dataset.n_classes + 1)//2, []
+    half, clients = (dataset.n_classes + 1)//2, []
     for name, d in list_sources(dataset, target).items():
-        for low, high in ((0, c), (c, dataset.n_classes)):
+        for low, high in ((0, half), (half, dataset.n_classes)):
             index = ((d.y >= low) & (d.y < high)).nonzero().flatten()
-            if len(index): out.append(take_piece(d, index, f"{name} {low}-{high - 1}"))
-    return make_clients(dataset, target, out, "halves")
+            if len(index): clients.append(take_piece(d, index, f"{name} {low}-{high - 1}"))
+    return make_clients(dataset, target, clients, "halves")
 
 
 @PARTITIONS.register("split")
 def split(dataset, target, generator, n: CLIENTS):
     "Every source domain in `n` clients, at random, of sizes that differ by at most one."
-    out = []
+    clients = []
     for name, d in list_sources(dataset, target).items():
         if not 1 <= n <= len(d):
             raise FdgnbError(f"partition 'split': {n} clients of domain {name!r}, which has {len(d)} samples")
-        out += [take_piece(d, index, f"{name} {k}")
-                for k, index in enumerate(torch.randperm(len(d), generator=generator).tensor_split(n))]
-    return make_clients(dataset, target, out, "split")
+        pieces = torch.randperm(len(d), generator=generator).tensor_split(n)
+        clients += [take_piece(d, index, f"{name} {k}") for k, index in enumerate(pieces)]
+    return make_clients(dataset, target, clients, "split")
 
 # %% ../../nbs/data/12_partitions.ipynb #742af9a8
 def log_dirichlet(a, rng):
     "log q for q ~ Dir(a); a may have zeros (q_c = 0 there); exact where q itself would underflow."
     with np.errstate(divide="ignore"):
-        logs = np.where(a > 0, np.log(rng.standard_gamma(a + 1))
-                        + np.log(rng.random(len(a)))/np.where(a > 0, a, 1), -np.inf)
+        log_gamma = np.log(rng.standard_gamma(a + 1)) + np.log(rng.random(len(a)))/np.where(a > 0, a, 1)
+        logs = np.where(a > 0, log_gamma, -np.inf)
     return logs - np.logaddexp.reduce(logs)
 
 # %% ../../nbs/data/12_partitions.ipynb #453f5b70
@@ -95,15 +95,15 @@ def check_convention(convention, who):
 
 def pool_sources(dataset, target):
     "All source domains as one, official parts included."
-    domains = list(list_sources(dataset, target).values()) or list(make_clients(dataset, target, [], "lda"))
+    domains = list(list_sources(dataset, target).values())
+    if not domains: make_clients(dataset, target, [], "lda")               # raises the error
     if len(domains) == 1: return domains[0]
     parts, start = {}, 0
     for d in domains:
-        for part, i in (d.split or {}).items():
-            parts[part] = torch.cat([parts.get(part, torch.arange(0)), i + start])
+        for part, rows in (d.split or {}).items(): parts.setdefault(part, []).append(rows + start)
         start += len(d)
-    return Domain("all", torch.cat([d.x for d in domains]), torch.cat([d.y for d in domains]),
-                  split=parts or None)
+    split = {part: torch.cat(rows) for part, rows in parts.items()} or None
+    return Domain("all", torch.cat([d.x for d in domains]), torch.cat([d.y for d in domains]), split=split)
 
 
 def exclude(rows, n):
@@ -146,14 +146,15 @@ def lda(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVEN
         raise FdgnbError(f"partition 'lda': {n} clients, alpha {alpha}, of {len(rest)} samples; wanted at "
                          f"least 2 samples each, alpha above 0")
     exams = torch.from_numpy(rng.permutation(test.numpy())).tensor_split(n)
-    queues, out = [rest.numpy()[rng.permutation(np.flatnonzero(y == c))]
-                   for c in range(dataset.n_classes)], []
+    by_class = [np.flatnonzero(y == c) for c in range(dataset.n_classes)]
+    queues = [rest.numpy()[rng.permutation(rows)] for rows in by_class]
+    digits, clients = len(str(n - 1)), []
     for k, (own, exam) in enumerate(zip(draw_skewed(queues, n, m, alpha, convention, rng), exams)):
         rows = torch.cat([own, exam])
-        cut = torch.arange(len(rows)).tensor_split([round(holdout*m), m])
-        split = dict(zip(("val", "train", "test"), cut)) if len(test) else None
-        out.append(Domain(f"client {k:0{len(str(n - 1))}d}", whole.x[rows], whole.y[rows], split))
-    return make_clients(dataset, target, out, "lda")
+        val, train, exam = torch.arange(len(rows)).tensor_split([round(holdout*m), m])
+        split = dict(val=val, train=train, test=exam) if len(test) else None
+        clients.append(Domain(f"client {k:0{digits}d}", whole.x[rows], whole.y[rows], split))
+    return make_clients(dataset, target, clients, "lda")
 
 # %% ../../nbs/data/12_partitions.ipynb #aa9af6ec
 def show_clients(dataset, ax=None, title=None):
@@ -172,7 +173,7 @@ def show_clients(dataset, ax=None, title=None):
 
 # %% ../../nbs/data/12_partitions.ipynb #ac6c30f2
 @PARTITIONS.register("load")
-def load(dataset, target, generator, data):
+def load_domains(dataset, target, generator, data):
     "The domains of `data` (a name or a Dataset), of the same classes and size, in place of the sources."
     other = get_dataset(data, size=dataset.size)
     if other.classes != dataset.classes:
@@ -202,17 +203,18 @@ def turn(dataset, target, generator, step: DEGREES, angles: arg(int, "angles", l
     Official test images are turned evenly. FedBR, App. A (CIFAR-10)."""
     check_convention(convention, "turn")
     concentration = np.full(angles, alpha/angles if convention == "hsu" else float(alpha))
-    rng, out = numpy_generator(generator), []
+    rng, clients = numpy_generator(generator), []
     for d in list_sources(dataset, target).values():
-        which = rng.choice(angles, len(d), p=np.exp(log_dirichlet(concentration, rng)))
+        shares = np.exp(log_dirichlet(concentration, rng))
+        which = rng.choice(angles, len(d), p=shares)
         test = (d.split or {}).get("test", torch.arange(0)).numpy()
         which[test] = rng.integers(angles, size=len(test))
-        out.append(turn_domain(d, torch.from_numpy(which*step)))
-    return make_clients(dataset, target, out, "turn")
+        clients.append(turn_domain(d, torch.from_numpy(which*step)))
+    return make_clients(dataset, target, clients, "turn")
 
 # %% ../../nbs/data/12_partitions.ipynb #2759e1df
 @PARTITIONS.register("chain")
-def chain(dataset, target, generator, *steps):
+def chain_partitions(dataset, target, generator, *steps):
     "One partition after another, each a (name, *arguments)."
     for name, *rest in steps: dataset = PARTITIONS.get(name)(dataset, target, generator, *rest)
     return dataset
@@ -224,7 +226,7 @@ def steps_of(partition):
         raise FdgnbError(f"partition={echo(partition)}: wanted a name and its arguments, like ('split', 3)")
     if not partition: return []
     name, *args = partition
-    if name == "chain": return [s for p in args for s in steps_of(p)]
+    if name == "chain": return [step for inner in args for step in steps_of(inner)]
     return [(name, *check_arguments(f"partition {echo(name)}", PARTITIONS.get(name), 3, args))]
 
 
@@ -237,11 +239,11 @@ def load_substitutes(data, settings):
     return [get_dataset(n, size=data.size) for n in names]
 
 
-def partition_domains(data, target, settings, seed, substituted=None):
+def partition_domains(data, target, settings, seed, substitutes=None):
     """The data set with its domains made into clients as the settings say.
 
-    substituted: the data sets of its `load` steps, where they are loaded already."""
-    rng, loaded = generator(seed, purpose="partition"), iter(substituted or ())
+    substitutes: the data sets of its `load` steps, where they are loaded already."""
+    rng, loaded = generator(seed, purpose="partition"), iter(substitutes or ())
     for name, *args in steps_of(settings.partition):
         if name == "load" and args: args = [next(loaded, args[0])]
         data = PARTITIONS.get(name)(data, target, rng, *args)
@@ -250,18 +252,21 @@ def partition_domains(data, target, settings, seed, substituted=None):
 # %% ../../nbs/data/12_partitions.ipynb #f0f45c52
 def subsample(index, n, rng):
     "At most n of some indices, at random, in their order."
-    return index if n >= len(index) else index[torch.randperm(len(index), generator=rng)[:n].sort().values]
+    if n >= len(index): return index
+    places = torch.randperm(len(index), generator=rng)[:n]
+    return index[places.sort().values]
 
 
 def subsample_domains(data, limit, seed):
     "The data set with at most `limit` samples of each domain; its own lists follow."
     if not limit: return data
-    def less(d):
-        keep, n = subsample(torch.arange(len(d)), limit,
-                            generator(seed, client=d.name, purpose="limit")), len(d)
-        return Domain(d.name, d.x[keep], d.y[keep], renumber(d.split, keep, n),
-                      renumber(d.official, keep, n))
-    return replace(data, domains={k: less(d) for k, d in data.domains.items()})
+    domains = {}
+    for name, d in data.domains.items():
+        n, rng = len(d), generator(seed, client=d.name, purpose="limit")
+        keep = subsample(torch.arange(n), limit, rng)
+        lists = renumber(d.split, keep, n), renumber(d.official, keep, n)
+        domains[name] = Domain(d.name, d.x[keep], d.y[keep], *lists)
+    return replace(data, domains=domains)
 
 # %% ../../nbs/data/12_partitions.ipynb #53e332ea
 def _whole(dom, share, rng):
@@ -285,17 +290,18 @@ def _beside(dom, test, fractions, rng):
                          f"own, nothing to train on")
     rest = exclude(test, len(dom))
     cut = split_indices(len(rest), dom.y[rest], (train/(train + val), val/(train + val), 0), rng)
-    return {k: rest[i] for k, i in cut.items()} | dict(test=test)
+    return {part: rest[i] for part, i in cut.items()} | dict(test=test)
 
 
 def cut_domain(dom, settings, target, rng):
     "{part: indices}: of the target; as it brings along; all at random; or beside its own test images."
     if target: return _whole(dom, settings.target_fraction, rng)
     lists, use = dom.official or {}, settings.official
-    if lists and use == "lists" or dom.split and not lists: return _brought(dom)
-    if use != "test" or not len(lists.get("test", ())):
-        return split_indices(len(dom), dom.y, settings.fractions, rng)
-    return _beside(dom, lists["test"], settings.fractions, rng)
+    has_own_split = dom.split and not lists
+    if has_own_split or lists and use == "lists": return _brought(dom)
+    test = lists.get("test", ())
+    if use == "test" and len(test): return _beside(dom, test, settings.fractions, rng)
+    return split_indices(len(dom), dom.y, settings.fractions, rng)
 
 # %% ../../nbs/data/12_partitions.ipynb #2bd69fe9
 def client_splits(data, settings, target=None, seed=0, device="cpu"):
@@ -303,21 +309,25 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
 
     data: the data set whose domains are the clients and the target, after partition and limit.
     read: the data sets that the samples come from, the given one first."""
-    read = [data, *load_substitutes(data, settings)]
-    data = subsample_domains(partition_domains(data, target, settings, seed, read[1:]), settings.limit, seed)
-    parts = {}
+    substitutes = load_substitutes(data, settings)
+    read = [data, *substitutes]
+    data = partition_domains(data, target, settings, seed, substitutes)
+    data = subsample_domains(data, settings.limit, seed)
+    clients = {}
     for name, dom in data.domains.items():
-        cut = cut_domain(dom, settings, name == target, generator(seed, client=name, purpose="split"))
+        rng = generator(seed, client=name, purpose="split")
+        cut = cut_domain(dom, settings, name == target, rng)
         x, y = dom.x.to(device), dom.y.to(device)
-        parts[name] = {part: Split(x, y, i.to(device)) for part, i in cut.items()}
-    return parts, parts.pop(target, None), data, read
+        clients[name] = {part: Split(x, y, rows.to(device)) for part, rows in cut.items()}
+    return clients, clients.pop(target, None), data, read
 
 # %% ../../nbs/data/12_partitions.ipynb #heldout001
 def held_out(data, targets):
     "(the data set with the domains `targets` as one, its name): 'a+b' for two; FdgnbError on unknown names."
-    names = [data[t].name for t in targets]
-    if len(names) == 1: return data, names[0]
-    one, apart = "+".join(names), [data[n] for n in names]
-    pooled = Domain(one, torch.cat([d.x for d in apart]), torch.cat([d.y for d in apart]))
+    apart = [data[t] for t in targets]
+    if len(apart) == 1: return data, apart[0].name
+    names = [d.name for d in apart]
+    name = "+".join(names)
+    together = Domain(name, torch.cat([d.x for d in apart]), torch.cat([d.y for d in apart]))
     rest = {k: d for k, d in data.domains.items() if k not in names}
-    return replace(data, domains=rest | {one: pooled}), one
+    return replace(data, domains=rest | {name: together}), name

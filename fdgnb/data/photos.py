@@ -22,26 +22,33 @@ PACS = dict(photo=[189, 202, 182, 186, 199, 280, 432], art_painting=[379, 255, 2
 # %% ../../nbs/data/08_photos.ipynb #27cf4133
 def _kfold(folders, domain, names):
     "Official parts of a PACS domain by its lists: indices into `names` (<class>/<file>); {} without lists."
-    def find(word):
-        return next((p for h in folders for p in [h/f"{domain}_{word}_kfold.txt"] if p.exists()), None)
-    def short(file): return str(Path(*file.split("/")[-2:]).with_suffix(""))
-    lists, row = dict(train=find("train"), val=find("crossval")), {short(n): i for i, n in enumerate(names)}
+    def find_list(word):
+        paths = [h/f"{domain}_{word}_kfold.txt" for h in folders]
+        return next((p for p in paths if p.exists()), None)
+
+    def shorten(file): return str(Path(*file.split("/")[-2:]).with_suffix(""))
+
+    lists = dict(train=find_list("train"), val=find_list("crossval"))
     if None in lists.values(): return {}
-    files = {part: [short(f) for f, _ in read_list(p, PACS_CLASSES, 1)] for part, p in lists.items()}
-    return {part: [row[f] for f in fs if f in row] for part, fs in files.items()}
+    row = {shorten(name): i for i, name in enumerate(names)}
+    parts = {}
+    for part, path in lists.items():
+        files = [shorten(file) for file, _ in read_list(path, PACS_CLASSES, 1)]
+        parts[part] = [row[file] for file in files if file in row]
+    return parts
 
 
 def _packed(pack):
     "(a domain from a packed file, <class>/<file> of each sample)."
     z = Packed(pack)
-    classes, y, names = map(str, z["classes"].ravel()), to_labels(z["y"], pack), z["name"].tolist()
-    if (classes := list(classes)) != PACS_CLASSES:
+    classes, y, names = list(map(str, z["classes"].ravel())), to_labels(z["y"], pack), z["name"].tolist()
+    if classes != PACS_CLASSES:
         raise FdgnbError(f"{str(pack)!r} has the classes {', '.join(classes)}, wanted "
                          f"{', '.join(PACS_CLASSES)}")
     if len(names) != len(y): raise damage_error(pack, f"{len(names)} names, but {len(y)} labels")
     side = re.search(r"_(\d+)$", pack.stem)
-    x = lambda: to_nhw(z["x"], pack)
-    return Found(y, "pixels", x, [pack], side=int(side[1]) if side else None), names
+    samples = lambda: to_nhw(z["x"], pack)
+    return Found(y, "pixels", samples, [pack], side=int(side[1]) if side else None), names
 
 
 def _pacs(d, folder, pack, lists, official):
@@ -151,9 +158,10 @@ TERRA = dict(location_38=9736, location_43=3970, location_46=5883, location_100=
 def _rows(notes, key, fields, file):
     "The fields of each entry of a list in annotations; FdgnbError where one lacks a number or a text."
     rows = notes.get(key) if isinstance(notes, dict) else None
-    whole = lambda r: isinstance(r, dict) and all(isinstance(r.get(f), (str, int)) for f in fields)
-    if isinstance(rows, list) and all(map(whole, rows)): return [tuple(r[f] for f in fields) for r in rows]
-    raise damage_error(file, f"{key!r} is no list of entries with {', '.join(fields)}")
+    is_whole = lambda row: isinstance(row, dict) and all(isinstance(row.get(f), (str, int)) for f in fields)
+    if not isinstance(rows, list) or not all(map(is_whole, rows)):
+        raise damage_error(file, f"{key!r} is no list of entries with {', '.join(fields)}")
+    return [tuple(row[f] for f in fields) for row in rows]
 
 
 def _traps(home):

@@ -144,23 +144,24 @@ def check(name, domains=None, **options):
     own (whether it is a folder).
     Decodes no image files."""
     import pandas as pd
-    folder = as_folder(name)
+    folder, remarks = as_folder(name), []
     if folder:
         found, classes, remarks = _find_folder(folder, domains, options)
         name, info = folder.absolute().name, dict(counts=dict.fromkeys(found))
     else:
-        load, remarks = DATASETS.get(name), []
-        (found, classes), info = _find_all(load, domains, options), load.info
+        load = DATASETS.get(name)
+        found, classes = _find_all(load, domains, options)
+        info = load.info
     published = info.get("published", info["counts"])
-    rows = [r for d, f in found.items() for r in _rows(d, f, f.published or published.get(d), classes)]
+    rows = [row for d, f in found.items() for row in _rows(d, f, f.published or published.get(d), classes)]
     columns = ["domain", "class", "found", "published", "equal"]
     out = pd.DataFrame(rows, columns=columns, dtype=object).astype(dict(found=int))
     within, across_domains, across_classes = count_duplicates(found)
     wanted = domains or (found if options.get("angles") is not None else info["counts"])
+    parts = {d: {part: len(rows) for part, rows in f.parts.items()} for d, f in found.items()}
     out.attrs = dict(name=name, missing=[d for d in wanted if d not in found], within=within,
-                     note=info.get("note", ""), remarks=remarks,
-                     across_domains=across_domains, across_classes=across_classes, own=folder is not None,
-                     parts={d: {k: len(i) for k, i in f.parts.items()} for d, f in found.items()})
+                     across_domains=across_domains, across_classes=across_classes, parts=parts,
+                     note=info.get("note", ""), remarks=remarks, own=folder is not None)
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
@@ -172,52 +173,62 @@ def is_as_published(t):
 def _class_table(t, most=30):
     "Lines of counts by class; of many classes, only those that differ."
     each = t[t["class"] != "all"]
-    names, domains = list(dict.fromkeys(each["class"])), list(dict.fromkeys(each["domain"]))
-    if len(names) > most: names = [c for c in names if (each[each["class"] == c]["equal"] == False).any()]
+    domains, names = list(dict.fromkeys(each["domain"])), list(dict.fromkeys(each["class"]))
+    if len(names) > most:
+        differ = set(each[each["equal"] == False]["class"])
+        names = [c for c in names if c in differ]
     if not names: return []
-    said = lambda k, q, e: f"{k}" if q is None else f"{k} = {q}" if e else f"{k} ! {q}"
-    cells = {(d, c): said(k, q, e) for d, c, k, q, e in each.itertuples(index=False)}
-    wide = max([len(str(c)) for c in names] + [5]) + 2
-    beside = "" if each.published.isna().all() else "   (found = published, ! where they differ)"
-    head = f"{'class':<{wide}}" + "".join(f"{d:>18}" for d in domains) + beside
-    return [head, *(f"{c:<{wide}}" + "".join(f"{cells[d, c]:>18}" for d in domains) for c in names)]
+    cells = {(d, c): _cell(*counts) for d, c, *counts in each.itertuples(index=False)}
+    width = max([len(str(c)) for c in names] + [5]) + 2
+    key = "" if each.published.isna().all() else "   (found = published, ! where they differ)"
+    lines = [f"{'class':<{width}}" + "".join(f"{d:>18}" for d in domains) + key]
+    for c in names: lines.append(f"{c:<{width}}" + "".join(f"{cells[d, c]:>18}" for d in domains))
+    return lines
+
+
+def _cell(found, published, is_equal):
+    "A count beside the published one."
+    if published is None: return f"{found}"
+    return f"{found} = {published}" if is_equal else f"{found} ! {published}"
 
 # %% ../../nbs/data/13_prepare.ipynb #a08354db
 def _total_lines(t):
     "Lines of totals by domain; of a folder of one's own what was found alone."
+    totals = t[t["class"] == "all"]
     if t.attrs["own"]:
-        found = t[t["class"] == "all"]
-        return [f"{d:<16}{k:>9}" for d, k in [("domain", "found"), *zip(found.domain, found.found)]] + [""]
+        rows = [("domain", "found"), *zip(totals.domain, totals.found)]
+        return [f"{d:<16}{n:>9}" for d, n in rows] + [""]
     agree = {None: "not published", True: "equal", False: "DIFFERS"}
-    row = lambda d, c, k, q, e: f"{d:<16}{k:>9}{'-' if q is None else q:>11}  {agree[e]}"
-    rows = [row(*r) for r in t[t["class"] == "all"].itertuples(index=False)]
-    return [f"{'domain':<16}{'found':>9}{'published':>11}", *rows,
-            *(f"{d:<16}{'not here':>9}" for d in t.attrs["missing"]), ""]
+    lines = [f"{'domain':<16}{'found':>9}{'published':>11}"]
+    for d, _, found, published, is_equal in totals.itertuples(index=False):
+        lines.append(f"{d:<16}{found:>9}{'-' if published is None else published:>11}  {agree[is_equal]}")
+    for d in t.attrs["missing"]: lines.append(f"{d:<16}{'not here':>9}")
+    return [*lines, ""]
 
 
 def _verdict(t):
     "The last line: equal, not published, or where the counts differ; and what is not here."
     odd = list(dict.fromkeys(t[t["equal"] == False]["domain"]))
-    said = "counts equal to the published ones"
-    if odd: said = f"counts differ from the published ones in {', '.join(odd)}"
-    if t[t["class"] == "all"].published.isna().all(): said = "no published counts"
-    if t.attrs["own"]: said = "counted, not decoded: `prepare` would name damaged images"
-    gone = f"; not here: {', '.join(t.attrs['missing'])}" if t.attrs["missing"] else ""
-    return f"{t.attrs['name']}: {said}{gone}"
+    missing = f"; not here: {', '.join(t.attrs['missing'])}" if t.attrs["missing"] else ""
+    if t.attrs["own"]: verdict = "counted, not decoded: `prepare` would name damaged images"
+    elif t[t["class"] == "all"].published.isna().all(): verdict = "no published counts"
+    elif odd: verdict = f"counts differ from the published ones in {', '.join(odd)}"
+    else: verdict = "counts equal to the published ones"
+    return f"{t.attrs['name']}: {verdict}{missing}"
 
 # %% ../../nbs/data/13_prepare.ipynb #b9183d79
 def _check_text(t):
     "The table of `check` as lines: totals by domain, classes, official parts, duplicates, and the verdict."
-    a, out = t.attrs, _total_lines(t) + _class_table(t)
-    for d, parts in a["parts"].items():
-        if parts: out.append(f"official parts of {d}: " + ", ".join(f"{k} {n}" for k, n in parts.items()))
-    out += [f"exact duplicates in {d}: {n} surplus copies in {groups} groups"
-            for d, (groups, n) in a["within"].items() if n]
-    out.append(f"exact duplicates across domains: {a['across_domains']}, across classes: "
-               f"{a['across_classes']}")
-    if a["note"]: out.append(f"note: {a['note']}")
-    out += a["remarks"]
-    return "\n".join([*out, _verdict(t)])
+    about, lines = t.attrs, _total_lines(t) + _class_table(t)
+    for d, parts in about["parts"].items():
+        counts = ", ".join(f"{part} {n}" for part, n in parts.items())
+        if parts: lines.append(f"official parts of {d}: {counts}")
+    for d, (groups, n) in about["within"].items():
+        if n: lines.append(f"exact duplicates in {d}: {n} surplus copies in {groups} groups")
+    lines.append(f"exact duplicates across domains: {about['across_domains']}, across classes: "
+                 f"{about['across_classes']}")
+    if about["note"]: lines.append(f"note: {about['note']}")
+    return "\n".join([*lines, *about["remarks"], _verdict(t)])
 
 # %% ../../nbs/data/13_prepare.ipynb #93c17f5e
 USAGE = ("list | check NAME [--domain D] [--strict] | prepare NAME [--size N] [--domain D] "
@@ -264,40 +275,52 @@ def _options(pairs):
 # %% ../../nbs/data/13_prepare.ipynb #c8bf3331
 def format_bytes(n):
     "Bytes in words: 512 bytes, 3.4 MB."
-    return next((f"{n/u:.1f} {name}" for u, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n >= u),
-                f"{n} bytes")
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= unit: return f"{n/unit:.1f} {name}"
+    return f"{n} bytes"
 
 
 def clean(name=None):
     "Free the cache of a data set or folder `name`, or all of it; the lines that say what it held."
-    if folder := as_folder(name): name = folder.resolve().name
-    if folder and name in DATASETS.load():
+    folder = as_folder(name)
+    if folder: name = folder.resolve().name
+    is_dataset = name in DATASETS.load()
+    if folder and is_dataset:
         raise FdgnbError(f"the cache of {str(folder)!r} goes by the name of a data set: `prepare {name} "
                          "--clean` frees both")
-    elif name and name not in DATASETS.load() and not cache_entries(name):
+    if name and not is_dataset and not cache_entries(name):
         known = {*DATASETS, *(p.name.split("-")[0] for p in cache_entries() if p.name[0] != ".")}
         raise FdgnbError(f"no data set {name!r}, and nothing of it in the cache"
                          f"{nearest(name, sorted(known))}")
     entries, room = clean_cache(name)
     whose = f" of {name}" if name else ""
-    out = [f"freed {format_bytes(room)}, {entries} entries{whose}, in {str(cache_dir())!r}"]
+    lines = [f"freed {format_bytes(room)}, {entries} entries{whose}, in {str(cache_dir())!r}"]
     for old in (data_dir()/".fdgnb_cache", root()/".cache"/"fdgnb"):
         if old.is_dir() and old.resolve() != cache_dir().resolve():
             held = sum(p.stat().st_size for p in old.rglob("*") if p.is_file())
-            out.append(f"a former version left {format_bytes(held)} in {str(old)!r}: remove it by hand")
-    return out
+            lines.append(f"a former version left {format_bytes(held)} in {str(old)!r}: remove it by hand")
+    return lines
 
 # %% ../../nbs/data/13_prepare.ipynb #4dcedb77
 def _prepare(a):
     "The command `prepare`."
     if a.clean: return print("\n".join(clean(a.name)))
     if not a.name: raise FdgnbError("prepare: name a data set, or say --clean")
-    if a.skip_broken and not as_folder(a.name):
-        known = inspect.signature(DATASETS.get(a.name)).parameters
-        if "on_error" not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-            raise FdgnbError(f"{a.name} reads no image files: leave --skip-broken out")
-    given = dict(size=a.size, domains=a.domain, on_error="skip" if a.skip_broken else None)
-    print(get_dataset(a.name, **_options(a.option), **{k: v for k, v in given.items() if v is not None}))
+    options = _options(a.option)
+    if a.size is not None: options["size"] = a.size
+    if a.domain is not None: options["domains"] = a.domain
+    if a.skip_broken:
+        if not as_folder(a.name): _check_skips(a.name)
+        options["on_error"] = "skip"
+    print(get_dataset(a.name, **options))
+
+
+def _check_skips(name):
+    "FdgnbError where a data set's loader has no images to skip."
+    known = inspect.signature(DATASETS.get(name)).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    if "on_error" not in known and not takes_any:
+        raise FdgnbError(f"{name} reads no image files: leave --skip-broken out")
 
 
 def main(argv=None):

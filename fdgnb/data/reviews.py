@@ -16,33 +16,42 @@ AMAZON = {d: [1000, 1000] for d in ("books", "dvd", "electronics", "kitchen")}
 
 def _review_texts(path):
     "Title and text of each <review> of a file."
-    inside = lambda tag, s: re.search(rf"<{tag}>(.*?)</{tag}>", s, re.S)
-    parts = lambda s: [m.group(1).strip() if m else "" for m in (inside("title", s),
-                                                                 inside("review_text", s))]
     text = path.read_text("latin-1")
-    found = re.findall(r"<review>(.*?)</review>", text, re.S)
-    if not found or len(found) != text.count("<review>"):
-        raise damage_error(path, f"{len(found)} whole reviews of {text.count('<review>')}")
-    return ["\n".join(parts(s)) for s in found]
+    reviews = re.findall(r"<review>(.*?)</review>", text, re.S)
+    if not reviews or len(reviews) != text.count("<review>"):
+        raise damage_error(path, f"{len(reviews)} whole reviews of {text.count('<review>')}")
+    return ["\n".join(_element(tag, review) for tag in ("title", "review_text")) for review in reviews]
+
+
+def _element(tag, review):
+    "The text of an element of a review; empty without one."
+    match = re.search(rf"<{tag}>(.*?)</{tag}>", review, re.S)
+    return match.group(1).strip() if match else ""
 
 
 def _review_files(folder):
     "The files of a domain: the packed one, or the bad and the good reviews; none where there are none."
-    packed = sorted(folder.glob("*.jsonl.gz"))[:1] if folder else []
-    raw = [folder/f"{v}.review" for v in ("negative", "positive")] if folder else []
-    return packed or (raw if all(p.is_file() for p in raw) else [])
+    if not folder: return []
+    packed = sorted(folder.glob("*.jsonl.gz"))[:1]
+    if packed: return packed
+    raw = [folder/f"{verdict}.review" for verdict in ("negative", "positive")]
+    return raw if all(p.is_file() for p in raw) else []
 
 
 def _packed_rows(path):
     "Reviews as JSON, a line each: title, text, and the label 0 or 1."
     with reading(path, "gzip"), gzip.open(path) as f: lines = f.read().splitlines()
-    with reading(path, "json"): rows = [json.loads(l) for l in lines]
-    def whole(r):
-        texts = isinstance(r, dict) and all(isinstance(r.get(k), str) for k in ("title", "text"))
-        return texts and type(r.get("label")) is int and r["label"] in (0, 1)
-    bad = next((i for i, r in enumerate(rows, 1) if not whole(r)), None)
-    if bad or not rows: raise damage_error(path, f"line {bad or 0} has no title, text and label 0 or 1")
+    with reading(path, "json"): rows = [json.loads(line) for line in lines]
+    bad = [i for i, row in enumerate(rows, 1) if not _is_review(row)]
+    if bad or not rows:
+        raise damage_error(path, f"line {bad[0] if bad else 0} has no title, text and label 0 or 1")
     return rows
+
+
+def _is_review(row):
+    "Whether an entry has a title, a text and a label 0 or 1."
+    if not isinstance(row, dict) or not all(isinstance(row.get(k), str) for k in ("title", "text")): return False
+    return type(row.get("label")) is int and row["label"] in (0, 1)
 
 
 def _reviews(files):

