@@ -7,7 +7,7 @@ from fdgnb.core import FdgnbError
 from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments.store import FORMAT, Store, sealed
 from fdgnb.runs.setup import Federation
-from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, bounds, counts, every_round, fits, judged
+from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, bounds, counts, every_round, fits, judge
 from fdgnb.tables.ledger import ledger, plan_of, read_as, short_of
 from fdgnb.tables.overview import published
 from fdgnb.tables.comparison import common_runs, missing_runs
@@ -213,19 +213,19 @@ def test_the_rule_on_numbers_by_hand(printed, sd, values, state):
     "The larger of one point and two printed deviations, of three seeds; where none is printed one point."
     mine = published().query("paper == 'fedka' and table == 'table2' and method == 'FedAvg'").iloc[:1]
     r = next(mine.assign(mean=printed, std=sd).itertuples())
-    assert judged(r, list(values))[0] == state
+    assert judge(r, list(values))[0] == state
 
 
 def test_a_number_never_reached_is_not_reproduced_and_bounds_decide_one_way_alone():
     p = published()
     rounds = next(p.query("metric == 'rounds_to_80'").iloc[:1].itertuples())
-    assert judged(rounds, [float("inf")]*3)[0] == "not reproduced"
-    assert judged(rounds, [rounds.mean*1.09]*3)[0] == "reproduced"
+    assert judge(rounds, [float("inf")]*3)[0] == "not reproduced"
+    assert judge(rounds, [rounds.mean*1.09]*3)[0] == "reproduced"
     acc = next(p.query("paper == 'fedka' and target == 'dslr'").iloc[:1].itertuples())
     low, high = [acc.mean - 30]*3, [acc.mean + 30]*3
-    assert [judged(acc, [], b)[0] for b in (low, high, high[:2], high[:2] + low[:1])] == [
+    assert [judge(acc, [], b)[0] for b in (low, high, high[:2], high[:2] + low[:1])] == [
         "not run", "not reproduced", "not run", "not run"]
-    assert judged(acc, [acc.mean]*3, high)[0] == "reproduced"                         # whole runs go before
+    assert judge(acc, [acc.mean]*3, high)[0] == "reproduced"                         # whole runs go before
     other = next(p.query("metric == 'target_acc'").iloc[:1].itertuples())
     assert bounds(other, None) == ([], "")
 
