@@ -101,8 +101,8 @@ def listed(file):
 
 def spent(records):
     "How many runs, how long they took, and on what they ran."
-    hours = sum(r["seconds"]["total"] for r in records)/3600
-    on = " and ".join(sorted({r["hardware"] for r in records}))
+    hours = sum(r["provenance"]["seconds"]["total"] for r in records)/3600
+    on = " and ".join(sorted({r["provenance"]["hardware"] for r in records}))
     return f"{len(records):,} runs, {hours:.1f} hours in all of one process", on
 
 
@@ -162,7 +162,7 @@ def which_one(lines, more, inside):
 
 def processors(groups):
     "Which settings' runs are from several kinds of processor, in words; '' of none."
-    kinds = {SHOWN[s]: sorted({r["hardware"] for r in runs.record}) for s, runs in groups.items()}
+    kinds = {SHOWN[s]: sorted({r["provenance"]["hardware"] for r in runs.record}) for s, runs in groups.items()}
     said = [f"on {s} runs are of {' and '.join(k)}" for s, k in kinds.items() if len(k) > 1]
     return PROCESSORS.format("; ".join(said))*bool(said)
 

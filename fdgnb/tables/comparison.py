@@ -68,16 +68,16 @@ def setting_of(a, other):
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp008
 def latest(runs, left):
     "Of a method's runs those of the latest code; the others are counted in `left`."
-    code = max(runs.record, key=lambda r: r.get("made", ""))["code"]
-    kept = runs[[r["code"] == code for r in runs.record]]
-    left[f"{runs.label.iloc[0]}: of older code"] += len(runs) - len(kept)
+    versions = max(runs.record, key=lambda r: r["provenance"]["made"])["versions"]
+    kept = runs[[r["versions"] == versions for r in runs.record]]
+    left[f"{runs.label.iloc[0]}: of an older version"] += len(runs) - len(kept)
     return kept
 
 
 def common_runs(store, also=None):
     """({setting: runs}, [lines on what is left out]) of a store's records under protocol common.
 
-    runs: label, method, dataset, target, seed, record. Left out: failures, older code, other values than the
+    runs: label, method, dataset, target, seed, record. Left out: failures, older versions, other values than the
     protocol's, methods that are not registered here, sums of methods that have no name of their own.
     also: {label: name or (name, values)} of what is kept all the same, under its label."""
     rows, left = [], Counter()
