@@ -12,7 +12,7 @@ from ..core import FdgnbError, atomic_write, nearest, root
 from ..data.catalogue import DATASETS
 from .execution import run
 from .grid import grid
-from .store import Store
+from .store import Store, file_name, read_study, write_study
 from ..federation.compose import METHODS
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000006
@@ -80,7 +80,7 @@ def execute_page(name, study, scale, store, folder):
     "Execute a study's page into its folder; paths are given as below the project."
     import papermill
     page, unfinished = root()/"nbs"/f"{study['notebook']}.ipynb", folder/"unfinished.ipynb"
-    usual = dict(scale=scale, run_missing=True, store=os.path.relpath(store, root()), reports=os.path.relpath(folder, root()))
+    usual = dict(scale=scale, run_missing=True, store=os.path.relpath(store.folder, root()), reports=os.path.relpath(folder, root()))
     given = parameters_of(study, scale, papermill.inspect_notebook(page), usual)
     folder.mkdir(parents=True, exist_ok=True)
     papermill.execute_notebook(page, unfinished, given, cwd=root(), progress_bar=False)
@@ -120,33 +120,55 @@ def write_readme(studies, reports):
     atomic_write(reports/"README.md", README + "".join(lines))
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000k
-def make_study(name, study, scale, reports, work):
+def open_store(folder, published):
+    "A study's working folder as a store, with links to the published studies, so that their runs are found too."
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in published.glob("*.jsonl"):
+        link = folder/file.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(file)
+    return Store(folder)
+
+
+def publish(store, file):
+    "Add what a working folder holds to a study's file of published records."
+    own = [store.read(path) for path in store.folder.glob("*/*.json")]
+    records = {file_name(rec["args"]): rec for rec in (read_study(file) if file.exists() else [])}
+    records |= {file_name(rec["args"]): rec for rec in own if "error" not in rec}
+    if own: write_study(file, records.values())
+
+
+def make_study(name, study, scale, reports):
     "One study: its runs, its page; how many runs were made."
-    store = Store(work/name)
-    before = store.size()[0]
-    if isinstance(study[scale], list): run_grids(study, scale, store)
-    if "notebook" in study: execute_page(name, study, scale, store.folder, reports/study["folder"])
-    return store.size()[0] - before
+    smoke, published = scale == "smoke", root()/"reports"/"records"
+    store = Store(reports/"store"/name) if smoke else open_store(root()/"runs"/"studies"/name, published)
+    count = lambda: sum(1 for _ in store.folder.glob("*/*.json"))
+    before = count()
+    if "grid" in study: run_grids(study, scale, store)
+    if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
+    if not smoke: publish(store, published/f"{name}.jsonl")
+    return count() - before
 
 
 def make_studies(name=None, scale="cpu"):
     "All studies or one, at a scale; the names of those that failed."
     studies = read_studies()
-    chosen = choose_studies(studies, name)
+    chosen, failed = choose_studies(studies, name), []
     reports = root()/"out"/"reports-smoke" if scale == "smoke" else root()/"reports"
-    work = reports/"store" if scale == "smoke" else root()/"runs"/"studies"
-    failed = []
     for i, (name, study) in enumerate(chosen.items(), 1):
         at, began = f"{i} of {len(chosen)}: {name}", time.perf_counter()
-        if scale not in study: print(f"{at}: nothing at scale {scale}", flush=True)
-        elif missing_data(study): print(f"{at}: left out, not here: {', '.join(missing_data(study))}", flush=True)
-        else:
-            print(at, flush=True)
-            try: said = f"{make_study(name, study, scale, reports, work)} runs made"
-            except Exception as e:
-                failed.append(name)
-                said = f"failed: {e}"
-            print(f"{at}: {said}, {time.perf_counter() - began:.0f} s", flush=True)
+        if scale not in study:
+            print(f"{at}: nothing at scale {scale}", flush=True)
+            continue
+        if missing_data(study):
+            print(f"{at}: left out, not here: {', '.join(missing_data(study))}", flush=True)
+            continue
+        print(at, flush=True)
+        try: said = f"{make_study(name, study, scale, reports)} runs made"
+        except Exception as e:
+            failed.append(name)
+            said = f"failed: {e}"
+        print(f"{at}: {said}, {time.perf_counter() - began:.0f} s", flush=True)
     write_readme(studies, reports)
     return failed
 

@@ -29,9 +29,9 @@ def describe_runs(records):
         data=distinct(a["dataset"] for a in args), targets=distinct(str(a["target"]) for a in args),
         network=distinct(s["backbone"] for s in settings), size=distinct(s["size"] for s in settings),
         limit=distinct(s["limit"] for s in settings), pretrained=distinct(s["pretrained"] or None for s in settings),
-        torch=distinct(r["versions"]["torch"] for r in records if "versions" in r),
-        hardware=distinct(r.get("hardware") for r in records),
-        made=max((r.get("made", "")[:10] for r in records), default=""))
+        torch=distinct(r["provenance"]["libraries"]["torch"] for r in records),
+        hardware=distinct(r["provenance"]["hardware"] for r in records),
+        made=max((r["provenance"]["made"][:10] for r in records), default=""))
 
 
 def write_setting(folder, parts):
