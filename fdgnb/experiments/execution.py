@@ -230,7 +230,7 @@ def run(
 
 # %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
 @contextmanager
-def say_say_stopped(hidden):
+def say_stopped(hidden):
     "Ctrl-C, or a machine that cannot go on: what is kept is said in one line."
     try: yield
     except (OSError, MemoryError) as e:

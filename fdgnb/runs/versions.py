@@ -23,9 +23,9 @@ from ..models import MODELS
 # %% ../../nbs/runs/08_versions.ipynb #vers0006
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(...))
 INNER = ("func", "args", "keywords", "__func__", "__self__", "fget", "fset", "__wrapped__")
-MADE = {"__doc__", "__module__", "__dict__", "__weakref__", "__qualname__", "__firstlineno__", "__static_attributes__",
-        "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__dataclass_params__",
-        "__dataclass_fields__", "__match_args__", "__abstractmethods__", "_abc_impl"}
+MADE = set("""__doc__ __module__ __dict__ __weakref__ __qualname__ __firstlineno__ __static_attributes__ __annotations__
+    __annotate__ __annotate_func__ __annotations_cache__ __dataclass_params__ __dataclass_fields__ __match_args__
+    __abstractmethods__ _abc_impl __slotnames__ _render_traceback_ admitted name""".split())     # set later, or by Python
 
 
 def is_installed(module: str) -> bool:
