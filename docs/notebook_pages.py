@@ -68,10 +68,8 @@ def leads_to(target, page):
     anchor = f"#{slug(anchor)}" if anchor else ""
     if re.match(r"[a-z][a-z0-9+.-]*:", target): return None, target
     if not path: return None, anchor
-    homes = [page.parent, *([NBS/"tables"] if page.is_relative_to(REPORTS) else [])]
-    for home in homes:                              # a report is the executed copy of a page of nbs/tables
-        found = (home/path).resolve()
-        if not found.exists() or not found.is_relative_to(ROOT): continue
+    found = (page.parent/path).resolve()
+    if found.exists() and found.is_relative_to(ROOT):
         to = os.path.relpath(place(found), os.path.dirname(place(page)) or ".")
         return found, to + anchor
     return None, target

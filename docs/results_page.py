@@ -2,7 +2,7 @@
 import os, re
 from pathlib import Path
 import pandas as pd
-from notebook_pages import FILES, LINK, REPORTS, linked, outside_code, title_of, titles
+from notebook_pages import FILES, LINK, REPORTS, linked, outside_code, title_of
 
 LEDGER, RECORDS = "ledger.csv", "records"
 SCRIPT, STYLE = "_static/datatables.js", "_static/datatables.css"
@@ -10,26 +10,9 @@ ASSETS = f'''<link rel="stylesheet" href="{STYLE}">
 <script defer src="{SCRIPT}"></script>
 <script defer src="_static/tables.js"></script>'''
 ORDER = ("reproduced", "not reproduced", "not run")
-NAMES = dict(fedsb="FedSB", ga="GA", fedka="FedKA", fedbr="FedBR", fdse="FDSE")
-TITLES = dict(ledger="Every printed number", ours_across="Our own comparison: its settings side by side",
-              ours_steps_digits="digits: what beats FedAvg beside more steps of it",
-              ours_steps_in_domain_office_caltech10="Office-Caltech10 in-domain: beside more steps of FedAvg",
-              ours_steps_in_domain_local_office_caltech10="The same after the local steps",
-              ours_alone_digits="digits in-domain: over clients that train alone",
-              ours_alone_local_digits="The same after the local steps",
-              ours_alone_office_caltech10="Office-Caltech10 in-domain: over clients that train alone",
-              ours_alone_local_office_caltech10="The same after the local steps",
-              ours_steps_pacs="PACS: what beats FedAvg beside more steps of it",
-              ours_steps_office_caltech10="Office-Caltech10: what beats FedAvg beside more steps of it",
-              ours_parts_office_caltech10="Office-Caltech10: FedSB taken apart",
-              ours_parts_fdse_office_caltech10="Office-Caltech10: FDSE taken apart",
-              fidelity_cpu_taken_back="As released, a difference at a time taken back")
-FIGURES = dict(ranks="mean ranks", iqm="interquartile means", cost="gain against cost",
-               rules="selection rules", alike="against FedAvg with equal weights")
 # what a wide table folds away first, until its columns fit the page
 FOLDED = """metric backbone at_least at_cpu least printed_sd ours_sd sd largest_sd last_sd sd_difference n
     dataset note hyper signs""".split()
-OURS = "16_ours", "17_tuned"                                        # reports that stand before the papers'
 CONTENTS = "```{contents}\n:local:\n:depth: 1\n:backlinks: none\n```"
 WIDE = 140                                                          # characters that a page has room for
 
@@ -41,34 +24,13 @@ def files(folder, *suffixes):
     return [p for p in found if not left_out & set(p.relative_to(folder).parts)]
 
 
-def named_by(folder):
-    "{file: executed report} as the README's tables state it: a report and what it made stand in one row."
-    readme, out = folder/"README.md", {}
-    if not readme.exists(): return out
-    for row in readme.read_text().split("\n"):
-        targets = [folder/t for t in LINK.findall(row)] if row.startswith("|") else []
-        made = [t for t in targets if t.suffix != ".ipynb"]
-        made += [t.with_suffix(".csv") for t in made if t.suffix in (".md", ".tex")]
-        for report in [t for t in targets if t.suffix == ".ipynb"][:1]: out |= dict.fromkeys(made, report)
-    return out
-
-
-def by_name(file, reports):
-    "The report whose name, its number and `table` left out, begins the file's name; None if none does."
-    core = lambda p: re.sub(r"^(\d+_)?(table_)?", "", p.stem)
-    fits = [r for r in reports if core(file).startswith(core(r))]
-    return max(fits, key=lambda r: len(core(r)), default=None)
-
-
-def by_report(folder):
-    "{executed report, or None: its files}: what the README states, else what the names say."
-    stated, reports = named_by(folder), files(folder, ".ipynb")
-    out = {r: [] for r in reports}
-    for f in files(folder, ".csv", ".png", ".svg"):
+def by_folder(folder):
+    "{folder: (its executed reports, its tables and figures)}, our own comparison before the papers."
+    out = {}
+    for f in files(folder, ".ipynb", ".csv", ".png"):
         if f.name == LEDGER: continue
-        twins = [f.with_suffix(e) for e in (".png", ".svg") if f.suffix != ".csv"]           # of one figure
-        report = stated.get(f) or next((stated[t] for t in twins if t in stated), None) or by_name(f, reports)
-        out.setdefault(report if report in out else None, []).append(f)
+        reports, made = out.setdefault(f.parent, ([], []))
+        (reports if f.suffix == ".ipynb" else made).append(f)
     return out
 
 
@@ -133,62 +95,41 @@ def anchor(file, folder):
     return f"{kind}-of-" + re.sub(r"[\W_]+", "-", name)
 
 
-def stem_of(setting): return "_".join(re.sub(r"[\W_]", " ", setting).split())
-
-
-def settings_of(notebooks):
-    "{part of a file's name: setting} of all settings whose tables an executed report shows."
-    outputs = [o for nb in notebooks.values() if nb for c in nb["cells"] for o in c.get("outputs", [])]
-    texts = ["".join(o.get("data", {}).get("text/markdown", "")) for o in outputs]
-    return {stem_of(s): s for t in texts for s in re.findall(r"^### (.+)$", t, re.M)}
-
-
-def words(stem, settings=()):
-    "A file's name in words: the setting as its report writes it, a system as its authors do."
-    for begin in sorted(settings, key=len, reverse=True):
-        if f"{stem}_".startswith(f"ours_{begin}_"):
-            what = stem[len(f"ours_{begin}_"):]
-            return capital(settings[begin] + f": {FIGURES.get(what, what)}"*bool(what))
-    parts = re.sub(r"([a-z])(\d+)(?![a-z\d])", r"\1_\2", stem.replace("/", ": ")).split("_")
-    return TITLES.get(stem) or capital(" ".join(NAMES.get(w, w) for w in parts))
+def words(name):
+    "A name of a file or of folders in words: 'papers/fedka/table2' is 'Papers, fedka, table 2'."
+    apart = re.sub(r"([a-z])(\d+)(?![a-z\d])", r"\1 \2", name.replace("/", ", ").replace("_", " "))
+    return capital(apart)
 
 
 def capital(text): return text[:1].upper() + text[1:]
 
 
-def heading(file, folder, settings, level):
+def heading(file, folder):
     "Where links lead, and the name in words."
-    name = words(path_of(file, folder).removesuffix(file.suffix), settings)
     twin = file.suffix != ".csv" and file.with_suffix(".csv").exists()
-    return [f"({anchor(file, folder)})=", f"{level} {name}" + ", figure"*twin, ""]
+    return [f"({anchor(file, folder)})=", f"### {words(file.stem)}" + ", figure"*twin, ""]
 
 
-def table_section(file, folder, settings=(), level="###"):
+def table_section(file, folder):
     "Heading, size, links to the file, what all rows share, the table."
     frame = read(file)
     size = f"{len(frame):,} rows" if len(frame) != 1 else "1 row"
     links, same = beside(file, folder, ".md", ".tex"), constant(frame)
     name = path_of(file, folder).removesuffix(".csv")
-    return "\n".join([*heading(file, folder, settings, level),
-                      f"{size}, {len(frame.columns)} columns: {links}", "", said_once(same), "",
+    return "\n".join([*heading(file, folder), f"{size}, {len(frame.columns)} columns: {links}", "", said_once(same), "",
                       raw(table(frame.drop(columns=[*same]), identifier(name)))])
 
 
-def figure_section(file, folder, settings=(), level="###"):
-    "Heading, links, the picture; of a picture in two formats the pixels are shown."
-    links = beside(file, folder, *({".png", ".svg"} - {file.suffix}))
-    name, shown = path_of(file, folder).removesuffix(file.suffix), f"{FILES}/reports/{path_of(file, folder)}"
-    return "\n".join([*heading(file, folder, settings, level), links, "",
-                      f"![{words(name, settings)}]({shown})", ""])
+def figure_section(file, folder):
+    "Heading, link, the picture."
+    shown = f"{FILES}/reports/{path_of(file, folder)}"
+    return "\n".join([*heading(file, folder), beside(file, folder), "", f"![{words(file.stem)}]({shown})", ""])
 
 
-def sections(made, folder, settings=()):
+def sections(made, folder):
     "Figures first, then tables."
-    pictures = [f for f in made if f.suffix == ".png"]
-    pictures += [f for f in made if f.suffix == ".svg" and f.with_suffix(".png") not in made]
-    tables = [f for f in made if f.suffix == ".csv"]
-    return [figure_section(f, folder, settings) for f in pictures] + \
-        [table_section(f, folder, settings) for f in tables]
+    return [figure_section(f, folder) for f in made if f.suffix == ".png"] + \
+        [table_section(f, folder) for f in made if f.suffix == ".csv"]
 
 
 def counts(frame):
@@ -203,38 +144,29 @@ def counts(frame):
 
 def executed(report, notebooks, folder):
     "The link to an executed report, with its quotation."
-    return f"[Executed report]({'reports/' + path_of(report, folder)}): {title_of(notebooks[report])[1]}"
+    return f"[Executed report: {title_of(notebooks[report])[0]}]({'reports/' + path_of(report, folder)}): {title_of(notebooks[report])[1]}"
 
 
-def ledger_section(folder, notebooks):
-    "The replication ledger: counts by state on top, then every printed number; and its executed report."
-    file, report = folder/LEDGER, ledger_report(folder, notebooks)
+def ledger_section(folder):
+    "The replication ledger: counts by state on top, then every printed number."
+    file = folder/LEDGER
     if not file.exists(): return []
     frame = read(file)
     lead = "Every number that four of the five papers print, and what became of it here."
-    link = [executed(report, notebooks, folder), ""] if report else []
-    top = ["## The replication ledger", "", lead, "", *link] + ([counts(frame)] if "state" in frame else [])
-    made = by_report(folder).get(report, []) if report else []
-    return ["\n".join(top), table_section(file, folder), *sections(made, folder)]
+    top = ["## The replication ledger", "", lead, ""] + ([counts(frame)] if "state" in frame else [])
+    return ["\n".join(top), table_section(file, folder)]
 
 
-def ledger_report(folder, notebooks):
-    "The executed report that wrote the ledger, or None."
-    fits = [r for r in notebooks if re.fullmatch(r"(\d+_)?ledger", r.stem)]
-    return fits[0] if fits and (folder/LEDGER).exists() else None
+def results_of(path): return f"results-of-{identifier(path)}"
 
 
 def readme(folder, used):
-    "The text of reports/README.md without its title; links to tables and figures lead to their sections."
+    "The text of reports/README.md without its title; links to folders lead to their sections."
     path = folder/"README.md"
     if not path.exists(): return []
     text = re.sub(r"^# .*\n", "## What is there\n", path.read_text())
-    here = {path_of(f, folder): f for f in files(folder, ".csv", ".png")}
-
-    def change(m):
-        name = m[1] if m[1] in here else re.sub(r"\.(md|tex|svg)$", ".csv", m[1])
-        if name not in here: return m[1]
-        return f"#{anchor(here[name], folder)}"
+    shown = {path_of(f, folder) for f in by_folder(folder)} - {"."}
+    change = lambda m: f"#{results_of(m[1])}" if m[1] in shown else m[1]
     return [linked(outside_code(text, lambda part: LINK.sub(change, part)), path, used)]
 
 
@@ -249,24 +181,20 @@ def answer(folder, used):
 
 def records_line(folder):
     "How many runs are on file."
-    n = len(list((folder/RECORDS).rglob("*.json"))) if (folder/RECORDS).is_dir() else 0
-    return [f"{n:,} runs are on record in `reports/{RECORDS}`, a file each: metrics, curves, costs."]*(n > 0)
+    n = sum(len(p.read_text().splitlines()) for p in (folder/RECORDS).glob("*.jsonl"))
+    return [f"{n:,} runs are on record in `reports/{RECORDS}`, a line each: metrics, curves, costs."]*(n > 0)
 
 
 def page(notebooks, folder=REPORTS, used=None):
     "The page as Markdown; `notebooks` is {executed report: notebook}. A section exists where its files do."
     lead = "> Every table and figure that the reports wrote, beside the report that made it."
     lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), CONTENTS, *answer(folder, used),
-             *ledger_section(folder, notebooks), *readme(folder, used)]
-    settings, shown = settings_of(notebooks), {None, ledger_report(folder, notebooks)}
-    names = titles(notebooks)
-    of_papers = lambda pair: getattr(pair[0], "stem", "") not in OURS
-    for report, made in sorted(by_report(folder).items(), key=of_papers):
-        if report in shown: continue
-        lines += [f"## {names[report]}", "", executed(report, notebooks, folder), "",
-                  *sections(made, folder, settings)]
-    rest = by_report(folder).get(None)
-    if rest: lines += ["## Further tables and figures", "", *sections(rest, folder, settings)]
+             *ledger_section(folder), *readme(folder, used)]
+    for where, (reports, made) in by_folder(folder).items():
+        path = path_of(where, folder)
+        lines += [f"({results_of(path)})=\n## {words(path) if path != '.' else 'All papers'}", ""]
+        lines += [executed(r, notebooks, folder) for r in reports if r in notebooks]
+        lines += sections(made, folder)
     return "\n\n".join(lines) + "\n"
 
 
@@ -284,5 +212,5 @@ def bundle():
 
 def copies(folder=REPORTS):
     "{place below the site's sources: file} of all that the page links to or shows."
-    found = files(folder, ".csv", ".md", ".tex", ".png", ".svg")
+    found = files(folder, ".csv", ".md", ".tex", ".png", ".json")
     return {os.path.join(FILES, "reports", path_of(f, folder)): f for f in found if f.name != "README.md"}

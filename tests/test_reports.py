@@ -1,17 +1,14 @@
-"""The notebooks that make reports/ run at a tiny scale, and the reports on file are of the code as it is."""
+"""The studies of reports/: what the file asks for is there, one failure stops nothing else, and pages run at a tiny scale."""
 import json, subprocess, sys
 from importlib import import_module
 from pathlib import Path
 import pandas as pd
 import pytest
-from fdgnb.experiments.store import Store
+from fdgnb.experiments import studies
 
 ROOT = Path(__file__).resolve().parent.parent
-FIDELITY = ROOT/"reports"/"fidelity.csv"                              # scale small: all systems
-ON_FILE = [ROOT/"reports"/f"{n}.csv" for n in ("fidelity", "fidelity_cpu")]
-on_file = pytest.mark.parametrize("file", [pytest.param(f, id=f.stem) for f in ON_FILE if f.exists()] or [
-    pytest.param(None, marks=pytest.mark.skip(reason="no report on file"))])
-SYSTEMS = ("fedsb", "ga", "fedka", "fedbr", "fdse")
+FIDELITY = ROOT/"reports"/"fidelity"
+STUDIES = studies.read_studies()
 
 
 def papermill(notebook, to, **parameters):
@@ -22,13 +19,65 @@ def papermill(notebook, to, **parameters):
     return done.stderr[-2000:] if done.returncode else ""
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_asks_for_what_is_there(name):
+    "Its page and the parameters that it is given, its runs as grids, the studies that it shows."
+    import papermill
+    study = STUDIES[name]
+    scales = [s for s in studies.SCALES if s in study]
+    assert scales and study["what"] and ("notebook" in study or "grid" in study)
+    assert set(study.get("shows", [])) <= set(STUDIES)
+    if "notebook" in study:
+        declared = papermill.inspect_notebook(ROOT/"nbs"/f"{study['notebook']}.ipynb")
+        for scale in scales: studies.parameters_of(study, scale, declared, {})
+    if "grid" in study and not studies.missing_data(study):
+        assert all(len(g) for scale in scales for g in studies.grids_of(study, scale))
+
+
+def page(source):
+    "A notebook of a title, parameters, and a cell."
+    code = dict(cell_type="code", execution_count=None, outputs=[])
+    cells = [dict(cell_type="markdown", id="a", metadata={}, source="# A page\n> It [links](ok.ipynb)."),
+             code | dict(id="b", metadata=dict(tags=["parameters"]), source="reports = None\nmore = 0"),
+             code | dict(id="c", metadata={}, source=source)]
+    kernel = dict(name="python3", display_name="python3", language="python")
+    return json.dumps(dict(cells=cells, metadata=dict(kernelspec=kernel), nbformat=4, nbformat_minor=5))
+
+
+def test_a_study_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
+    "The others are made, what lacks data is named, and the exit code is an error with the name."
+    (tmp_path/"nbs").mkdir()
+    (tmp_path/"reports").mkdir()
+    (tmp_path/"nbs/ok.ipynb").write_text(page("open(f'{reports}/x.csv', 'w').write(str(more))"))
+    (tmp_path/"nbs/bad.ipynb").write_text(page("1/0"))
+    (tmp_path/"reports/studies.toml").write_text("""
+        bad = {what = "Fails", folder = "bad", notebook = "bad", cpu = {}}
+        away = {what = "Lacks data", folder = "away", notebook = "ok", data = ["domainnet"], cpu = {}}
+        ok = {what = "Works", folder = "papers/ok", notebook = "ok", cpu = {more = 2}}
+        """)
+    monkeypatch.setattr(studies, "root", lambda: tmp_path)
+    assert studies.main([]) == "failed: bad"
+    said = capsys.readouterr().out
+    assert "1 of 3: bad: failed: " in said and "2 of 3: away: left out, not here: domainnet" in said
+    assert "3 of 3: ok: 0 runs made" in said
+    made = tmp_path/"reports/papers/ok"
+    assert sorted(p.name for p in made.iterdir()) == ["ok.ipynb", "x.csv"] and (made/"x.csv").read_text() == "2"
+    assert "(../../../nbs/ok.ipynb)" in (made/"ok.ipynb").read_text() and str(tmp_path) not in (made/"ok.ipynb").read_text()
+    assert (tmp_path/"reports/bad/unfinished.ipynb").exists()
+    assert "[ok](papers/ok/ok.ipynb)" in (tmp_path/"reports/README.md").read_text()
+
+
+def test_the_page_of_reports_is_short():
+    assert len((ROOT/"reports/README.md").read_text().splitlines()) <= 40
+
+
 def differences(system): return set(import_module(f"fdgnb.methods.{system}").DIFFERENCES)
 
 
 def fidelity(to, **given):
     "The page at scale smoke, GA alone, its records and its report below `to`: the table, or what went wrong."
     wrong = papermill("tables/02_fidelity.ipynb", to/"x.ipynb", scale="smoke", systems="ga", jobs=1,
-                      store=to/"records", report=to/"report", **given)
+                      store=to/"records", reports=to/"report", **given)
     return wrong or pd.read_csv(to/"report"/"fidelity.csv")
 
 
@@ -39,55 +88,36 @@ def test_fidelity_in_the_small(tmp_path):
     assert table.accuracy.between(0, 100).all() and (table[table.label == "as printed"].difference == 0).all()
     null = table[table.label == "first weights by size"].iloc[0]
     assert null.why and null.difference == 0 and pd.isna(null.holm)
-    runs = pd.read_csv(tmp_path/"report"/"fidelity_runs.csv")
-    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/digits/*.json")}
-    assert len(stamps) == len(runs) == len(table) + 1                                # and FedAvg
-    assert {"fidelity.md", "fidelity.tex", "fidelity.png"} <= {p.name for p in (tmp_path/"report").iterdir()}
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path/"records").rglob("*.json")}
+    assert len(stamps) == len(pd.read_csv(tmp_path/"report"/"runs.csv")) == len(table) + 1          # and FedAvg
     assert fidelity(tmp_path, run_missing=False).equals(table)
-    assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("records/digits/*.json")}
-    for p in tmp_path.glob("records/digits/ga*.json"): p.unlink()                    # FedAvg alone is left
+    assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path/"records").rglob("*.json")}
+    for p in (tmp_path/"records").rglob("ga*.json"): p.unlink()                                     # FedAvg alone is left
     assert "FdgnbError: no run of ga as printed is in the store" in fidelity(tmp_path, run_missing=False)
+
+
+def test_the_table_on_file_is_made_of_the_runs_on_file():
+    "Means and deviations of the paired differences, worked out again; a switch that was added makes the report stale."
+    runs, table = pd.read_csv(FIDELITY/"runs.csv"), pd.read_csv(FIDELITY/"fidelity.csv")
+    wide = runs.pivot_table(index=["dataset", "system", "label"], columns="seed", values="accuracy")
+    for r in table.itertuples():
+        d = wide.loc[r.dataset, r.system, r.label] - wide.loc[r.dataset, r.system, "as printed"]
+        assert abs(d.mean() - r.difference) < .01 and abs(d.std() - r.sd_difference) < .01, r
+    for (data, system), rows in table.groupby(["dataset", "system"]):
+        assert set(rows.label) == differences(system), (data, system)
+
+
+def test_no_number_of_scale_smoke_in_reports():
+    for p in (ROOT/"reports").rglob("setting.json"):
+        assert all("smoke" not in part["scale"] for part in json.loads(p.read_text()).values()), p
+    for p in (ROOT/"reports").rglob("*.ipynb"):
+        given = json.loads(p.read_text())["metadata"].get("papermill", {}).get("parameters", {})
+        assert given.get("scale") != "smoke", p.name
 
 
 def test_the_ledger_of_an_empty_store(tmp_path):
     "As on a fresh machine, where no run is on file: every number has a state all the same."
     (tmp_path/"none").mkdir()
-    wrong = papermill("tables/10_ledger.ipynb", tmp_path/"l.ipynb", store=tmp_path/"none", report=tmp_path)
+    wrong = papermill("tables/10_ledger.ipynb", tmp_path/"l.ipynb", store=tmp_path/"none", reports=tmp_path)
     assert not wrong, wrong
     assert len(pd.read_csv(tmp_path/"ledger.csv")) == 1074
-
-
-@on_file
-def test_the_tables_on_file_are_made_of_the_runs_on_file(file):
-    "Means and deviations of the paired differences, worked out again from the file of the runs."
-    runs = pd.read_csv(file.with_name(f"{file.stem}_runs.csv"))
-    wide = runs.pivot_table(index=["dataset", "system", "label"], columns="seed", values="accuracy")
-    for r in pd.read_csv(file).itertuples():
-        d = wide.loc[r.dataset, r.system, r.label] - wide.loc[r.dataset, r.system, "as printed"]
-        assert abs(d.mean() - r.difference) < .01 and abs(d.std() - r.sd_difference) < .01, r
-
-
-@on_file
-def test_the_runs_on_file_are_records(file):
-    runs = pd.read_csv(file.with_name(f"{file.stem}_runs.csv"))
-    known = {r["result"]: r for r in Store() if "error" not in r}
-    for r in runs.itertuples():
-        assert abs(100*known[r.result]["scores"]["aggregated"]["last"]["target"] - r.accuracy) < 1e-3, r
-
-
-@on_file
-def test_the_report_on_file_has_every_difference(file):
-    "A switch that was added or renamed since makes the report stale."
-    table = pd.read_csv(file)
-    for (data, system), rows in table.groupby(["dataset", "system"]):
-        assert set(rows.label) == differences(system), (data, system)
-    assert set(table.system) == set(SYSTEMS) or file != FIDELITY
-
-
-@pytest.mark.skipif(not (ROOT/"reports"/"16_ours.ipynb").exists(), reason="no report on file")
-def test_what_our_comparison_says_is_of_the_runs_on_file():
-    "Its last cell holds the text against the runs it was written of; of others it prints that it does not."
-    nb = json.loads((ROOT/"reports"/"16_ours.ipynb").read_text())
-    printed = ["".join(o.get("text", "")) for c in nb["cells"] for o in c.get("outputs", ())]
-    assert not any(w in text for text in printed for w in ("was written of other runs", "was not checked"))
-    assert "quoted_rest(*settings[:3])" in "".join(nb["cells"][-1]["source"])

@@ -12,7 +12,7 @@ from browser import browser, program, served
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/"docs"))
-import api_pages, notebook_pages as pages, relink, results_page
+import api_pages, notebook_pages as pages, results_page
 SITE, BUILT = ROOT/"_docs/html", ROOT/"_docs/built"
 NBS, REPORTS = ROOT/"nbs", ROOT/"reports"
 NOTEBOOKS = [p for top in (NBS, REPORTS) for p in sorted(top.rglob("*.ipynb"))
@@ -80,8 +80,7 @@ def test_front_matter_and_widgets_are_not_shown():
     ("nbs/methods/02_ga.ipynb", "../runs/06_protocols.ipynb", "../runs/06_protocols.ipynb"),
     ("nbs/methods/06_drift.ipynb", "#2.-FedProx", "#2-fedprox"),
     ("nbs/runs/03_records.ipynb", "02_metrics.ipynb#Over-seeds", "02_metrics.ipynb#over-seeds"),
-    ("reports/42_table_fedka.ipynb", "../methods/03_fedka.ipynb", "../methods/03_fedka.ipynb"),
-    ("reports/42_table_fedka.ipynb", "02_fidelity.ipynb", "../tables/02_fidelity.ipynb"),
+    ("reports/papers/fedka/fedka.ipynb", "../../../nbs/methods/03_fedka.ipynb", "../../../methods/03_fedka.ipynb"),
     ("nbs/index.ipynb", "../reports", "results.md"),
     ("nbs/index.ipynb", "../README.md", "index.ipynb"),
     ("nbs/methods/02_ga.ipynb", "../../tests/test_ga.py", "../files/tests/test_ga.py"),
@@ -126,55 +125,24 @@ def reports(folder, files):
 
 
 def test_results_of_files_that_come_later(tmp_path):
-    "The ledger with its counts, tables in folders, records that are counted: each where its file exists."
-    folder = reports(tmp_path, {"table_x.csv": "a,b\n1.50,x\n", "tables/common.csv": "method\nfdse\n",
-                                "records/ab/c.json": "{}", "records/d.json": "{}",
-                                "records/hidden.csv": "a\n1\n"})
-    text = results_page.page({}, folder)
-    assert "## Further tables and figures" in text and "### Tables: common" in text and "1.50" in text
+    "The answer, the ledger with its counts, tables in folders, records that are counted: each where its file exists."
+    folder = reports(tmp_path/"reports", {
+        "papers/x/table1.csv": "a,b\n1.50,x\n", "papers/x/x.ipynb": "", "records/d.json": "{}", "records/d.jsonl": "{}\n{}\n",
+        "records/hidden.csv": "a\n1\n", "README.md": "# R\n| [x](papers/x/x.ipynb) | [papers/x](papers/x) |\n"})
+    (tmp_path/"README.md").write_text("a\n<!-- results: x -->\n**Which one?** This.\n\n<details>b</details>\n")
+    notebooks = {folder/"papers/x/x.ipynb": dict(cells=[markdown("# X\n> What.")])}
+    text = results_page.page(notebooks, folder)
+    assert "## Which one?\n\nThis.\n" in text and "details" not in text
+    assert "## Papers, x" in text and "### Table 1" in text and "1.50" in text and "x.ipynb): What." in text
+    assert "(results-of-papers-x)=" in text and "[papers/x](#results-of-papers-x)" in text
     assert "2 runs are on record" in text and "hidden" not in text and "ledger" not in text
     states = ["reproduced"]*2 + ["not run"]*3 + ["not reproduced"]
     ledger = pd.DataFrame(dict(paper=["FDSE"]*4 + ["GA"]*2, printed=1., state=states))
     ledger.to_csv(folder/"ledger.csv", index=False)
-    text = results_page.page({}, folder)
+    text = results_page.page(notebooks, folder)
     assert "| | reproduced | not reproduced | not run | all |" in text
     assert "| FDSE | 2 | 0 | 2 | 4 |" in text and "| **all** | 2 | 1 | 3 | 6 |" in text
-    assert text.index("replication ledger") < text.index("table_x")
-
-
-def test_results_begin_with_the_answer_of_the_readme(tmp_path):
-    "Up to what unfolds there; our own comparison stands before the papers'."
-    folder = reports(tmp_path/"reports", {"11_fedsb.ipynb": "", "16_ours.ipynb": "", "ours.csv": "a\n1\n"})
-    said = "**Which one?** This.\n\n<details>b</details>\n"
-    (tmp_path/"README.md").write_text(f"a\n<!-- results: x -->\n{said}")
-    nb = lambda title: dict(cells=[markdown(f"# {title}\n> What.")])
-    notebooks = {folder/"11_fedsb.ipynb": nb("FedSB"), folder/"16_ours.ipynb": nb("Ours")}
-    text = results_page.page(notebooks, folder)
-    assert "## Which one?\n\nThis.\n" in text and "details" not in text
-    assert text.index("## Which one?") < text.index("## Ours") < text.index("## FedSB")
-
-
-def test_a_table_stands_beside_the_report_that_made_it(tmp_path):
-    folder = reports(tmp_path, {"1_x.ipynb": "", "2_y.ipynb": "", "x_runs.csv": "a\n1\n", "z.csv": "a\n1\n",
-                                "x.png": "", "q.csv": "a\n1\n",
-                                "README.md": "# R\n| [y](2_y.ipynb), [z](z.md) |\n"})
-    found = {r and r.stem: [f.name for f in fs] for r, fs in results_page.by_report(folder).items()}
-    assert found == {"1_x": ["x.png", "x_runs.csv"], "2_y": ["z.csv"], None: ["q.csv"]}
-
-
-def test_a_heading_says_the_setting_in_words(tmp_path):
-    "Two networks whose names part late are two headings; the column of the methods has a name."
-    settings = [f"digits, held-out domains, scale cpu, 12 rounds, {net}" for net in ("cnn2", "cnn2_wide")]
-    shown = [dict(data={"text/markdown": [f"### {s}"]}) for s in settings]
-    notebooks = {tmp_path/"16_ours.ipynb": dict(cells=[coded("", shown), markdown("# Ours\n> All.")])}
-    files = {"16_ours.ipynb": ""}
-    for s in settings: files |= {f"ours_{results_page.stem_of(s)}{end}": ",Avg\nfedavg,1\n"
-                                 for end in (".csv", "_cost.png")}
-    text = results_page.page(notebooks, reports(tmp_path, files))
-    for s in settings: assert f"### D{s[1:]}\n" in text and f"### D{s[1:]}: gain against cost\n" in text
-    assert "<th>method</th>" in text and "Unnamed" not in text
-    assert results_page.words("fedka_table2") == "FedKA table 2"
-    assert results_page.words("table_fedka2_sources") == "Table FedKA 2 sources"
+    assert text.index("replication ledger") < text.index("## Papers, x")
 
 
 def test_what_all_rows_share_is_said_once_and_wide_tables_fold(tmp_path):
@@ -198,14 +166,7 @@ def test_two_reports_of_one_title_are_told_apart(tmp_path):
     assert {p.stem: t for p, t in named.items()} == made | {"15_fdse_table4": "FDSE: table 4"}
 
 
-def test_a_report_links_where_its_page_did(tmp_path):
-    text = "[a](../compare.ipynb#x) [b](https://a.b/c) [c](#x) [d](here.csv) `[e](../run.ipynb)` [f](gone.md)"
-    (tmp_path/"here.csv").touch()
-    to = os.path.relpath(pages.NBS/"compare.ipynb", tmp_path)
-    assert relink.relinked(text, tmp_path) == text.replace("../compare.ipynb#x", f"{to}#x")
-
-
-@pytest.mark.parametrize("report", sorted(REPORTS.glob("*.ipynb")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("report", sorted(REPORTS.rglob("*.ipynb")), ids=lambda p: p.stem)
 def test_links_of_a_report_lead_somewhere(report):
     cells, found = json.loads(report.read_text())["cells"], []
     for t in [pages.text_of(c) for c in cells if c["cell_type"] == "markdown"]:
@@ -214,20 +175,13 @@ def test_links_of_a_report_lead_somewhere(report):
     assert not [p for p in paths if p and not (report.parent/p).exists()]
 
 
-def test_the_ledger_stands_once_in_the_contents(tmp_path):
-    files = {"10_ledger.ipynb": "", "ledger.csv": "paper,state\nGA,not run\n"}
-    report = dict(cells=[markdown("# The replication ledger\n> Each number.")])
-    text = results_page.page({tmp_path/"10_ledger.ipynb": report}, reports(tmp_path, files))
-    assert text.count("# The replication ledger") == 1 and "(reports/10_ledger.ipynb): Each number." in text
-
-
 def test_results_as_they_are():
     "Every table, figure and executed report of reports/ is on the page."
     notebooks = {p: json.loads(p.read_text()) for p in results_page.files(REPORTS, ".ipynb")}
     text = results_page.page(notebooks)
     targets = re.findall(r"^\((.+)\)=$", text, re.M)
     assert len(targets) == len(set(targets)), "a link's target stands twice: Sphinx ends there"
-    for f in results_page.files(REPORTS, ".csv", ".png", ".svg", ".ipynb"):
+    for f in results_page.files(REPORTS, ".csv", ".png", ".ipynb"):
         assert f.relative_to(REPORTS).as_posix() in text, f.name
 
 
@@ -359,7 +313,7 @@ def well(b, address):
     assert not [u for u in b.requests if not u.startswith((address, "data:", "blob:", "about:"))]
 
 
-SAMPLE = """index results run methods/index methods/01_fedsb reports/46_fidelity api/index search
+SAMPLE = """index results run methods/index methods/01_fedsb reports/fidelity/fidelity api/index search
     api/fdgnb.federation.loop""".split()
 CUT = "[...document.querySelectorAll('.cell_input pre')].some(p => p.scrollWidth > p.clientWidth + 1)"
 SET = "['mjx-container', 'mjx-merror'].map(name => document.querySelectorAll(name).length)"
