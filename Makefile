@@ -190,7 +190,7 @@ reports: install
 	else echo "left out, our own comparison on PACS:"; cat out/pacs.log; fi)
 	papermill nbs/tables/16_ours.ipynb "$(REPORTS)/16_ours.ipynb" -p store "$(RECORDS)" -p reports "$(REPORTS)"
 	papermill nbs/tables/17_tuned.ipynb "$(REPORTS)/17_tuned.ipynb" -p scale $(or $(SCALE),cpu) -p seeds $(SEEDS_OF) $(TUNED) \
-	  -p store "$(RECORDS)" -p searches "$(REPORTS)/searches" -p run_missing True -p reports "$(REPORTS)"
+	  -p store "$(RECORDS)" -p run_missing True -p reports "$(REPORTS)"
 	papermill nbs/tables/10_ledger.ipynb "$(REPORTS)/10_ledger.ipynb" -p store "$(RECORDS)" -p report "$(REPORTS)"
 	papermill nbs/tables/02_fidelity.ipynb "$(REPORTS)/46_fidelity$(if $(filter cpu,$(FIDELITY)),_cpu).ipynb" -p scale "$(FIDELITY)" -p store "$(RECORDS)" \
 	  -p run_missing True -p report "$(REPORTS)" $(if $(filter smoke,$(SCALE)),-p systems ga -p jobs 1)

@@ -144,7 +144,7 @@ FOLDERS = {"fdgnb.data": 3, "fdgnb.federation": 4, "fdgnb.runs": 5, "fdgnb.metho
 ROOMS = {"fdgnb.core": 1, "fdgnb.vectors": 2, "fdgnb.settings": 2, "fdgnb.models": 2}
 # these import what they are given: the registries, the user's own modules, and what these import in turn
 NAMED = {("fdgnb.core", "class Registry"), ("fdgnb.runs.imports", "function"),
-         ("fdgnb.runs.code", "function")}
+         ("fdgnb.runs.versions", "function")}
 REGISTRIES = {("fdgnb.federation.compose", "fdgnb.methods"), ("fdgnb.data.catalogue", "fdgnb.data")}
 LOOP = "fdgnb.federation.loop"
 LOOP_NEEDS = ("fdgnb.core", "fdgnb.vectors", "fdgnb.settings", "fdgnb.models", "fdgnb.data.",

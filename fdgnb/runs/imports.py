@@ -10,9 +10,9 @@ __all__ = ['IMPORTED', 'PROCESS', 'KNOWN', 'LOCK', 'file_of', 'loaded', 'importe
 import importlib, os, secrets, sys, threading, traceback
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType
+from types import ModuleType
 from ..core import FdgnbError, echo, root
-from .code import Reached, enclosed, home_of
+from .versions import is_installed, own_parts
 from .records import file_digest
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code01
@@ -68,10 +68,8 @@ def imported(words):
 # %% ../../nbs/runs/11_imports.ipynb #im00code03
 def own_modules(o):
     "Names of the modules that a registered class or function is made of, but fdgnb's and libraries'."
-    homes = {home_of(v) for v in Reached([o]).seen.values()}
-    near = [o, *enclosed(o).values()] if isinstance(o, FunctionType) and hasattr(o, "own") else [o]
-    homes |= {getattr(v, "__module__", None) for v in near}
-    return sorted(h for h in homes if h and h.split(".")[0] != "fdgnb")
+    homes = {v.__name__ if isinstance(v, ModuleType) else v.__module__ for v in own_parts(o)}
+    return sorted(filter(None, homes))
 
 
 def importable(name):
@@ -103,9 +101,9 @@ def checksum(name):
 def beside(modules):
     "Names of the loaded modules whose files lie in the folders of some modules or below, but installed ones."
     where = lambda m: Path(getattr(sys.modules[m], "__file__", None) or "").resolve()
-    folders, all_ = {where(m).parents[m.count(".")] for m in modules}, Reached([])
+    folders = {where(m).parents[m.count(".")] for m in modules}
     there = [m for m in list(sys.modules) if m.split(".")[0] not in ("fdgnb", "__main__", "__mp_main__")]
-    return sorted(m for m in there if folders & {*where(m).parents} and not all_.foreign(m))
+    return sorted(m for m in there if folders & {*where(m).parents} and not is_installed(m))
 
 
 def carried(modules):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'flop_counter', 'client_flops', 'flops', 'costs', 'split_of', 'scored_clients', 'scored_labels',
-           'predictions', 'balanced', 'unseen', 'features', 'arrays', 'versions', 'file_digest', 'plain', 'seal',
+           'predictions', 'balanced', 'unseen', 'features', 'arrays', 'libraries', 'file_digest', 'plain', 'seal',
            'record', 'save', 'read_record', 'read_table', 'Saved', 'load']
 
 # %% ../../nbs/runs/03_records.ipynb #e57f7283
@@ -23,6 +23,7 @@ from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
 from .metrics import domains_of, readable, seconds, table, traffic
 from .selected import Kept
+from .versions import versions_of
 
 # %% ../../nbs/runs/03_records.ipynb #acd9dd36
 def flop_counter():
@@ -149,8 +150,8 @@ def arrays(run):
 FORMAT = "fdgnb-record-1"
 
 
-def versions():
-    "What a run ran on: versions of Python and libraries, machine, cores, GPU."
+def libraries():
+    "The versions of Python and of the libraries here, and machine, cores, GPU."
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     others = {m: version(m) for m in ("kornia", "transformers") if find_spec(m)}
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, **others,
@@ -169,21 +170,22 @@ def plain(v):
 
 
 def seal(rec):
-    "The record with the digest of all in it but seconds and versions."
-    body = {k: v for k, v in rec.items() if k not in ("seconds", "versions", "digest")}
+    "The record with the digest of all in it but seconds, libraries and versions."
+    body = {k: v for k, v in rec.items() if k not in ("seconds", "libraries", "versions", "digest")}
     return {**rec, "digest": file_digest(json.dumps(body, sort_keys=True).encode())}
 
 # %% ../../nbs/runs/03_records.ipynb #f2c89f7e
 def record(run):
     """A run as a JSON-able dict.
 
-    Keys: format, args, domains, classes, sizes, rounds, table[point][rule][column], costs, seconds, versions,
-    digest."""
+    Keys: format, args, domains, classes, sizes, rounds, table[point][rule][column], costs, seconds, libraries,
+    versions (of the loop and the method), digest."""
     t = table(run, "both")
     by_point = {p: {r: v.dropna().to_dict() for r, v in t.loc[p].iterrows()} for p in t.index.unique(0)}
     what = dict(format=FORMAT, args=run.fed.args(), domains=domains_of(run), classes=run.fed.data.classes)
     result = dict(sizes=run.sizes, rounds=run.round, table=by_point, costs=costs(run)["value"].to_dict())
-    return seal(plain({**what, **result, "seconds": seconds(run), "versions": versions()}))
+    return seal(plain({**what, **result, "seconds": seconds(run), "libraries": libraries(),
+                        "versions": versions_of(run.fed)}))
 
 # %% ../../nbs/runs/03_records.ipynb #bfd9b050
 def save(run, out):

@@ -128,10 +128,10 @@ def common_runs(store, also=None):
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp009
 def keep_latest(runs, left):
-    "Of a method's runs those of the latest code; the others are counted in `left`."
-    code = max(runs.record, key=lambda r: r.get("made", ""))["code"]
-    kept = runs[[r["code"] == code for r in runs.record]]
-    left[f"{runs.label.iloc[0]}: of older code"] += len(runs) - len(kept)
+    "Of a method's runs those of the latest versions; the others are counted in `left`."
+    versions = max(runs.record, key=lambda r: r["provenance"]["made"])["versions"]
+    kept = runs[[r["versions"] == versions for r in runs.record]]
+    left[f"{runs.label.iloc[0]}: of an older version"] += len(runs) - len(kept)
     return kept
 
 

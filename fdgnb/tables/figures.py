@@ -102,8 +102,8 @@ def pace(runs):
 
     The processor is the first by name on which every label ran; of none ({}, ''). Other work may have stood
     beside even the fastest, so a second is a rough one."""
-    took = lambda r: r["seconds"]["total"]/max(1, r["rounds"])
-    t = pd.DataFrame([dict(label=r.label, target=str(r.target), processor=r.record["hardware"],
+    took = lambda r: r["provenance"]["seconds"]["total"]/max(1, r["rounds"])
+    t = pd.DataFrame([dict(label=r.label, target=str(r.target), processor=r.record["provenance"]["hardware"],
                            seconds=took(r.record)) for r in runs.itertuples()])
     for processor, g in t.groupby("processor") if len(t) else ():
         fastest = g.pivot_table(index="target", columns="label", values="seconds", aggfunc="min").dropna()
@@ -353,7 +353,7 @@ def varied(records, plan):
         if h.keys() == plan["hyper"].keys() and len(changed) <= 1 and fits_but_hyper(rec["args"], plan):
             for k in changed or plan["hyper"]:
                 groups[k][made_by(rec)][repr(h[k])][rec["args"]["seed"]] = rec
-    newest = lambda by: max(r.get("made", "") for g in by.values() for r in g.values())
+    newest = lambda by: max(r["provenance"]["made"] for g in by.values() for r in g.values())
     rank = lambda by: (len(by), min(SEEDS, *map(len, by.values())), newest(by))
     best = {k: max(some.values(), key=rank) for k, some in groups.items()}
     return {k: {v: [*g.values()] for v, g in by.items()} for k, by in best.items() if len(by) > 1}

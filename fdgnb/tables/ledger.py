@@ -157,13 +157,13 @@ class Records:
     def all(self): return [r for some in self.known.values() for r in some]
 
     def of(self, plan, fit=fits):
-        """{seed: record} of a plan, all of one code, device and data; of one seed the longest run.
+        """{seed: record} of a plan, all of the same versions, device and data; of one seed the longest run.
 
         Of several such groups with enough seeds the newest; else the one with most seeds."""
         groups = defaultdict(dict)
         for r in sorted(self.known.get(self.key(plan), ()), key=lambda r: r["args"]["rounds"]):
             if fit(r["args"], plan): groups[made_by(r)][r["args"]["seed"]] = r
-        newest = lambda g: max(r.get("made", "") for r in g.values())
+        newest = lambda g: max(r["provenance"]["made"] for r in g.values())
         return max(groups.values(), key=lambda g: (min(len(g), SEEDS), newest(g)), default={})
 
     def begun(self, plan):
@@ -261,7 +261,7 @@ COUNTED = dict(                        # on the network of scale paper, without 
     params_M=lambda r: SENT[r.backbone][r.method], flops_1e10=lambda r: FORWARD[224][r.method])
 
 
-def made_by(rec): return rec["code"], rec["args"]["device"], rec["args"].get("data")
+def made_by(rec): return str(rec["versions"]), rec["args"]["device"], rec["args"].get("data")
 
 
 def by_seed(r, find, measure, scale="paper", fold=np.mean):
