@@ -419,22 +419,20 @@ def test_a_comparison_by_another_metric(compared):
 
 
 def test_our_own_comparison_by_papermill(compared):
-    "Of the same store: the counts, the table in three formats, the figures in two."
+    "Of the same store: the counts, the tables in three formats, the figures, what was run."
     at, _ = compared
     done = papermill("tables/16_ours.ipynb", at/"ours.ipynb", store=at/"records", reports=at/"reports",
-                     methods="fedavg,fedprox,fdse", seeds=2)
+                     methods="fedavg,fedprox,fdse", seeds=2, scale="smoke")
     assert done.returncode == 0, done.stderr[-2000:]
-    stems = {p.stem for p in (at/"reports").glob("ours_*.tex")} - {"ours_across"}
-    table = at/"reports"/f"{min(stems, key=len)}.csv"
-    assert stems == {table.stem + end for end in ("", "_rules", "_points")}
-    assert {f"{stem}.{end}" for stem in stems | {"ours_across"} for end in ("csv", "md", "tex")} <= {
-        p.name for p in (at/"reports").iterdir()} and table.with_name(f"{table.stem}_moving.csv").exists()
-    assert {"fedavg", "fedprox"} <= {line.split(",")[0] for line in table.read_text().split("\n")}
-    pictures = {p.stem.removeprefix(table.stem) for p in (at/"reports").glob("*.svg")}
-    assert {"_cost", "_gains", "_rules", "_points", "ours_across"} <= pictures
+    tables = {f"{stem}.{end}" for stem in ("table", "rules", "points") for end in ("csv", "md", "tex")}
+    pictures = {f"{stem}.png" for stem in ("cost", "gains", "rules", "points", "rounds")}
+    beside = {"moving.csv", "verdicts.csv", "setting.json"}
+    folder = at/"reports"/"digits"/"held_out"
+    assert tables | pictures | beside <= {p.name for p in folder.iterdir()}
+    assert {"fedavg", "fedprox"} == {*pd.read_csv(folder/"table.csv").method}
     score = {m: 50*sum(scores["aggregated"]["source_val"]["target"] for name, (_, scores, _) in
                        lines(at/"records").items() if name.startswith(m)) for m in ("fedavg", "fedprox")}
-    across = pd.read_csv(at/"reports"/"ours_across.csv", index_col=0).iloc[:, 0]
+    across = pd.read_csv(at/"reports"/"across.csv", index_col=0)["digits/held_out"]
     assert across["fedavg"].startswith(f"{score['fedavg']:.1f} ± ") and "(" not in across["fedavg"]
     assert f"({score['fedprox'] - score['fedavg']:+.1f}" in across["fedprox"]
     there = shown(at/"ours.ipynb", "text/html")[0]
@@ -453,10 +451,10 @@ def test_the_tuned_comparison_by_papermill(tmp_path):
                      searches=tmp_path/"trials", reports=tmp_path/"reports")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "left out: fedprox: a trial of" in (tmp_path/"a.ipynb").read_text()
-    values = pd.read_csv(tmp_path/"reports"/"ours_tuned_values.csv")
+    values = pd.read_csv(tmp_path/"reports"/"values.csv")
     best = max(Store(tmp_path/"trials"), key=lambda r: r["best_val"])
     assert values["values"].tolist() == [f"lr {best['args']['settings']['lr']:.3g}"]
-    shown = pd.read_csv(tmp_path/"reports"/"ours_tuned.csv", index_col=0).iloc[:, 0]
+    shown = pd.read_csv(tmp_path/"reports"/"table.csv", index_col=0).iloc[:, 0]
     for label, rec in zip(made.label, made.record):
         assert f"{100*rec['scores']['aggregated']['source_val']['target']:.1f}" in str(shown[label])
 

@@ -200,7 +200,7 @@ def describe_gaps(gaps, results):
 
 def describe_libraries(results):
     "Which versions of torch the runs had; '' where all had one."
-    versions = sorted({r["versions"]["torch"] for r in results.record if r and "versions" in r})
+    versions = sorted({r["provenance"]["libraries"]["torch"] for r in results.record if r and "provenance" in r})
     return f"torch {' and '.join(versions)}" if len(versions) > 1 else ""
 
 

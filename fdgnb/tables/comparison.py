@@ -128,10 +128,10 @@ def common_runs(store, also=None):
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp009
 def keep_latest(runs, left):
-    "Of a method's runs those of the latest code; the others are counted in `left`."
-    code = max(runs.record, key=lambda r: r.get("made", ""))["code"]
-    kept = runs[[r["code"] == code for r in runs.record]]
-    left[f"{runs.label.iloc[0]}: of older code"] += len(runs) - len(kept)
+    "Of a method's runs those of the latest versions; the others are counted in `left`."
+    versions = max(runs.record, key=lambda r: r["provenance"]["made"])["versions"]
+    kept = runs[[r["versions"] == versions for r in runs.record]]
+    left[f"{runs.label.iloc[0]}: of an older version"] += len(runs) - len(kept)
     return kept
 
 
@@ -401,11 +401,11 @@ def draw_settings(lines):
     gains = gains.sort_values(list(gains), ascending=False, kind="stable")          # without a run: last
     marks = wide("kind").reindex_like(gains)
     words = gains.map("{:+.1f}".format) + marks.map(lambda k: MARKS.get(k, ""))
-    fig, ax = plt.subplots(figsize=(1.9*gains.shape[1] + 2.2, .25*len(gains) + 1.2))
+    fig, ax = plt.subplots(figsize=(1.6*gains.shape[1] + 2.2, .25*len(gains) + 1.2))
     sns.heatmap(gains, annot=words.where(gains.notna(), ""), fmt="", cmap="RdBu", vmin=-10, vmax=10,
                 cbar=False, ax=ax, annot_kws=dict(size=8))
     ax.set(xlabel="", ylabel="")
-    ax.set_xticks(ax.get_xticks(), [s.replace(", ", "\n") for s in gains], rotation=0, size=8)
+    ax.set_xticks(ax.get_xticks(), [s.replace("/", "\n") for s in gains], rotation=0, size=8)
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.tick_params(axis="y", rotation=0)
