@@ -7,7 +7,7 @@ from torch import nn
 import fdgnb.methods.personal as personal
 from conftest import bits, run, same_bits, sized
 from fdgnb.core import seeded
-from fdgnb.federation.loop import Client, Server, client_update
+from fdgnb.federation.loop import Client, Server, client_update, weigh
 from fdgnb.federation.toys import same
 from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg
 from fdgnb.methods.personal import entries_of, first_moments, learn_gates, mix_layers, nearest_branch

@@ -321,7 +321,7 @@ def sum_of(name, parts, title, paper=""):
     return method(name)(cls)
 
 # %% ../../nbs/federation/03_compose.ipynb #d641b228
-def list_methods() -> "pandas.DataFrame":      # by name: changes, paper, unlabeled_target, hyper
+def list_methods():      # by name: changes, paper, unlabeled_target, hyper
     "List the registered methods: what each changes, its paper, what it needs, its hyper-parameters."
     import pandas as pd
     hyper = lambda cls: ", ".join(f"{f.name}={f.default!r}" for f in fields(cls.Hyper))
