@@ -27,7 +27,7 @@ FILE, CHANGELOG = HERE/"digests.json", HERE.parent/"CHANGELOG.md"
 CLOSE = 1e-4                                             # how near another processor comes, and must
 FLOOR, LEAST = 2e-7, 1e-7                                # rounding: a share of a tensor's length, and at least
 
-# ---------------------------------------------------------------------------------------------- what is run
+# -------------------------------------------------------------------------------------------- what is run
 USUAL = dict(target="t", rounds=2, lr=.05, batch_size=8, seed=3, backbone="bars", workers=1, progress=False)
 ADAM = dict(optimizer="adam", keep_optimizer=True, lr=2e-3, weight_decay=.01)
 SGD = dict(momentum=.9, weight_decay=1e-2, keep_optimizer=True, lr=.02)
@@ -150,7 +150,7 @@ def play(label):
     return fdgnb.fit(method, small, callbacks=[start], **given), start
 
 
-# ----------------------------------------------------------------------------------- what came of a run
+# -------------------------------------------------------------------------------------- what came of a run
 def by_key(states):
     "States {who: {key: value}} as {key: {who: value}}."
     keys = sorted({k for s in states.values() for k in s})
@@ -235,7 +235,7 @@ def digest(label):
     return out | dict(bytes=sent(run))
 
 
-# ------------------------------------------------------------------------------------ the file, and the rules
+# ------------------------------------------------------------------------------ the file, and its rules
 def versions(method):
     "{'loop': BEHAVIOR, part: its version} of a method or a sum."
     out = {"loop": getattr(fdgnb.core, "BEHAVIOR", 1)}
@@ -296,15 +296,21 @@ def differences(new, old):
     return out
 
 
+def place(part):
+    "Where the version of a part is raised."
+    return "BEHAVIOR in nbs/00_core.ipynb" if part == "loop" else f"{METHODS.get(part).__name__}.version"
+
+
 def what_to_do(label, old, found):
     "What a test says of a run that differs."
-    was = ", ".join(f"{k} {v}" for k, v in old["versions"].items())
-    name = list(old["versions"])[-1]
-    raised = f"{name} {old['versions'][name] + 1}"
-    return (f"{label!r} computes something else than before ({was}):\n  " + "\n  ".join(found[:6]) +
-            f"\n  ({len(found)} differences)\nUndo the change. Or, where it is meant: raise the version of what "
-            f"changed ({METHODS.get(name).__name__}.version, or BEHAVIOR in nbs/00_core for the loop), add a line "
-            f"'- {raised}: why' to CHANGELOG.md, and run: python tests/digests.py {name}")
+    was, first = old["versions"], [k for k in old["versions"] if k != "loop"][0]
+    lines = [f"{label} computes something else than {', '.join(f'{k} {v}' for k, v in was.items())}:", *found[:6]]
+    if len(found) > 6: lines.append(f"... and {len(found) - 6} more")
+    places = ", ".join(f"{k} in {place(k)}" for k in reversed(was))
+    return "\n  ".join(lines) + (
+        f"\nUndo the change; or, where it is meant, raise the version of what changed by one ({places}), "
+        f"add a line like '- {first} {was[first] + 1}: why' to CHANGELOG.md, "
+        f"and run: python tests/digests.py {first}")
 
 
 def load():
@@ -354,7 +360,8 @@ def raised(label, old):
 
 def idle(before, after):
     "What was raised though no run with it changed, of runs {label: line} before and after: lines."
-    pairs = [(label, before[label], new) for label, new in after.items() if label in before]
+    same_settings = lambda label: label in before and before[label]["given"] == after[label]["given"]
+    pairs = [(label, before[label], after[label]) for label in after if same_settings(label)]
     every = {k: v for label, old, _ in pairs for k, v in raised(label, old).items()}
     moved = {k for label, old, new in pairs if numbers(old) != numbers(new) for k in raised(label, old)}
     return [f"{k} {v}: no run changed, so lower it again; or first add a run that the change shows in"
@@ -396,10 +403,11 @@ def write(names, commit):
     return 0
 
 
-# ------------------------------------------------------------------------------------- the same bits as at a commit
-def git(*args, **kw):
-    "What a git command prints; FileNotFoundError or CalledProcessError where it fails."
-    return subprocess.run(["git", "-C", HERE.parent, *args], check=True, capture_output=True, text=True, **kw).stdout
+# ------------------------------------------------------------------------ the same bits as at a commit
+def git(*args):
+    "What a git command prints; OSError or CalledProcessError where it fails."
+    call = ["git", "-C", str(HERE.parent), *args]
+    return subprocess.run(call, check=True, capture_output=True, text=True).stdout
 
 
 def all_bits(labels):
@@ -418,9 +426,16 @@ def compared(label, here, base):
     a, b = here["bits"], base["bits"]
     differ = [k for k in sorted(a.keys() & b.keys()) if a[k] != b[k]]
     differ += [k for k in sorted(a.keys() ^ b.keys()) if k.startswith(("models", "unseen", "server model."))]
-    raised = [f"{k} {v}" for k, v in here["versions"].items() if v != base["versions"].get(k, v)]
-    if differ: return f"differs in {len(differ)} of {len(a)}, as {differ[0]}" + f" ({', '.join(raised)})"*bool(raised), not raised
-    return "", False
+    if not differ: return "", False
+    higher = [f"{k} {v}" for k, v in here["versions"].items() if v != base["versions"].get(k, v)]
+    meant = f", as is meant by {', '.join(higher)}" if higher else ""
+    return f"{len(differ)} of {len(a)} entries differ, as {differ[0]}{meant}", not higher
+
+
+def start_bits(root, labels):
+    "A process that prints the bits of runs with the package that lies in the folder `root`."
+    call = [sys.executable, __file__, "--bits", *labels]
+    return subprocess.Popen(call, cwd=root, env=os.environ | dict(PYTHONPATH=str(root)), stdout=subprocess.PIPE)
 
 
 def same(base, labels):
@@ -428,21 +443,23 @@ def same(base, labels):
     base = base or load()["commit"]
     try: git("cat-file", "-e", f"{base}^{{commit}}")
     except (OSError, subprocess.CalledProcessError):
-        print(f"make same: this clone has no commit {base!r}: git fetch --unshallow (in CI fetch-depth: 0), or name another: make same BASE=...")
+        print(f"make same: no commit {base!r} in this clone: git fetch --unshallow (fetch-depth: 0 in CI), "
+              "or name another, make same BASE=...")
         return 1
     with tempfile.TemporaryDirectory() as there:
-        tar = subprocess.run(["git", "-C", HERE.parent, "archive", base, "fdgnb", "settings.ini"], check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x", "-C", there], input=tar, check=True)
-        both = [subprocess.Popen([sys.executable, __file__, "--bits", *labels], cwd=root, text=True, stdout=subprocess.PIPE,
-                                 env=os.environ | dict(PYTHONPATH=str(root))) for root in (HERE.parent, there)]
-        here, old = (json.loads(p.communicate()[0]) for p in both)
-    bad = 0
+        tree = Path(there, "tree")
+        git("worktree", "add", "--detach", str(tree), base)
+        try:
+            both = [start_bits(root, labels) for root in (HERE.parent, tree)]
+            here, old = (json.loads(p.communicate()[0]) for p in both)
+        finally: git("worktree", "remove", "--force", str(tree))
+    failures = 0
     for label in here:
         said, failed = compared(label, here[label], old[label])
-        bad += failed
+        failures += failed
         if said: print(f"{label}: {said}")
-    print(f"{len(here) - bad} of {len(here)} runs as at {base}: the same bits")
-    return int(bool(bad))
+    print(f"{len(here) - failures} of {len(here)} runs are as at {base}")
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
