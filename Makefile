@@ -65,11 +65,9 @@ same: install
 # 5,000 random inputs, half of them meant to be valid: each is accepted, or refused in one line; make fuzz N=500 PROCESSES=4
 fuzz: install
 	cd tests && python fuzz.py $(or $(N),5000) $(or $(PROCESSES),2)
-
 # every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
 pairs: install
 	python tests/pairs.py $(ONLY)
-
 # the contract over every method (`make test` takes a part of them)
 contract: install
 	FDGNB_ALL=1 pytest -n 2 tests/test_contract.py
@@ -92,7 +90,6 @@ docs: install .venv/docs
 # alone on the machine; with the extra `bench` installed, peers too: .venv/bin/pip install -e '.[bench]'
 bench: install
 	pytest bench -p no:cacheprovider --benchmark-disable-gc -s
-
 lab: install
 	jupyter lab nbs
 clean:

@@ -350,24 +350,6 @@ def test_duplicates(home):
     assert count_duplicates(dict(a=f)) == (dict(a=(1, 1)), 0, 1)
 
 
-CODE = """
-from fdgnb.data.catalogue import get_dataset
-d = get_dataset('cifar10')['cifar10']
-print(int(d.x.sum()), len(d))"""
-
-
-def test_two_processes_prepare_at_once(home, tmp_path):
-    packed_cifar(home)
-    env = {**os.environ, "PYTHONPATH": PATHS, "PYTHONWARNINGS": "ignore"}
-    start = lambda: subprocess.Popen([sys.executable, "-c", CODE], env=env, stdout=subprocess.PIPE,
-                                     stderr=subprocess.PIPE, text=True)
-    answers = [p.communicate(timeout=120) for p in (start(), start())]
-    d = load("cifar10")[0]["cifar10"]
-    assert [a for a, _ in answers] == [f"{int(d.x.sum())} 14\n"]*2, answers
-    entries = [p for p in (tmp_path/"cache").iterdir()]
-    assert len(entries) == 1 and not entries[0].name.startswith(".")
-
-
 # ---- text
 
 def test_reviews_as_distributed(home):

@@ -43,11 +43,15 @@ SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False)
             dict(clip=1.)]
 
 
+@pytest.fixture(scope="module")
+def usual_bits(): return bits(run())
+
+
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
-def test_every_switch_is_finite_and_does_something(switch):
+def test_every_switch_is_finite_and_does_something(switch, usual_bits):
     r = run(**switch)
     assert r.history.value.map(lambda v: v == v and abs(v) < 1e6).all()
-    assert bits(r) != bits(run())
+    assert bits(r) != usual_bits
 
 
 def test_names_are_checked():
