@@ -107,7 +107,7 @@ def no_handwritten_sample_is_in_two_domains(ds):
 def test_digits_other_size():
     ds = get_dataset("digits", size=32, domains=["inked"])
     assert ds.names == ["inked"] and ds["inked"].x.shape == (599, 3, 32, 32)
-    says(lambda: get_dataset("digits", size="28"), "size '28'")
+    says(lambda: get_dataset("digits", size="28"), "size='28'")
 
 
 # names
@@ -168,7 +168,7 @@ def test_cache_makes_once_and_repairs(cache):
 
 def test_cache_altered_between_processes(cache):
     "One flipped byte, length and time stamp kept: found by the digest at the first open of a fresh process."
-    code = "import numpy as np; from fdgnb.data.cache import cached; " \
+    code = "import numpy as np; from fdgnb.data.cache import cache_arrays; " \
            "print(int(cache_arrays('entry', lambda: dict(x=np.arange(1000)))['x'].sum()))"
     assert finish(start(code, cache)) == "499500"
     file = cache / "entry" / "x.npy"
@@ -217,7 +217,7 @@ print(hashlib.blake2b(cache_arrays('entry', make)['x'].tobytes()).hexdigest(), _
 def test_two_processes_repair_one_entry(tmp_path):
     "The same, on an entry that is torn."
     (tmp_path / "shared" / "digits").mkdir(parents=True)
-    code = "import numpy as np; from fdgnb.data.cache import cached; " \
+    code = "import numpy as np; from fdgnb.data.cache import cache_arrays; " \
            "print(int(cache_arrays('digits', lambda: dict(x=np.arange(9)))['x'].sum()))"
     assert [finish(p) for p in [start(code, tmp_path / "shared") for _ in range(2)]] == ["36", "36"]
 
