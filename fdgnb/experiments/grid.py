@@ -24,7 +24,8 @@ from ..federation.compose import hyper_names, method_class
 from ..federation.loop import Server
 from ..runs.fit import check_spelling
 from ..runs.metrics import RULES
-from ..runs.setup import FitCall, SharedCall, check_choices, check_device, known_domains, merge_hyper, resolve_arguments, targets_of
+from ..runs.setup import (FitCall, SharedCall, check_choices, check_device, known_domains, merge_hyper,
+                              resolve_arguments, targets_of)
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
 def split_names(methods):

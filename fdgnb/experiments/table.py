@@ -214,7 +214,8 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     over = f"mean ± sd over {n} seeds" if n > 1 else "one seed"
     gain = "gain in points, paired within target and seed"
     if n > 1: gain += ", with a 95 % bootstrap interval (uncorrected, narrow of few seeds: verdicts go by t)"
-    parts = f"{what} on the {where}, {unit}: {over}", how, gain, describe_gaps(gaps, results), describe_libraries(results)
+    parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
+    parts += [describe_gaps(gaps, results), describe_libraries(results)]
     return "; ".join(filter(None, parts))
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519

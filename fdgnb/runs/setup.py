@@ -90,7 +90,8 @@ def merge_hyper(options, hyper):
     if not isinstance(hyper, dict): raise FdgnbError(f"hyper={echo(hyper)}: wanted a dict")
     for name in hyper:
         if not isinstance(name, str): raise FdgnbError(f"hyper={echo(hyper)}: {echo(name)} is no name")
-        if name in FIT_NAMES: raise FdgnbError(f"{name!r} in hyper: it is no hyper-parameter but an argument of its own")
+        if name in FIT_NAMES:
+            raise FdgnbError(f"{name!r} in hyper: it is no hyper-parameter but an argument of its own")
         if name in options: raise FdgnbError(f"{name!r} is given twice, as an argument and in hyper")
     return {**options, **hyper}
 
