@@ -29,7 +29,7 @@ KNOWN := N PROCESSES ONLY NB PAGE CI FDGNB_% OMP_% MALLOC_% PIP_% TQDM_% $(shell
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): make run and make compare take METHOD(S) DATASET TARGET ROUNDS SEED(S) PROTOCOL SCALE IMPORTS OUT, and ARGS for the rest))
 
-.PHONY: install run compare text test fuzz pairs notebooks reports bench lab clean contract docs
+.PHONY: install run compare text test fuzz pairs notebooks reports verify bench lab clean contract docs
 .DEFAULT_GOAL := run
 
 install: .venv/installed
@@ -215,6 +215,10 @@ docs: install .venv/docs
 .venv/docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[docs]'
 	touch $@
+
+# published records, a random sample of them, run again: make verify N=20
+verify: install
+	$(BIN)/python -m fdgnb.experiments.verify $(or $(N),20) $(ARGS)
 
 # alone on the machine; with the extra `bench` installed, peers too: .venv/bin/pip install -e '.[bench]'
 bench: install

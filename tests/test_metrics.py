@@ -204,7 +204,7 @@ def test_record_round_trip(done, tmp_path):
     records.save(done, tmp_path)
     rec, back = records.read_record(tmp_path), records.load(tmp_path)
     assert rec["args"] == done.fed.args() and rec["args"]["method"] == "fedavg"
-    assert {"python", "torch", "fdgnb"} <= set(rec["versions"])
+    assert {"python", "torch", "fdgnb"} <= set(rec["libraries"])
     for point in ("aggregated", "local", "both"):
         pd.testing.assert_frame_equal(metrics.stored_table(rec, point), done.table(point=point))
     pd.testing.assert_frame_equal(back.history, done.history)

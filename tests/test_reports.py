@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 import pandas as pd
 import pytest
-from fdgnb.experiments.store import Store
+from fdgnb.experiments.store import Store, digest_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FIDELITY = ROOT/"reports"/"fidelity.csv"                              # scale small: all systems
@@ -70,9 +70,9 @@ def test_the_tables_on_file_are_made_of_the_runs_on_file(file):
 @on_file
 def test_the_runs_on_file_are_records(file):
     runs = pd.read_csv(file.with_name(f"{file.stem}_runs.csv"))
-    known = {r["result"]: r for r in Store() if "error" not in r}
+    known = {digest_of(r["args"]): r for r in Store() if "error" not in r}
     for r in runs.itertuples():
-        assert abs(100*known[r.result]["scores"]["aggregated"]["last"]["target"] - r.accuracy) < 1e-3, r
+        assert abs(100*known[r.run]["scores"]["aggregated"]["last"]["target"] - r.accuracy) < 1e-3, r
 
 
 @on_file

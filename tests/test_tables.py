@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from fdgnb.core import FdgnbError
 from fdgnb.data.catalogue import DATASETS
-from fdgnb.experiments.store import FORMAT, Store, sealed
+from fdgnb.experiments.store import FORMAT, Store, add_digest
 from fdgnb.runs.setup import Federation
 from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, bounds, counts, every_round, fits, judged
 from fdgnb.tables.ledger import ledger, plan_of, read_as, short_of
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAPERS = ("11_fedsb", "12_ga", "13_fedka", "14_fedbr", "15_fdse")
 ROW = "fedka", "table2", "FedAvg", "office_caltech10", "cnn2"
 DOMAINS = ["amazon", "caltech", "dslr", "webcam"]
+MADE = dict(format=FORMAT, versions=dict(loop=1), provenance=dict(made="2026"), samples={})
 
 
 def record(target, seed, value, scale="paper", **settings):
@@ -27,8 +28,8 @@ def record(target, seed, value, scale="paper", **settings):
     plan = plan_of(*ROW, target, scale)
     args = plan | dict(seed=seed, data="d", device="cpu", settings=DEFAULT | plan["settings"] | settings)
     line = dict(target=value, rounds="1")
-    return sealed(dict(format=FORMAT, args=args, code="c0de", rounds=plan["rounds"], domains=DOMAINS,
-                       samples={}, scores=dict(aggregated=dict(target=line, source_val=dict(target=.1)))))
+    scores = dict(aggregated=dict(target=line, source_val=dict(target=.1)))
+    return add_digest(MADE | dict(args=args, rounds=plan["rounds"], domains=DOMAINS, scores=scores))
 
 
 def booked(folder, records):
@@ -67,8 +68,7 @@ def test_prices_wait_for_one_round_alone(tmp_path):
         args = plan | dict(rounds=1, seed=0, data="d", device="cpu", settings=settings)
         of = dict(up=dict(all=4*int(49.52*2**20)), down=dict(all=0))
         cost = dict(bytes=of, parameters=13_000_000)
-        Store(folder).put(sealed(cost | dict(format=FORMAT, args=args, code="c", rounds=1, domains=DOMAINS,
-                                             scores={}, samples={})))
+        Store(folder).put(add_digest(MADE | cost | dict(args=args, rounds=1, domains=DOMAINS, scores={})))
         mine = published().query("paper == 'fdse' and table == 'table4' and method == 'FedBN'")
         return ledger(folder, mine).set_index("metric").state.to_dict()
     some = ("params_1e7", "comm_MB_per_round")
@@ -91,8 +91,7 @@ def test_fedbrs_table_6_of_every_fifth_round_does_not_count(tmp_path):
         settings = DEFAULT | plan["settings"] | dict(eval_every=1 if s < 3 else 2, eval_local=5)
         args = plan | dict(seed=s, data="d", device="cpu", settings=settings)
         scores = dict(local=dict(top5=dict(AVG=.2101)), aggregated=dict(top5=dict(AVG=.4637)))
-        Store(tmp_path).put(sealed(dict(format=FORMAT, args=args, code="c", rounds=plan["rounds"], domains=[],
-                                        samples={}, scores=scores)))
+        Store(tmp_path).put(add_digest(MADE | dict(args=args, rounds=plan["rounds"], domains=[], scores=scores)))
     mine = published().query("paper == 'fedbr' and table == 'table6' and method == 'FedAvg'")
     book = ledger(tmp_path, mine).set_index("metric")
     assert book.n.to_dict() == dict(local_model_acc=0, aggregated_model_acc=3)
@@ -331,13 +330,13 @@ def test_a_papers_notebook_of_an_empty_store(tmp_path):
     assert {"fdse_table4.md", "fdse_table4.tex"} <= {p.name for p in (tmp_path/"r").iterdir()}
 
 
-def common(method, seed, rounds, code="c", val=.5, lr=.01, **own):
+def common(method, seed, rounds, version=1, val=.5, lr=.01, **own):
     "A record of a run under protocol common, its score .8 less the learning rate."
     fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr,
                      **own)
     scores = dict(aggregated=dict(source_val=dict(target=.8 - lr)))
-    return sealed(dict(format=FORMAT, args=fed.args(), code=code, domains=list(fed.data.domains),
-                       scores=scores, best_val=val, made=code, samples={}))
+    made = dict(versions=dict(loop=version), provenance=dict(made=str(version)))
+    return add_digest(MADE | made | dict(args=fed.args(), domains=list(fed.data.domains), scores=scores, best_val=val))
 
 
 def test_our_own_runs_are_parted_by_setting(tmp_path):
@@ -352,8 +351,8 @@ def test_our_own_runs_are_parted_by_setting(tmp_path):
 
 
 
-def test_codes_are_not_mixed_in_our_own_comparison(tmp_path):
-    for seed, code in ((0, "a"), (0, "b"), (1, "a")): Store(tmp_path).put(common("fedavg", seed, 2, code))
+def test_versions_are_not_mixed_in_our_own_comparison(tmp_path):
+    for seed, version in ((0, 1), (0, 2), (1, 1)): Store(tmp_path).put(common("fedavg", seed, 2, version))
     groups, left = common_runs(Store(tmp_path))
-    assert [(r["code"], r["args"]["seed"]) for g in groups.values() for r in g.record] == [("b", 0)]
-    assert left == ["fedavg: of older code (2)"]
+    assert [(r["versions"]["loop"], r["args"]["seed"]) for g in groups.values() for r in g.record] == [(2, 0)]
+    assert left == ["fedavg: of an older version (1)"]

@@ -39,7 +39,7 @@ def is_own(obj) -> bool:
     "Whether a class, function or module is neither ours nor a library's."
     if not isinstance(obj, (type, FunctionType, ModuleType)): return False
     name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__ or ""
-    if name == "builtins": return isinstance(obj, FunctionType) or bool(obj.__flags__ & 512)    # made by `exec`
+    if name == "builtins": return isinstance(obj, FunctionType) or getattr(obj, "__flags__", 0) & 512 > 0     # by `exec`
     return name.partition(".")[0] != "fdgnb" and not is_installed(name)
 
 
@@ -52,16 +52,18 @@ def _read_module(name):
 
 
 def _names_in(function):
-    "{name: value} of what a function encloses and uses of its module, but for what may change while it runs."
+    "{name: value} of what a function encloses, and of what it uses of its module and cannot change while it runs."
     try: used = inspect.getclosurevars(function)
     except ValueError: return {}                               # an enclosed variable that has no value
     stays = (*SIMPLE, tuple, frozenset, type, FunctionType, MethodType, ModuleType, partial)
-    return {k: v for k, v in {**used.nonlocals, **used.globals}.items() if isinstance(v, stays)}
+    return {**{k: v for k, v in used.globals.items() if isinstance(v, stays)}, **used.nonlocals}
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0007
-def _describe(value, seen):
-    "What a value says, as nested lists of words; of what is ours or a library's its name."
-    inner = lambda v: _describe(v, seen)
+def _describe(value, seen, depth=4):
+    """What a value says, as nested lists of words; of what is ours or a library's its name.
+
+    seen: {id: object} of what was entered; depth: how far it goes into objects that objects hold."""
+    inner = lambda v: _describe(v, seen, depth)
     if isinstance(value, SIMPLE): return repr(value)
     if isinstance(value, (list, tuple)): return list(map(inner, value))
     if isinstance(value, (set, frozenset)): return sorted(str(inner(v)) for v in value)
@@ -81,7 +83,8 @@ def _describe(value, seen):
         name = value.__qualname__.rpartition("<locals>.")[2]
         if not is_own(value): return name
         return [name, inner(value.__bases__), inner({k: v for k, v in vars(value).items() if k not in MADE})]
-    return [inner(type(value)), inner(getattr(value, "__dict__", {}))]
+    held = getattr(value, "__dict__", {}) if depth else {}
+    return [inner(type(value)), _describe(held, seen, depth - 1)]
 
 
 def source_digest(obj) -> str:
