@@ -15,7 +15,7 @@ from ..federation.loop import client_update
 from ..methods.ga import trace
 from ..runs.fit import fit
 from ..runs.plots import colors, scatter_classes, styled, tsne
-from ..runs.records import balanced
+from ..runs.records import draw_balanced
 from .paper import lies_here
 
 # %% ../../nbs/tables/09_closeups.ipynb #b5d84711
@@ -112,7 +112,7 @@ def some_of(client, most=None):
     "(x, y) of at most so many training samples of a client, evenly over its classes."
     data, rng = client.splits["train"], torch.Generator().manual_seed(0)
     y = data.y[data.index].cpu().numpy()
-    return data.take(torch.from_numpy(balanced(y, most or len(y), rng)), client.settings.normalize)
+    return data.take(torch.from_numpy(draw_balanced(y, most or len(y), rng)), client.settings.normalize)
 
 # %% ../../nbs/tables/09_closeups.ipynb #8f369de6
 @torch.inference_mode()
