@@ -184,7 +184,7 @@ def caption_of(tidy, cells, how, gaps, results, metric="accuracy"):
     out += f"; {how}; gain in points"
     out += ", paired within target and seed"
     out += ", with a 95 % bootstrap interval (uncorrected, narrow of few seeds: verdicts go by t)"*(n > 1)
-    libraries = {r["versions"]["torch"] for r in results.record if r and "versions" in r}
+    libraries = {r["provenance"]["libraries"]["torch"] for r in results.record if r and "provenance" in r}
     states = results.state[results.state != "done"].value_counts() if "state" in results else {}
     lacking = ", ".join(f"{n} {state}" for state, n in states.items())
     out += (f"; {gaps} cell{'s'*(gaps != 1)} without a score" + f" (runs: {lacking})"*bool(lacking)
