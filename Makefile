@@ -87,6 +87,10 @@ docs: install .venv/docs
 	python docs/build_site.py
 	FDGNB_SITE=1 pytest tests/test_site.py
 
+# published records, a random sample of them, run again: make verify N=20
+verify: install
+	$(BIN)/python -m fdgnb.experiments.verify $(or $(N),20) $(ARGS)
+
 # alone on the machine; with the extra `bench` installed, peers too: .venv/bin/pip install -e '.[bench]'
 bench: install
 	pytest bench -p no:cacheprovider --benchmark-disable-gc -s

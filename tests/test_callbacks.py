@@ -8,7 +8,7 @@ import fdgnb
 from conftest import bits, one_line
 from fdgnb.core import FdgnbError
 from fdgnb.runs import callbacks, metrics
-from fdgnb.runs.records import predictions, read_table
+from fdgnb.runs.records import predictions, read_frame
 
 refused = lambda says: pytest.raises(FdgnbError, match=says)
 
@@ -73,7 +73,7 @@ def test_csv_is_the_history_after_a_resume_too(short, tmp_path):
     file = tmp_path/"log"/"history.csv"
     fdgnb.fit(**short, out=tmp_path/"run", callbacks=[callbacks.Csv(file), until(2)])
     run = fdgnb.fit(**short, out=tmp_path/"run", callbacks=[callbacks.Csv(file)])
-    pd.testing.assert_frame_equal(read_table(file.read_bytes()), run.history)
+    pd.testing.assert_frame_equal(read_frame(file.read_bytes()), run.history)
 
 
 def test_tensorboard_holds_every_row(short, tmp_path):
@@ -160,7 +160,7 @@ def test_the_order_in_the_list_does_not_matter(short, tmp_path):
         file = tmp_path/f"{i}.csv"
         told = order([callbacks.Csv(file), *adding, callbacks.Patience(3)])
         run = fdgnb.fit(**short | dict(rounds=2), callbacks=told)
-        pd.testing.assert_frame_equal(read_table(file.read_bytes()), run.history)
+        pd.testing.assert_frame_equal(read_frame(file.read_bytes()), run.history)
         kept.append(sorted(run.rows))
         assert {"macro_f1", "x"} <= set(run.history.metric)
     assert kept[0] == kept[1]

@@ -7,8 +7,8 @@ from conftest import bits, run
 from fdgnb import Dataset, Domain, FdgnbError
 from fdgnb.core import generator
 from fdgnb.federation.compose import METHODS, own_classes
-from fdgnb.runs.code import reads
 from fdgnb.runs.fit import depends_on_rounds
+from fdgnb.runs.versions import reads_rounds
 from fdgnb.runs.setup import Federation
 from pairs import light
 
@@ -102,7 +102,7 @@ def test_methods_say_why_rounds_cannot_be_added(name):
     "Whoever reads the number of rounds declares the reason."
     cls = METHODS.get(name)
     parts = getattr(cls, "parts", {name: cls}).values()
-    reading = any(reads(c, "rounds") for p in parts for c in own_classes(p))
+    reading = any(reads_rounds(c) for p in parts for c in own_classes(p))
     assert not reading or any(p.uses_rounds for p in parts)
 
 

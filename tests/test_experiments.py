@@ -14,11 +14,11 @@ from digests import data
 from fdgnb import FdgnbError, Method
 from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments import execution
-from fdgnb.experiments.execution import held, played, run
+from fdgnb.experiments.execution import hold_lock, make_record, run
 from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.search import tune_method
-from fdgnb.experiments.store import Planner, Store, digest_of, file_name, metric_code
-from fdgnb.experiments.store import result_of, results, sealed
+from fdgnb.experiments.store import Planner, Store, add_digest, digest_of, file_name, metric_version
+from fdgnb.experiments.store import outcome, read_study, record_of, results, write_study
 from fdgnb.experiments.table import table
 from fdgnb.federation.compose import METHODS
 from fdgnb.models import MODELS
@@ -45,9 +45,8 @@ def small(seed=range(2), **given):
 
 
 def lines(folder):
-    "{file: (result, table and curves)} of a store."
-    return {p.name: (r["result"], r["scores"], r["curves"]) for p in sorted(folder.glob("*/*.json"))
-            for r in [json.loads(p.read_text())]}
+    "{file: what came of the run} of a store."
+    return {p.name: outcome(json.loads(p.read_text())) for p in sorted(folder.glob("*/*.json"))}
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +84,10 @@ def test_two_processes_fill_one_store(whole, tmp_path):
 def test_a_busy_run_is_left_to_who_has_it(tmp_path):
     "Who shares the store alone sees the lock too; nothing of it is left in the end."
     row, store = small().iloc[0], Store(tmp_path/"records")
-    args, code = Planner()(row)
-    here, there = ((call_of(row), args, code, tmp_path/"records", tmp_path/w) for w in ("here", "there"))
-    with held(store.folder, args, code): assert played(*here) == played(*there) == "busy"
-    assert played(*here) == "done" and played(*there) == "there"
+    what = call_of(row), *Planner()(row), store.folder
+    here, there = ((*what, tmp_path/w) for w in ("here", "there"))
+    with hold_lock(store.folder, what[1]): assert make_record(*here) == make_record(*there) == "busy"
+    assert make_record(*here) == "done" and make_record(*there) == "there"
     assert not [*tmp_path.rglob("*.lock")]
 
 
@@ -99,7 +98,7 @@ def test_a_lock_that_is_deleted_on_release_is_held_by_one(tmp_path):
 
     def steps():
         for _ in range(25):
-            with held(tmp_path, args, "c0de", timeout=-1):
+            with hold_lock(tmp_path, args, timeout=-1):
                 n = int(counter.read_text())
                 time.sleep(.0005)
                 counter.write_text(str(n + 1))
@@ -116,8 +115,9 @@ def test_a_run_that_is_not_repeatable_ends_no_grid(tmp_path, whole, monkeypatch)
     def overtaken(**call):
         made = fit(**call)
         if not first:
-            rec = result_of(made)
-            first.append(sealed(rec | dict(flops_round=rec["flops_round"] + 1, hardware="a machine of 1999")))
+            rec = record_of(made)
+            old = rec["provenance"] | dict(hardware="a machine of 1999")
+            first.append(add_digest(rec | dict(flops_round=rec["flops_round"] + 1, provenance=old)))
             store.put(first[0])
         return made
     monkeypatch.setattr(execution, "fit", overtaken)
@@ -161,8 +161,8 @@ def test_a_torn_record_is_named(tmp_path, whole):
 
 def test_code_that_changes_during_a_run_files_nothing(tmp_path, whole, monkeypatch):
     "As when a module is written anew while a grid runs: the digest is read once, and is not the planned one."
-    one, usual = small().iloc[[0]], execution.result_of
-    monkeypatch.setattr(execution, "result_of", lambda *a: sealed(usual(*a) | dict(code="0"*8)))
+    one, usual = small().iloc[[0]], execution.record_of
+    monkeypatch.setattr(execution, "record_of", lambda *a: add_digest(usual(*a) | dict(versions=dict(loop=9))))
     with pytest.raises(FdgnbError, match="the code changed while the grid was running: call again") as error:
         run(one, tmp_path/"records", 1, tmp_path/"work")
     assert one_line(error) and not lines(tmp_path/"records")
@@ -199,7 +199,7 @@ def test_a_full_disk_at_the_record_loses_no_run(whole, tmp_path, monkeypatch):
     kept, = tmp_path.glob("work/*/*/checkpoint.safetensors")
     took = load_checkpoint(kept)[1]["seconds"]
     again = run(one, *at).record[0]
-    assert len(took) == 4 and again["seconds"]["total"] == pytest.approx(sum(took))
+    assert len(took) == 4 and again["provenance"]["seconds"]["total"] == pytest.approx(sum(took), abs=.001)
     assert lines(tmp_path/"records").items() <= whole.items() and not [*tmp_path.glob("work/*/*")]
 
 
@@ -222,7 +222,7 @@ def test_too_little_memory_is_said_in_one_line(tmp_path, monkeypatch):
 def test_a_record_that_cannot_be_read_loses_no_run(tmp_path, monkeypatch):
     "A torn record that comes while the run is played is no other result: it is said, and the run is kept."
     one, fitted = small().iloc[:1], execution.fit
-    path = Store(tmp_path/"records").path(*Planner()(one.iloc[0]))
+    path = Store(tmp_path/"records").path(Planner()(one.iloc[0])[0])
     def fit(*args, **how):
         out = fitted(*args, **how)
         path.write_bytes(b"{")
@@ -233,7 +233,7 @@ def test_a_record_that_cannot_be_read_loses_no_run(tmp_path, monkeypatch):
     assert one_line(e) and [*tmp_path.glob("work/*/*/checkpoint.safetensors")]
 
 
-def lines_of(g): return [file_name(*Planner()(row)) for _, row in g.iterrows()]
+def lines_of(g): return [file_name(Planner()(row)[0]) for _, row in g.iterrows()]
 
 
 def test_a_record_that_cannot_be_read_is_not_called_torn(tmp_path, whole, monkeypatch):
@@ -246,8 +246,8 @@ def test_a_record_that_cannot_be_read_is_not_called_torn(tmp_path, whole, monkey
         with pytest.raises(FdgnbError, match=match) as e: results(small(), store)
         assert one_line(e) and path.name in str(e.value)
         return str(e.value)
-    path.write_bytes(good.replace(b"fdgnb-result-1", b"fdgnb-result-2"))
-    assert "delete" not in says("has the format 'fdgnb-result-2', not 'fdgnb-result-1'")
+    path.write_bytes(good.replace(b"fdgnb-result-2", b"fdgnb-result-3"))
+    assert "delete" not in says("has the format 'fdgnb-result-3', not 'fdgnb-result-2'")
     edited = good.replace(b'":0.', b'":1.', 1)
     for torn in (b"", b"null", b"[]", b"["*100_000, b"\xff\xfe", good[:99], edited):
         path.write_bytes(torn)
@@ -273,7 +273,7 @@ def test_a_place_that_cannot_be_written_is_found_before_any_run(tmp_path, monkey
             with pytest.raises(FdgnbError, match="cannot be (written|read)") as e:
                 run(g, **dict(store=tmp_path/"r", work=tmp_path/"w", jobs=1) | given)
             assert one_line(e)
-    with pytest.raises(FdgnbError, match="wanted the lines that"): execution.confirm([1], tmp_path)
+    with pytest.raises(FdgnbError, match="wanted the lines that"): run([1], tmp_path)
     with pytest.raises(FdgnbError, match="metrics=5: wanted names"): run(g, tmp_path/"r", metrics=5)
 
 
@@ -284,7 +284,7 @@ def test_a_planner_keeps_what_it_knows_by_identity(monkeypatch):
         args, _ = plan(grid("fedavg", data(n=n), "t", [0], 1, batch_size=8).iloc[0])
         seen.append(args["data"])
     assert len({*seen}) == 3 and seen[0] == seen[3]
-    assert {id(what[0]) for *_, what in plan.known.values()} == {key[0] for key in plan.known}
+    assert {id(what[0]) for *_, what in plan._known.values()} == {key[0] for key in plan._known}
 
 
 def test_seeds_are_whole_numbers_however_they_come(whole, tmp_path):
@@ -380,10 +380,9 @@ def test_a_comparison_by_papermill(compared):
     assert done.returncode == 0, done.stderr[-2000:]
     made = lines(at/"records")
     assert len(made) == 4 and len(shown(at/"compare.ipynb", "image/png")) == 5
-    target = [scores["aggregated"]["source_val"]["target"] for _, scores, _ in made.values()]
-    first, *_, last = shown(at/"compare.ipynb", "text/html")
+    target = [rec["scores"]["aggregated"]["source_val"]["target"] for rec in made.values()]
+    first = shown(at/"compare.ipynb", "text/html")[0]
     assert f"{50*sum(target[:2]):.1f}" in first and "fedprox" in first            # in percent, of two seeds
-    assert all(result in last for result, *_ in made.values())
     figures = {f"{stem}.{end}" for stem in ("accuracy", "rounds", "cost", "selection", "points")
                for end in ("png", "svg")}
     assert {p.name for p in (at/"kept").iterdir()} == figures | {f"table{end}" for end in (
@@ -430,7 +429,7 @@ def test_our_own_comparison_by_papermill(compared):
     folder = at/"reports"/"digits"/"held_out"
     assert tables | pictures | beside <= {p.name for p in folder.iterdir()}
     assert {"fedavg", "fedprox"} == {*pd.read_csv(folder/"table.csv").method}
-    score = {m: 50*sum(scores["aggregated"]["source_val"]["target"] for name, (_, scores, _) in
+    score = {m: 50*sum(rec["scores"]["aggregated"]["source_val"]["target"] for name, rec in
                        lines(at/"records").items() if name.startswith(m)) for m in ("fedavg", "fedprox")}
     across = pd.read_csv(at/"reports"/"across.csv", index_col=0)["digits/held_out"]
     assert across["fedavg"].startswith(f"{score['fedavg']:.1f} ± ") and "(" not in across["fedavg"]
@@ -539,7 +538,7 @@ def own(tmp_path, request):
     for m in [m for m in sys.modules if m.startswith(stem)]: del sys.modules[m]
 
 
-def outcomes(made): return [(r["result"], r["scores"]) for r in made.record]
+def outcomes(made): return [outcome(r) for r in made.record]
 
 
 def test_one_s_own_runs_in_worker_processes(own, tmp_path, monkeypatch):
@@ -583,15 +582,15 @@ def test_a_run_cut_off_without_a_metric_is_measured_from_its_first_round(tmp_pat
     "Its checkpoint is of rounds in which nothing was measured: the metric begins anew, and goes on likewise."
     g = grid("fedavg", data(n=24), "t", [0], 4, batch_size=8)
     full = run(g, tmp_path/"r", 1, tmp_path/"w", metrics="macro_f1").record[0]
-    (args, code), = [Planner()(row) for _, row in g.iterrows()]
-    stem = file_name(args, code).removesuffix(".json")
-    mine = f"{stem}+{digest_of(dict(macro_f1=metric_code('macro_f1')), 4)}"
-    for name, told in ((stem, []), (mine, [Metrics("macro_f1")])):
+    args, versions = Planner()(g.iloc[0])
+    folder = lambda **metrics: f"{file_name(args).removesuffix('.json')}-{digest_of([versions, metrics], 4)}"
+    without, mine = folder(), folder(macro_f1=metric_version("macro_f1"))
+    for name, told in ((without, []), (mine, [Metrics("macro_f1")])):
         stop = lambda run, rows: run.round == 2
         fdgnb.fit(**call_of(g.iloc[0]), out=tmp_path/"w2"/name, progress=False, callbacks=[*told, stop])
     again = run(g, tmp_path/"r2", 1, tmp_path/"w2", metrics="macro_f1").record[0]
-    assert again["metrics"] == full["metrics"] and again["result"] == full["result"]
-    assert (tmp_path/"w2"/stem).exists() and not (tmp_path/"w2"/mine).exists()
+    assert again["metrics"] == full["metrics"] and outcome(again) == outcome(full)
+    assert (tmp_path/"w2"/without).exists() and not (tmp_path/"w2"/mine).exists()
 
 
 def test_a_module_that_was_edited_is_imported_anew(own, tmp_path, monkeypatch):
@@ -686,11 +685,49 @@ def test_one_s_own_by_papermill(own, tmp_path):
         assert done.returncode and last.startswith("FdgnbError: imports: ") and f"({own}.py, line 1)" in last
 
 
-def test_the_records_on_file_are_small_and_whole():
-    "At most 10 KB each and 20 MB in all, each as it was written."
-    store = Store()
-    files = [*store.folder.glob("*/*.json")]
-    if not files: pytest.skip("no record on file")
-    large = {p.name: p.stat().st_size for p in files if p.stat().st_size > 10_000}
-    assert not large and store.size()[1] <= 20_000_000
-    for p in files: store.read(p)
+@pytest.mark.skipif(not which("make"), reason="make is not installed")
+def test_make_passes_imports():
+    for job in ("run", "compare"):
+        plan = lambda *given: subprocess.run(["make", "-n", "-o", "install", job, *given], cwd=HERE.parent,
+                                             capture_output=True, text=True, check=True).stdout
+        assert '-r imports "lib/a.py, b"' in plan("IMPORTS=lib/a.py, b") and "imports" not in plan()
+
+
+def test_a_stale_record_is_shown_and_made_anew(tmp_path, whole, monkeypatch):
+    "One version up: it is not read in; the next call replaces it."
+    one, at = small().iloc[:1], (tmp_path/"records", 1, tmp_path/"work")
+    run(one, *at)
+    monkeypatch.setattr(METHODS.get("fedavg"), "version", 1_000)
+    found = results(one, Store(tmp_path/"records"))
+    assert [*found.state] == ["stale"] and [*found.record] == [None]
+    again = run(one, *at)
+    assert again.record[0]["versions"]["fedavg"] == 1_000 and len(lines(tmp_path/"records")) == 1
+    assert lines(tmp_path/"records").items() <= whole.items()
+
+
+def test_what_is_published_is_not_run_again(tmp_path, whole):
+    "A study's file stands for the folder that it was written from, and the folder may go on."
+    made = run(small(), tmp_path/"first", 1, tmp_path/"work")
+    write_study(tmp_path/"records"/"small.jsonl", Store(tmp_path/"first"))
+    again = run(small(seed=range(3)), tmp_path/"records", 1, tmp_path/"work")
+    assert [*again.state] == ["done"]*6 and len(lines(tmp_path/"records")) == 2
+    assert outcomes(again[again.seed < 2]) == outcomes(made)
+
+
+STUDIES = sorted((HERE.parent/"reports"/"records").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=[p.stem for p in STUDIES])
+def test_the_records_on_file_are_whole(file, tmp_path):
+    "Read and written again, each is the same file; none of them has lists that belong to a run's own folder."
+    records = read_study(file)
+    assert write_study(tmp_path/"again.jsonl", records).read_bytes() == file.read_bytes()
+    for rec in records:
+        assert len(rec["curves"]["round"]) <= 20 and not {"units", "code"} & {*rec}
+        assert {"loop"} < {*rec["versions"]} and {"commit", "hardware", "made"} <= {*rec["provenance"]}
+
+
+def test_the_records_on_file_are_small_and_each_is_there_once():
+    assert sum(p.stat().st_size for p in STUDIES) < 6_000_000
+    names = [file_name(rec["args"]) for p in STUDIES for rec in read_study(p)]
+    assert len(names) == len({*names})

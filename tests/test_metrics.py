@@ -163,7 +163,7 @@ def test_a_domain_may_be_called_like_a_column():
     h = pd.DataFrame([(1, d, s, "aggregated", "accuracy", v) for d, s, v in rows], columns=COLUMNS)
     row = metrics.rules_table(SimpleNamespace(history=h, sizes=sizes)).loc["last"]
     assert row[["target (domain)", "ALL (domain)", "target", "ALL", "AVG"]].tolist() == [1., 0., .5, .25, .5]
-    assert records.read_table(h.to_csv(index=False).encode()).equals(h)
+    assert records.read_frame(h.to_csv(index=False).encode()).equals(h)
 
 
 def test_rounds_to():
@@ -204,7 +204,7 @@ def test_record_round_trip(done, tmp_path):
     records.save(done, tmp_path)
     rec, back = records.read_record(tmp_path), records.load(tmp_path)
     assert rec["args"] == done.fed.args() and rec["args"]["method"] == "fedavg"
-    assert {"python", "torch", "fdgnb"} <= set(rec["versions"])
+    assert {"python", "torch", "fdgnb"} <= set(rec["libraries"])
     for point in ("aggregated", "local", "both"):
         pd.testing.assert_frame_equal(metrics.stored_table(rec, point), done.table(point=point))
     pd.testing.assert_frame_equal(back.history, done.history)
@@ -216,10 +216,10 @@ def test_record_round_trip(done, tmp_path):
 
 def test_one_result_one_digest(done, tmp_path):
     "Seconds and versions do not change the digest; the seed does."
-    rec = records.record(done)
+    rec = records.describe_run(done)
     same = {k: getattr(done, k) for k in ("fed", "history", "sizes", "ledger", "round")}
     slower = SimpleNamespace(**same, seconds=[9., 9.])
-    assert records.record(slower)["digest"] == rec["digest"]
+    assert records.describe_run(slower)["digest"] == rec["digest"]
     other = copy.deepcopy(rec)
     other["args"]["seed"] = 1
     assert records.seal(other)["digest"] != rec["digest"]

@@ -17,6 +17,7 @@ from test_reports import papermill
 ROOT = Path(__file__).resolve().parent.parent
 ROW = "fedka", "table2", "FedAvg", "office_caltech10", "cnn2"
 DOMAINS = ["amazon", "caltech", "dslr", "webcam"]
+MADE = dict(format=FORMAT, versions=dict(loop=1), provenance=dict(made="2026"), samples={})
 
 
 def filed(args, rounds, versions=1, made="2026-01-01", **rest):

@@ -24,7 +24,7 @@ from ..data.partitions import PARTITIONS, steps_of
 from ..federation.compose import METHODS
 from ..runs.callbacks import MetricError, Metrics
 from ..runs.checkpoints import load_checkpoint
-from ..runs.fit import fit, folder_of, parsed_args
+from ..runs.fit import fit, folder_of, read_args
 from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, own_modules, unpack_modules
 from ..runs.metrics import METRICS
 from ..runs.metrics import compute_metrics as measured
@@ -49,7 +49,7 @@ def is_torn(folder):
     files = folder/"args.json", folder/"checkpoint.safetensors"
     args, states = (p.read_bytes() if p.exists() else None for p in files)
     try:
-        if args is not None: parsed_args(args, files[0])
+        if args is not None: read_args(args, files[0])
         if states is not None: load_checkpoint(files[1])
     except FdgnbError: return True
     return False

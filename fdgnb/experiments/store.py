@@ -16,8 +16,8 @@ from pathlib import Path
 from ..core import FdgnbError, atomic_write, echo, root
 from ..data.catalogue import DATASETS
 from ..runs.fit import folder_of
-from ..runs.metrics import METRICS, oracle_column, seconds, rules_table, source_and_target, traffic, values
-from ..runs.records import flops, libraries, plain
+from ..runs.metrics import METRICS, oracle_column, rules_table, seconds, source_and_target, traffic, values
+from ..runs.records import flops, libraries, to_json
 from ..runs.setup import Federation
 from ..runs.versions import is_ours, source_digest, versions_of
 from ..models import n_parameters
@@ -129,7 +129,7 @@ def record_of(run, metrics=()):
     if metrics:
         rec["metrics"] = {m: dict(version=metric_version(m), scores=scores_of(run, m) if m in measured else {})
                           for m in metrics}
-    return add_digest(plain(rec | dict(provenance=provenance_of(run))))
+    return add_digest(to_json(rec | dict(provenance=provenance_of(run))))
 
 # %% ../../nbs/experiments/02_store.ipynb #storecode2
 def add_digest(rec):
