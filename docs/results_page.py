@@ -170,15 +170,6 @@ def readme(folder, used):
     return [linked(outside_code(text, lambda part: LINK.sub(change, part)), path, used)]
 
 
-def answer(folder, used):
-    "What the project's README says first of the results: which method, and the main table."
-    path = folder.parent/"README.md"
-    found = path.exists() and re.search(r"<!-- results:.*?-->\n(.*?)(?=<details>|<!-- end -->)",
-                                        path.read_text(), re.S)
-    if not found: return []
-    return ["## Which one?", linked(found[1].removeprefix("**Which one?** "), path, used)]
-
-
 def records_line(folder):
     "How many runs are on file."
     n = sum(len(p.read_text().splitlines()) for p in (folder/RECORDS).glob("*.jsonl"))
@@ -188,8 +179,7 @@ def records_line(folder):
 def page(notebooks, folder=REPORTS, used=None):
     "The page as Markdown; `notebooks` is {executed report: notebook}. A section exists where its files do."
     lead = "> Every table and figure that the reports wrote, beside the report that made it."
-    lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), CONTENTS, *answer(folder, used),
-             *ledger_section(folder), *readme(folder, used)]
+    lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), CONTENTS, *ledger_section(folder), *readme(folder, used)]
     for where, (reports, made) in by_folder(folder).items():
         path = path_of(where, folder)
         lines += [f"({results_of(path)})=\n## {words(path) if path != '.' else 'All papers'}", ""]

@@ -9,7 +9,7 @@ from conftest import python
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT/"nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 MODULES = sorted(p for p in (ROOT/"fdgnb").rglob("*.py") if p.name != "_modidx.py" and p.read_text().strip())
-LIBRARY = "06_figures", "07_comparison", "08_printed", "09_closeups"      # pages of tables without a report
+LIBRARY = "06_figures", "07_comparison", "08_printed", "01_setting"       # pages of tables without a report
 REPORTS = [p for p in sorted((ROOT/"nbs/tables").glob("*.ipynb")) if p.stem not in LIBRARY]
 read = lambda p: json.loads(p.read_text())
 name_of = lambda p: str(p.relative_to(ROOT))

@@ -125,14 +125,12 @@ def reports(folder, files):
 
 
 def test_results_of_files_that_come_later(tmp_path):
-    "The answer, the ledger with its counts, tables in folders, records that are counted: each where its file exists."
+    "The ledger with its counts, tables in folders, records that are counted: each where its file exists."
     folder = reports(tmp_path/"reports", {
         "papers/x/table1.csv": "a,b\n1.50,x\n", "papers/x/x.ipynb": "", "records/d.json": "{}", "records/d.jsonl": "{}\n{}\n",
         "records/hidden.csv": "a\n1\n", "README.md": "# R\n| [x](papers/x/x.ipynb) | [papers/x](papers/x) |\n"})
-    (tmp_path/"README.md").write_text("a\n<!-- results: x -->\n**Which one?** This.\n\n<details>b</details>\n")
     notebooks = {folder/"papers/x/x.ipynb": dict(cells=[markdown("# X\n> What.")])}
     text = results_page.page(notebooks, folder)
-    assert "## Which one?\n\nThis.\n" in text and "details" not in text
     assert "## Papers, x" in text and "### Table 1" in text and "1.50" in text and "x.ipynb): What." in text
     assert "(results-of-papers-x)=" in text and "[papers/x](#results-of-papers-x)" in text
     assert "2 runs are on record" in text and "hidden" not in text and "ledger" not in text

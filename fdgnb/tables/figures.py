@@ -20,10 +20,13 @@ from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as, spr
 from .paper import at_hand, lies_here, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
-def save_figure(figure, folder, stem):
-    "Write stem.png: the same figure is the same file."
+def save_figure(figure, folder, stem, vector=False):
+    "Write stem.png, and on request stem.svg: the same figure is the same file."
+    from matplotlib import rc_context
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder)/f"{stem}.png", dpi=100, metadata={"Software": None})
+    if not vector: return
+    with rc_context({"svg.hashsalt": stem}): figure.savefig(Path(folder)/f"{stem}.svg", metadata={"Date": None})
 
 
 def draw(report, figure, stem):
