@@ -429,8 +429,9 @@ def test_our_own_comparison_by_papermill(compared):
     folder = at/"reports"/"digits"/"held_out"
     assert tables | pictures | beside <= {p.name for p in folder.iterdir()}
     assert {"fedavg", "fedprox"} == {*pd.read_csv(folder/"table.csv").method}
-    score = {m: 50*sum(rec["scores"]["aggregated"]["source_val"]["target"] for name, rec in
-                       lines(at/"records").items() if name.startswith(m)) for m in ("fedavg", "fedprox")}
+    target = lambda r: r["scores"]["aggregated"]["source_val"]["target"]
+    records = [*Store(at/"records")]
+    score = {m: 50*sum(target(r) for r in records if r["args"]["method"] == m) for m in ("fedavg", "fedprox")}
     across = pd.read_csv(at/"reports"/"across.csv", index_col=0)["digits/held_out"]
     assert across["fedavg"].startswith(f"{score['fedavg']:.1f} ± ") and "(" not in across["fedavg"]
     assert f"({score['fedprox'] - score['fedavg']:+.1f}" in across["fedprox"]
