@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from torch.nn.utils import get_total_norm
 from fdgnb.core import FdgnbError, generator
-from fdgnb.vectors import is_vector, norm
+from fdgnb.vectors import is_vector, norm, part
 from fdgnb.federation.steps import Stop, Stopped, listen_to
 from fdgnb.federation.loop import client_offer, client_update, makes_offers, server_gather, server_update
 from fdgnb.federation.compose import hooks_of
@@ -149,7 +149,9 @@ def select_clients(fed, round):
                      "the last checkpoint is kept")
 
 # %% ../../nbs/federation/04_rounds.ipynb #upcode0001
-def describe_entry(v): return f"{str(v.dtype).removeprefix('torch.')} {list(v.shape)}"
+def describe_entry(v):
+    "Type and shape of a tensor, in words."
+    return f"{str(v.dtype).removeprefix('torch.')} {list(v.shape)}"
 
 
 def check_upload(fed, k, upload, first):
@@ -160,14 +162,15 @@ def check_upload(fed, k, upload, first):
     held, tags = fed.server.state, tuple(f"{t}." for t in fed.method.averages)
     mine = {q for q in upload if q.startswith(tags)}
     for q in sorted(mine & held.keys()):
-        if describe_entry(upload[q]) != describe_entry(held[q]):
-            refuse(f"holds {q!r} as {describe_entry(upload[q])}, the server as {describe_entry(held[q])}")
-    if extra := sorted(q for q in mine - held.keys() if q.startswith("model.")):
-        refuse(f"holds {extra[0]!r}, which the global model has not")
+        here, there = describe_entry(upload[q]), describe_entry(held[q])
+        if here != there: refuse(f"holds {q!r} as {here}, the server as {there}")
+    unknown = sorted(q for q in mine - held.keys() if q.startswith("model."))
+    if unknown: refuse(f"holds {unknown[0]!r}, which the global model has not")
     other, theirs = first or (k, mine)
-    if lone := sorted(mine ^ theirs):
-        has, lacks = (k, other) if lone[0] in mine else (other, k)
-        refuse(f"does not go with that of {other!r}: {has!r} sends {lone[0]!r}, {lacks!r} does not")
+    alone = sorted(mine ^ theirs)
+    if alone:
+        has, lacks = (k, other) if alone[0] in mine else (other, k)
+        refuse(f"does not go with that of {other!r}: {has!r} sends {alone[0]!r}, {lacks!r} does not")
     return mine
 
 # %% ../../nbs/federation/04_rounds.ipynb #normcode01
@@ -175,10 +178,11 @@ def measure_change(before, upload, client):
     """$\\lVert\\theta_k-\\theta\\rVert_2$ of an uploaded model.
 
     FdgnbError where it is not finite, or above `max_change`."""
-    model = {q: upload["model." + q] for q, v in before.items() if "model." + q in upload and is_vector(v)}
-    model = {q: v for q, v in model.items() if v.shape == before[q].shape}
+    sent = part(upload, "model")
+    model = {q: sent[q] for q, v in before.items() if q in sent and is_vector(v) and sent[q].shape == v.shape}
     size = float(get_total_norm([v - before[q] for q, v in model.items()]))
-    if not math.isfinite(size): size = norm({q: v.double() - before[q].double() for q, v in model.items()})
+    if not math.isfinite(size):                                      # large numbers, whose squares overflow
+        size = norm({q: v.double() - before[q].double() for q, v in model.items()})
     r, most = client.round + 1, client.settings.max_change
     if not math.isfinite(size):
         q = next(q for q, v in model.items() if not v.isfinite().all())
@@ -334,7 +338,8 @@ def find_outlier(changes):
 
 def name_outlier(changes):
     "Who stands out among {client: how far its model went}: a sentence, or what else to try."
-    if not (found := find_outlier(changes)): return "no client stands out, try a smaller lr, or clip=10"
+    found = find_outlier(changes)
+    if not found: return "no client stands out, try a smaller lr, or clip=10"
     k, most, next_ = found
     return f"client {k!r} uploaded a model {most:.3g} away from the last one, the others at most {next_:.3g}"
 
@@ -344,7 +349,8 @@ def check_loss(rows, changes, round, trial=(), limit=1e3):
     trained = [v for *_, p, m, v in rows if (p, m) == ("training", "loss") and math.isfinite(v)]
     losses = [(c, v) for c, _, p, m, v in rows if (p, m) == ("aggregated", "loss")] + list(trial)
     for c, v in losses:
-        if v <= limit*max([1., *trained]) or math.isfinite(v) and not find_outlier(changes): continue
+        if v <= limit*max([1., *trained]): continue
+        if math.isfinite(v) and not find_outlier(changes): continue
         said = "is not finite" if not math.isfinite(v) else "exploded"
         raise FdgnbError(f"the global model {said} after round {round + 1} (its loss on {c} is {v:.3g}): "
                          f"{name_outlier(changes)}; the last checkpoint is kept")

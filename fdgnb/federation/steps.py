@@ -80,16 +80,23 @@ def list_parameters(optimizer):
     return [q for g in optimizer.param_groups for q in g["params"]]
 
 
+def restore_optimizer(optimizer, state):
+    "Give an optimizer what `keep_optimizer` wrote into a client's state."
+    for i, q in enumerate(list_parameters(optimizer)):
+        kept = part(state, f"optim.{i}")
+        if not kept: continue
+        def copy(v):                                                 # in the weight's layout, for the fused step
+            return torch.empty_like(q).copy_(v) if v.shape == q.shape else v.clone()
+        optimizer.state[q] = {k: copy(v) for k, v in kept.items()}
+
+
 def make_optimizer(params, client):
     "The local optimizer at this round's learning rate, its state from `client.state` where that is kept."
     s, params = client.settings, [p for p in params if p.requires_grad]
     how = dict(lr=client.lr, weight_decay=s.weight_decay)
     if s.optimizer == "adam": opt = torch.optim.Adam(params, fused=True, **how)
     else: opt = torch.optim.SGD(sgd_groups(params, s.momentum), momentum=s.momentum, **how)
-    for i, q in enumerate(list_parameters(opt)) if s.keep_optimizer else ():
-        if kept := part(client.state, f"optim.{i}"):
-            alike = lambda v: torch.empty_like(q).copy_(v)        # in the weight's layout, for the fused step
-            opt.state[q] = {k: alike(v) if v.shape == q.shape else v.clone() for k, v in kept.items()}
+    if s.keep_optimizer: restore_optimizer(opt, client.state)
     return opt
 
 

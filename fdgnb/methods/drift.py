@@ -105,12 +105,15 @@ class Scaffold(Anchored):
     def gradients(self, model, client):
         super().gradients(model, client)
         c, own = client.scratch["scaffold"]
-        [p.grad.add_(c[k] - own[k]) for k, p in model.named_parameters() if p.grad is not None]
+        for k, p in model.named_parameters():
+            if p.grad is not None: p.grad.add_(c[k] - own[k])
     def end(self, model, client):
         super().end(model, client)
-        (c, own), way = client.scratch["scaffold"], client.scratch["steps"]*client.lr
-        client.scratch["scaffold"] = sub(mean_gradient(model, client), c) if way else scale(c, 0.)
-        client.state = client.state | tagged("scaffold", add(own, client.scratch["scaffold"]))
+        c, own = client.scratch["scaffold"]
+        moves = client.scratch["steps"]*client.lr > 0
+        change = sub(mean_gradient(model, client), c) if moves else scale(c, 0.)
+        client.scratch["scaffold"] = change
+        client.state = client.state | tagged("scaffold", add(own, change))
     def upload(self, model, client):
         return super().upload(model, client) | tagged("stats.scaffold", client.scratch["scaffold"])
     def aggregate(self, server, uploads):

@@ -554,8 +554,8 @@ def recall(server, k):
 
 
 def for_unseen(server, eraser="mean"):
-    "What an unseen client is served: means of `kept` over all clients; eraser='initial': statistics only."
-    seen = [s for k in server.clients if (s := recall(server, k))]
+    "What an unseen client is served: means of `recall` over all clients; eraser='initial': statistics only."
+    seen = [s for s in (recall(server, k) for k in server.clients) if s]
     mean = weighted_mean(seen) if seen else {}
     return mean if eraser == "mean" else {k: v for k, v in mean.items() if owner(k) == "local"}
 

@@ -231,7 +231,8 @@ def target_features(server, mode, passes="many"):
     if "target.features" not in server.state:
         x, encoder = target_images(server), borrow(server, server.model).features
         size = server.settings.batch_size if passes == "batch" else 128
-        batches = (prepare_input(x[i], x.device, server.settings.normalize) for i in index_batches(torch.arange(len(x)), size))
+        rows, normalize = index_batches(torch.arange(len(x)), size), server.settings.normalize
+        batches = (prepare_input(x[i], x.device, normalize) for i in rows)
         server.state["target.features"] = run_in(encoder, batches, mode, server.rng("target dropout"))
     return server.state["target.features"]
 
@@ -292,7 +293,8 @@ class Pulled(Ramped):
 
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as h: loss = super().loss(model, x, y, client)
-        if (gradient := client.scratch.get("features.fedka.gradient")) is None: return loss
+        gradient = client.scratch.get("features.fedka.gradient")
+        if gradient is None: return loss
         return loss + self._lam(client)*(h[0]*gradient[client.scratch["idx"]]).sum()
 
     def upload(self, model, client):

@@ -217,7 +217,7 @@ def feature_generator(noise, n_classes, d):
 
 
 class Verdict(nn.Module):
-    "FedADG's D: features (N, d) and labels (N, C) as `told` to (N, 1) in (0, 1), 1: generated."
+    "FedADG's D: features (N, d) and labels (N, C) from `tell_labels` to (N, 1) in (0, 1), 1: generated."
     def __init__(self, d, n_classes, width=128):
         super().__init__()
         self.project = nn.Linear(d, width, bias=False)
@@ -232,7 +232,7 @@ def tell_labels(y, n_classes):
 
 
 def draw_seeds(told, noise, rng):
-    "What G is given for labels as `told` (N, C): noise before them, (N, noise + C)."
+    "What G is given for labels from `tell_labels` (N, C): noise before them, (N, noise + C)."
     return torch.cat([torch.randn(len(told), noise, generator=rng, device=told.device), told], 1)
 
 # %% ../../nbs/methods/13_invariant.ipynb #f2a8fb0a
@@ -262,7 +262,8 @@ class FedADG(Method):
         super().begin(model, client, download)
         d, C, s = model.feature_dim, model.n_classes, client.settings
         D, G = lambda: Verdict(d, C), lambda: feature_generator(self.h.adg_noise, C, d)
-        if not (first := part(client.state, "fedadg")):
+        first = part(client.state, "fedadg")
+        if not first:
             with seeded(client.seed, f"fedadg {client.id}"): first = D().state_dict()
         work = s.local_steps*s.batch_size if s.local_steps else client.n()*s.local_epochs
         client.scratch |= {"adg.D": own_copy(D, first, client.lr, client.device),

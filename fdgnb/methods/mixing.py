@@ -47,7 +47,8 @@ class Mixup(Method):
 
     def batch(self, x, y, client, rng):
         x, y = super().batch(x, y, client, rng)
-        if not (a := self.h.mixup_alpha): return x, y
+        a = self.h.mixup_alpha
+        if not a: return x, y
         order = torch.randperm(len(x), generator=rng, device=x.device)
         lam = np.random.default_rng(rng_seed(rng)).beta(a, a)
         y = as_distributions(y, client.scratch["mixup.classes"], x)

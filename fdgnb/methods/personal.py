@@ -245,7 +245,8 @@ class Ditto(Method):
 
     def end(self, model, client):
         super().end(model, client)
-        keep_own(client, "ditto", v := client.scratch["ditto"][0], v.state_dict())
+        v = client.scratch["ditto"][0]
+        keep_own(client, "ditto", v, v.state_dict())
 
     def upload(self, model, client):
         w = {k: entry.clone() for k, entry in super().upload(model, client).items()}
@@ -262,7 +263,7 @@ def group_by_layer(keys):
 
 
 def mix_layers(theta, own, s):
-    "Layer by layer s theta + (1 - s) own, s (L,) in the order of `by_layer`; integers as the larger share."
+    "Layer by layer s theta + (1 - s) own, s (L,) in the order of `group_by_layer`; integers as the larger share."
     choose = lambda k, w: own[k].lerp(theta[k], w) if theta[k].is_floating_point() else (
         theta[k] if w >= .5 else own[k])
     return {k: choose(k, w) for w, (_, keys) in zip(s, group_by_layer(theta).items()) for k in keys}
