@@ -51,7 +51,7 @@ class Registry(dict):
     def __init__(
         self,
         kind: str,  # what it holds, for errors: "method", "dataset"
-        package: str | None = None,  # its modules are imported at the first look-up; None: nothing is
+        package: str = None,  # its modules are imported at the first look-up; None: nothing is
     ):
         super().__init__()
         self.kind, self.package, self.lock = kind, package, threading.RLock()

@@ -187,8 +187,8 @@ def get(
     name: str,  # a name of MODELS, or "timm:NAME"
     n_classes: int,  # logits, at least 1
     in_channels: int = 3,  # channels of the images, or the length of the vectors
-    pretrained: bool | str = False,  # True: torchvision's ImageNet V1 weights, timm's of a backbone of timm; or their name
-    size: int | None = None,  # pixels a side, checked here; None: the usual one
+    pretrained: bool = False,  # True: ImageNet V1 weights of torchvision, or those of timm; or their name
+    size: int = None,  # pixels a side, checked here; None: the usual one
     **options,  # the builder's own
 ) -> Net:
     """Build a backbone; inside `seeded` its first weights are those of a seed.

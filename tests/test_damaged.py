@@ -325,7 +325,7 @@ def test_images_cut_and_flipped(form):
 def test_a_mistake_of_our_own_keeps_its_traceback(home, monkeypatch):
     "What is no reader's exception is not called damage, nor skipped."
     def mistake(*args): raise ZeroDivisionError("ours")
-    monkeypatch.setattr(folders, "opened", mistake)
+    monkeypatch.setattr(folders, "open_image", mistake)
     with pytest.raises(ZeroDivisionError): from_folder(shop(home), size=8, on_error="skip")
     mnist(home)
     monkeypatch.setattr(arrays, "_idx", mistake)

@@ -121,10 +121,6 @@ def test_labels_need_not_be_contiguous():
     gaps = fdgnb.from_arrays(dict(a=(x, [7, 3, 7, 3, 3, 3]), b=(x, [-1]*6)))
     assert gaps.classes == ["-1", "3", "7"] and gaps["a"].y.tolist() == [2, 1, 2, 1, 1, 1]
     assert gaps["b"].y.tolist() == [0]*6
-    words = fdgnb.from_arrays(dict(a=(x, ["dog", "cat"]*3)))
-    assert words.classes == ["cat", "dog"] and words["a"].y.tolist() == [1, 0]*3
-    named = fdgnb.from_arrays(dict(a=(x, [7, 3]*3)), classes={3: "cat", 7: "dog", 9: "elk"})
-    assert named.classes == ["cat", "dog", "elk"] and named["a"].y.tolist() == [1, 0]*3
     says(lambda: fdgnb.from_arrays(dict(a=(x, [7, 3]*3)), classes=["cat", "dog"]), "classes={label: name}")
     mixed = dict(a=(x, y), b=(x, ["cat"]*6))
     says(lambda: fdgnb.from_arrays(mixed), "numbers in one domain and words in another")

@@ -158,25 +158,6 @@ def test_lda_sizes_and_more_clients_than_classes():
     assert sum(map(len, tiny.domains.values())) == 50
 
 
-def test_a_hundred_clients_ten_a_round():
-    r = fdgnb.fit("fedavg", toy((400,), side=28), rounds=2, partition=("lda", 100, .1, "hsu"), per_round=10,
-                  backbone="cnn2", batch_size=4, eval_every=0, progress=False)
-    assert r.ledger.query("direction == 'down'").groupby("round").client.nunique().tolist() == [10, 10]
-
-
-def test_turning():
-    data = toy((20, 20, 20))
-    out = PARTITIONS.get("rotate")(data, "c", generator(0), 90)
-    assert torch.equal(out["a"].x, data["a"].x)
-    assert torch.equal(out["b"].x, data["b"].x.rot90(1, (2, 3)))
-    assert torch.equal(out["c"].x, data["c"].x)
-    x = torch.randint(0, 256, (200, 1, 9, 9), dtype=torch.uint8, generator=generator(0))
-    one = Dataset("one", {"a": Domain("a", x, torch.arange(200) % 2)}, ["0", "1"])
-    out = PARTITIONS.get("turn")(one, None, generator(0), 90, 4, 10.)["a"].x
-    which = [[torch.equal(a.rot90(k, (1, 2)), b) for k in range(4)] for a, b in zip(x, out)]
-    assert all(map(any, which)) and all(any(w[k] for w in which) for k in range(4))
-
-
 @pytest.mark.parametrize("steps, says", [(("lda", 4, .1, "hsuu"), "did you mean 'hsu'"),
                                          (("lda", 400, .1), "400 clients"),
                                          (("lda", 4, 0.), "alpha=0.0 is out of range"),

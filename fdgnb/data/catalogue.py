@@ -59,8 +59,8 @@ def _refuse_name(name):
 
 # %% ../../nbs/data/04_catalogue.ipynb #22ff5aa6
 def get_dataset(
-    name: str | Path | Dataset,  # a name of DATASETS, a folder of <domain>/<class>/<image> (with a slash), or a data set
-    size: int | None = None,  # pixels a side; None: the data set's own
+    name: str,  # of DATASETS; or a folder of <domain>/<class>/<image>, with a slash; or a data set
+    size: int = None,  # pixels a side; None: the data set's own
     **options,  # the loader's, like domains=["photo"] or encoder="bert"
 ) -> Dataset:
     """Load a data set by its name, by the path of its folder, or take one as it is.

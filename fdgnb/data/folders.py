@@ -169,10 +169,10 @@ def _choose_classes(name, wanted, tree):
 
 # %% ../../nbs/data/03_folders.ipynb #565eb84d
 def from_folder(
-    path: str | Path,  # a folder of <domain>/<class>/<image>
+    path: str,  # a folder of <domain>/<class>/<image>, or its Path
     size: int = 64,  # pixels a side, at least 4
-    classes: list[str] | None = None,  # which, in which order; None: all, by name
-    domains: list[str] | None = None,  # which, in which order; None: all, by name
+    classes: list[str] = None,  # which, in which order; None: all, by name
+    domains: list[str] = None,  # which, in which order; None: all, by name
     on_error: str = "raise",  # or "skip": leave out images that cannot be read, and say so
 ) -> Dataset:  # RGB images, uint8 (N, 3, size, size)
     """Read anyone's images, `path/<domain>/<class>/<image>`, antialiased to squares; decoded once and kept.

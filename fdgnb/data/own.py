@@ -161,7 +161,7 @@ def as_samples(x, where):
 # %% ../../nbs/data/16_own.ipynb #own011p1
 def from_arrays(
     domains: dict,  # {name: (x, y)}: images or vectors, and labels, as arrays, tensors or lists; or {name: Domain}
-    classes: list | dict | None = None,  # names in order, or {label: name}; None: the labels themselves
+    classes: list = None,  # names in order, or {label: name}; None: the labels themselves
     name: str = "arrays",  # the data set's, as results show it
 ) -> Dataset:  # images uint8 (N, C, H, W), or vectors float32 (N, D)
     """Make a data set of arrays in memory.
@@ -241,8 +241,8 @@ def _to_label(value):
 # %% ../../nbs/data/16_own.ipynb #own014p1
 def from_torch(
     domains: dict,  # {name: a map-style torch data set of (image, label)}
-    size: int | None = None,  # pixels a side, for PIL images; None: they are of one size already
-    classes: list | dict | None = None,  # as in `from_arrays`; None: the data sets' own `classes`, or the labels
+    size: int = None,  # pixels a side, for PIL images; None: they are of one size already
+    classes: list = None,  # as in `from_arrays`; None: the data sets' own `classes`, or the labels
     name: str = "torch",  # the data set's, as results show it
 ) -> Dataset:
     """Make a data set of torch data sets, each sample read once.
@@ -312,9 +312,9 @@ def _rows_of(source):
 def from_texts(
     source,  # a folder <domain>/<class>/*.txt, a CSV file, or a DataFrame with the columns text, label, domain
     encoder: str = "minilm",  # a frozen encoder: "minilm" or "bert"
-    tokens: int | None = None,  # how many it reads of a text, 3 to 512; None: 128 of minilm, 256 of bert
-    classes: list | dict | None = None,  # as in `from_arrays`
-    name: str | None = None,  # the data set's; None: that of the folder or file
+    tokens: int = None,  # how many it reads of a text, 3 to 512; None: 128 of minilm, 256 of bert
+    classes: list = None,  # as in `from_arrays`
+    name: str = None,  # the data set's; None: that of the folder or file
 ) -> Dataset:  # vectors, float32 (N, 384) of minilm, (N, tokens*768) of bert
     """Make a data set of texts; each is encoded once and kept.
 
