@@ -325,6 +325,7 @@ def papermill(tmp_path, *args):
 
 
 @pytest.mark.parametrize("args, says", [
+    (("-p", "methd", "fdse"), "unknown parameter 'methd'; did you mean 'method'?"),
     (("-p", "method", "fdsee"), "did you mean 'fdse'"),
     (("-p", "hyper", "{mu: [1"), "is no dict like {mu: 0.1}: while parsing"),
     (("-p", "out", 5), "out=5: wanted the path of a folder"),
