@@ -106,11 +106,6 @@ def test_what_is_not_installed_is_named(monkeypatch):
     with refused("pip install fdgnb"): callbacks.TensorBoard("x")
 
 
-def test_patience_stops_when_validation_has_not_risen(short):
-    run = fdgnb.fit(**short | STILL, callbacks=[callbacks.Patience(2)])
-    assert run.stopped and run.round == 3
-
-
 def test_a_stop_prints_who_and_why_in_one_line(short, capsys):
     run = fdgnb.fit(**short | STILL, callbacks=[callbacks.Csv("/dev/null"), callbacks.Patience(2)])
     said, = capsys.readouterr().out.splitlines()

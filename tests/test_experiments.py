@@ -344,9 +344,9 @@ def test_papermill_knows_the_parameters_of_the_page():
 
 def test_papermill_refuses_in_one_line(tmp_path):
     "Before any run."
-    p = papermill("compare.ipynb", tmp_path/"out.ipynb", methods="fedavg", scale="smoke",
-                  store=tmp_path/"records", rule="lats")
-    assert p.returncode and "unknown selection rule 'lats'" in p.stderr.strip().splitlines()[-1]
+    p = papermill("compare.ipynb", tmp_path/"out.ipynb", method="fedavg", scale="smoke", store=tmp_path/"records")
+    last = p.stderr.strip().splitlines()[-1]
+    assert p.returncode and last.startswith("FdgnbError: unknown parameter 'method'; did you mean 'methods'?")
     (tmp_path/"taken").write_text("a file")
     p = papermill("compare.ipynb", tmp_path/"out.ipynb", methods="fedavg", scale="smoke",
                   store=tmp_path/"records", out=tmp_path/"taken")

@@ -324,11 +324,15 @@ def papermill(tmp_path, *args):
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
 
 
-def test_papermill_says_what_is_wrong(tmp_path):
+@pytest.mark.parametrize("args, says", [
+    (("-p", "methd", "fdse"), "unknown parameter 'methd'; did you mean 'method'?"),
+    (("-p", "hyper", "{mu: [1"), "is no dict like {mu: 0.1}: while parsing"),
+], ids=["name", "value"])
+def test_papermill_says_what_is_wrong(args, says, tmp_path):
     "In one line, and nothing is written."
-    p = papermill(tmp_path, "-p", "hyper", "{mu: [1")
+    p = papermill(tmp_path, *args)
     last = [l for l in p.stderr.splitlines() if l.strip()][-1]
-    assert p.returncode != 0 and last.startswith("FdgnbError: hyper="), p.stderr[-1500:]
+    assert p.returncode != 0 and last.startswith("FdgnbError: ") and says in last, p.stderr[-1500:]
     assert "During handling" not in p.stderr and not list(tmp_path.glob("**/args.json"))
 
 

@@ -25,12 +25,6 @@ def run_of(rows, sizes=SIZES, **args):
 RUN = run_of([(.2, .2, .1, .3, .1), (.6, .6, .5, .5, .4), (.6, .6, .5, .7, .4), (.1, .5, .9, .5, .2)])
 
 
-def test_all_is_pooled_and_avg_is_plain():
-    v = metrics.values(RUN.history, SIZES)
-    assert v.loc[3, "ALL"] == pytest.approx((10*.5 + 30*.7)/40)
-    assert v.loc[3, "AVG"] == pytest.approx(.6) and v.loc[3, "target"] == .4
-
-
 def test_rules_take_the_earlier_of_equal_rounds():
     chosen = {r: metrics.select(RUN.history, SIZES, r) for r in metrics.RULES}
     assert chosen == dict(last=[4], source_val=[2], top5=[1, 2, 3, 4], target=[2])
@@ -43,26 +37,12 @@ def test_validation_is_pooled_by_its_own_sizes():
     assert [metrics.select(rounds, sizes, "source_val") for sizes in (SIZES, even)] == [[2], [1]]
 
 
-def test_top5_is_a_mean_of_five():
-    target = [.1, .9, .5, .3, .7, .2, .6]
-    t = metrics.rules_table(run_of([(.5,)*4 + (v,) for v in target]))
-    assert t.loc["top5", "target"] == pytest.approx((.9 + .5 + .3 + .7 + .6)/5)
-    assert t.loc["top5", "rounds"] == "2, 3, 4, 5, 7"
-
-
 def test_oracles_are_named_and_nobody_else():
     inside = run_of([(.5,)*4], {k: SIZES[k] for k in "ab"})
     for run, word in ((RUN, "target"), (inside, "test samples")):
         uses = metrics.rules_table(run)["uses"]
         assert {r for r, u in uses.items() if u == f"ORACLE: labels of the {word}"} == {"top5", "target"}
         assert not uses[["last", "source_val"]].str.contains("ORACLE").any()
-
-
-def test_in_domain():
-    inside = {k: SIZES[k] for k in "ab"}
-    t = metrics.rules_table(run_of([(.2, .2, .1, .9), (.3, .3, .8, .4), (.1, .1, .3, .3)], inside))
-    assert "target" not in t
-    assert t["rounds"].to_dict() == dict(last="3", source_val="2", top5="1, 2, 3", target="2")
 
 
 @pytest.mark.parametrize("lost", ["val", "test", "target"])
@@ -101,23 +81,6 @@ def rare(point, extra=()):
     return SimpleNamespace(history=rows, sizes=SIZES, args=dict(seed=0))
 
 
-def test_local_rules_select_among_rounds_scored_completely():
-    run = rare("local", [(6, "a", "train", "local", "accuracy", 1.)])
-    chosen = {r: metrics.select(run.history, SIZES, r, "local") for r in metrics.RULES}
-    assert chosen == dict(last=[6], source_val=[4], top5=[2, 4, 6], target=[2])      # validation: .3, .5, .4
-    both = metrics.rules_table(run, point="both")
-    assert both[["a", "b", "target", "ALL", "AVG"]].notna().all().all() and (both["rounds"] != "").all()
-    assert both.loc[("local", "top5"), "target"] == pytest.approx((.6 + .1 + .5)/3)
-    assert both.loc[("local", "source_val"), ["target", "AVG"]].tolist() == [.1, .4]
-    assert {r: metrics.select(run.history, SIZES, r) for r in metrics.RULES}["source_val"] == [4]
-
-
-def test_aggregated_rules_use_every_round_that_has_what_they_look_at():
-    run = rare("aggregated")
-    chosen = {r: metrics.select(run.history, SIZES, r) for r in metrics.RULES}
-    assert chosen == dict(last=[6], source_val=[1], top5=[2, 4, 6], target=[2])
-
-
 def test_local_rounds_with_some_of_the_clients_are_complete():
     "Who was not drawn is missing; the round still has validation, test and target values."
     h = rare("local").history
@@ -143,13 +106,6 @@ def test_curves_bridge_rounds_that_were_not_scored():
     assert plots.overview_plot(run).axes
 
 
-def test_adapted_row():
-    more = pd.DataFrame([(4, "t", "target", "adapted", "accuracy", .8)], columns=COLUMNS)
-    t = metrics.rules_table(SimpleNamespace(history=pd.concat([RUN.history, more]), sizes=SIZES))
-    assert t.loc["adapted", "target"] == .8 and t.loc["last", "target"] == .2
-    assert "without labels" in t.loc["adapted", "uses"]
-
-
 def test_loss_is_shown_where_accuracy_selects():
     h = pd.concat([RUN.history, history([(0,)*4 + (v,) for v in (3., 2., 1., .5)], metric="loss")])
     t = metrics.rules_table(SimpleNamespace(history=h, sizes=SIZES), metric="loss")
@@ -166,22 +122,14 @@ def test_a_domain_may_be_called_like_a_column():
     assert records.read_frame(h.to_csv(index=False).encode()).equals(h)
 
 
-def test_rounds_to():
-    assert [metrics.rounds_to(RUN, x) for x in (.1, .4, .41)] == [1, 2, None]
+def test_an_unknown_column_is_refused():
     with pytest.raises(FdgnbError, match="did you mean 'AVG'"): metrics.rounds_to(RUN, .5, domain="AV")
 
 
-def test_over_seeds():
+def test_means_over_seeds_are_read_as_percent():
     runs = [run_of([(.5, .5, .5, .5, v)], seed=i) for i, v in enumerate((.1, .2, .6))]
-    s = metrics.average_seeds(runs)
-    target = s.loc["last", "target"]
-    assert target["mean"] == pytest.approx(.3) and target["n"] == 3
-    assert target["std"] == pytest.approx(np.std([.1, .2, .6], ddof=1))
-    assert metrics.plus_minus(s).loc["last", "target"] == "30.0 ± 26.5"
+    assert metrics.plus_minus(metrics.average_seeds(runs)).loc["last", "target"] == "30.0 ± 26.5"
     assert metrics.plus_minus(metrics.average_seeds(runs[:1])).loc["last", "target"] == "10.0"
-    with pytest.raises(FdgnbError, match="seed 1 is there 2 times"): metrics.average_seeds([runs[1], runs[1]])
-    other = [run_of([], seed=0, lr=.1), run_of([], seed=1, lr=.2)]
-    with pytest.raises(FdgnbError, match="differ in more than the seed: lr"): metrics.average_seeds(other)
     with pytest.raises(FdgnbError, match="no runs"): metrics.average_seeds([])
 
 

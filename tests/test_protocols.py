@@ -242,9 +242,3 @@ def test_bad_names():
         with pytest.raises(FdgnbError, match=says):
             fdgnb.fit("fedavg", toy(side=28), rounds=1, backbone="cnn2", progress=False, **kw)
     assert set(list_augmentations().index) == set(AUGMENTATIONS)
-
-
-def test_explicit_arguments_override_the_protocol():
-    given = dict(rounds=1, lr=.3, backbone="cnn2", progress=False)
-    fed = fdgnb.fit("fedavg", toy(side=28), protocol="fdse", scale="smoke", **given).fed
-    assert (fed.settings.lr, fed.settings.clip, fed.rounds) == (.3, 10., 1)
