@@ -19,9 +19,9 @@ from .core import FdgnbError, echo, nearest
 def hp(
     default: Any,  # the value where none is given; its type, where the field has no annotation
     doc: str,  # the meaning; None is allowed where it is the default or `doc` names it
-    low: float | None = None,  # the smallest value; None: what a tensor holds
-    high: float | None = None,  # the largest value; None: what a tensor holds
-    choices: tuple | None = None,  # the only values, of the same type; None: all of the field's type
+    low: float = None,  # the smallest value; None: what a tensor holds
+    high: float = None,  # the largest value; None: what a tensor holds
+    choices: tuple = None,  # the only values, of the same type; None: all of the field's type
     source: str = "",  # the paper's section or equation, or the file of its code
     also: type | tuple = (),  # further types that a value may have
 ) -> Field:  # a field of a dataclass, what is said here in its `metadata`

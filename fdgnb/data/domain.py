@@ -21,8 +21,8 @@ class Domain:
     name: str  # as results show it
     x: torch.Tensor  # images, uint8 (N, C, H, W), or vectors, float32 (N, D)
     y: torch.Tensor  # labels, int64 (N,)
-    split: dict[str, torch.Tensor] | None = None  # {part: rows}: the train, val and test that a run is to use
-    official: dict[str, torch.Tensor] | None = None  # {part: rows}: the lists as published
+    split: dict[str, torch.Tensor] = None  # {part: rows}: the train, val and test that a run is to use
+    official: dict[str, torch.Tensor] = None  # {part: rows}: the lists as published
 
     def __post_init__(self):
         if len(self.x) != len(self.y) or not len(self.y):
@@ -218,7 +218,7 @@ class Split:
         self,
         x: torch.Tensor,  # the samples of the domain, uint8 (N, C, H, W) or float32 (N, D)
         y: torch.Tensor,  # its labels, int64 (N,)
-        index: torch.Tensor | None = None,  # which rows, int64 (n,); None: all
+        index: torch.Tensor = None,  # which rows, int64 (n,); None: all
     ):
         self.x, self.y = x, y
         self.index = torch.arange(len(y)) if index is None else index
@@ -234,7 +234,7 @@ class Split:
         idx: torch.Tensor,  # which of the split's samples, int64 (n,)
         normalize: str = "none",  # a name of SCALES, or "none"
         augment=None,  # a function (x, rng) that changes images
-        rng: torch.Generator | None = None,  # what it draws from
+        rng: torch.Generator = None,  # what it draws from
     ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), images channels last; y int64 (n,)
         "Take samples as a network does: bytes as fractions of 1, changed, scaled."
         rows = self.index[idx.to(self.index.device)]

@@ -8,12 +8,13 @@ __all__ = ['METHODS', 'helper', 'method', 'FedAvg', 'list_methods']
 # %% ../../nbs/federation/03_compose.ipynb #04fbbddf
 import functools, inspect, itertools
 from dataclasses import asdict, field, fields, make_dataclass
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 from types import SimpleNamespace
 from fdgnb.core import FdgnbError, Registry, nearest
 from fdgnb.vectors import KINDS
 from fdgnb.settings import Settings, make
 from fdgnb.federation.loop import HOOKS, Method
+if TYPE_CHECKING: import pandas as pd
 
 # %% ../../nbs/federation/03_compose.ipynb #regcode01
 def helper(

@@ -266,7 +266,8 @@ def coder(folder, device):
     "Encoder and decoder with the weights in a folder; FdgnbError where a file is missing."
     with torch.device("meta"): blank, nets = (vgg_encoder(), vgg_decoder()), []
     for net, name in zip(blank, FILES):
-        if not (path := Path(folder)/name).is_file():
+        path = Path(folder)/name
+        if not path.is_file():
             raise FdgnbError(f"no weights file {name}: get it from AdaIN's authors and put it into {folder}")
         state = {k: v for k, v in read_weights(path).items() if int(k.split(".")[0]) < len(net)}
         nets.append(fill(net.to_empty(device="cpu"), state, name).eval().requires_grad_(False).to(device))
