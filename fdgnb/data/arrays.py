@@ -65,9 +65,12 @@ def _hdf5(path):
         raise FdgnbError(f"{str(path)!r} needs the package h5py (pip install h5py), or put usps.bz2 and "
                          f"usps.t.bz2 there")
     import h5py
+    arrays = {}
     with reading(path, "hdf5"), h5py.File(path) as h:
-        return {f"{v}_{part}": h[part][k][:] for part in ("train", "test")
-                for v, k in (("x", "data"), ("y", "target"))}
+        for part in ("train", "test"):
+            arrays[f"x_{part}"] = h[part]["data"][:]
+            arrays[f"y_{part}"] = h[part]["target"][:]
+    return arrays
 
 # %% ../../nbs/data/09_arrays.ipynb #541c53ba
 def _loadmat(file):
@@ -286,11 +289,13 @@ def _cifar_batch(path, extra):
     if path.suffix == ".bin":
         b, row = np.fromfile(path, np.uint8), 3073 + extra
         if b.size % row: raise damage_error(path, f"{b.size} bytes, not a multiple of {row}")
-        b = b.reshape(-1, row); x, y = b[:, 1 + extra:], b[:, extra]
+        b = b.reshape(-1, row)
+        x, y = b[:, 1 + extra:], b[:, extra]
     else:
-        t = _unpickle(path)
-        x, y = (_of(t, path, *names) for names in (("data",), ("fine_labels", "labels")))
-    y = to_labels(y if isinstance(y, (list, np.ndarray)) and len(y) else [], path)
+        batch = _unpickle(path)
+        x, y = _of(batch, path, "data"), _of(batch, path, "fine_labels", "labels")
+    has_labels = isinstance(y, (list, np.ndarray)) and len(y)
+    y = to_labels(y if has_labels else [], path)
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape != (len(y), 3072):
         raise damage_error(path, f"{len(y)} labels, and not as many images of 3072 bytes")
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
@@ -298,10 +303,12 @@ def _cifar_batch(path, extra):
 
 def _batches(train, test, extra):
     "A domain from batches of training and test images."
-    both = [_cifar_batch(p, extra) for p in train + test]
-    n, y = sum(len(b[1]) for b in both[:len(train)]), np.concatenate([b[1] for b in both])
+    batches = [_cifar_batch(path, extra) for path in train + test]
+    y = np.concatenate([labels for _, labels in batches])
+    n = sum(len(labels) for _, labels in batches[:len(train)])
     parts = dict(train=np.arange(n), test=np.arange(n, len(y)))
-    return Found(y, "pixels", lambda: np.concatenate([b[0] for b in both]), train + test, parts)
+    samples = lambda: np.concatenate([x for x, _ in batches])
+    return Found(y, "pixels", samples, train + test, parts)
 
 # %% ../../nbs/data/09_arrays.ipynb #c78a7330
 class _Slices:

@@ -45,12 +45,17 @@ class Augment:
         "The recipe as a sequence of kornia's transforms, for images of this size."
         import kornia.augmentation as K
         values = {k: v for k, v in vars(self).items() if k in RECIPE and v != getattr(Augment, k)}
-        if channels != 3 and values.keys() & {"jitter", "gray"}:
-            if channels != 1:
-                raise FdgnbError(f"colors are changed in images of 1 or 3 channels; these have {channels}: "
-                                 f"use an augmentation without jitter and gray")
-            values = {k: (*v[:2], 0., 0.) if k == "jitter" else v for k, v in values.items() if k != "gray"}
-        return K.ImageSequential(*[t for k in RECIPE if k in values for t in RECIPE[k](K, h, w, values[k])])
+        has_color = "jitter" in values or "gray" in values
+        if has_color and channels not in (1, 3):
+            raise FdgnbError(f"colors are changed in images of 1 or 3 channels; these have {channels}: "
+                             f"use an augmentation without jitter and gray")
+        if has_color and channels == 1:
+            values.pop("gray", None)
+            if "jitter" in values: values["jitter"] = (*self.jitter[:2], 0., 0.)
+        steps = []
+        for k, transform in RECIPE.items():
+            if k in values: steps += transform(K, h, w, values[k])
+        return K.ImageSequential(*steps)
 
     def __call__(self, x, rng):
         if x.ndim != 4:

@@ -78,11 +78,12 @@ def log_dirichlet(a, rng):
 def class_counts(log_q, left, m, rng):
     "How many of each class a client gets: `m` draws by q without replacement from `left` images a class."
     counts = np.zeros_like(left)
-    while (missing := m - counts.sum()) > 0:
+    while counts.sum() < m:
         logs = np.where(counts < left, log_q, -np.inf)
         if np.isneginf(logs).all(): logs = np.where(counts < left, 0., -np.inf)
         q = np.exp(logs - logs.max())
-        counts = np.minimum(left, counts + rng.multinomial(missing, q/q.sum()))
+        draws = rng.multinomial(m - counts.sum(), q/q.sum())
+        counts = np.minimum(left, counts + draws)
     return counts
 
 # %% ../../nbs/data/12_partitions.ipynb #5fd43508

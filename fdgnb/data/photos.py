@@ -62,6 +62,16 @@ def _pacs(d, folder, pack, lists, official):
     return f
 
 # %% ../../nbs/data/08_photos.ipynb #798ef3eb
+def _find_kfold(home):
+    "(folders that hold PACS' domains, folders that hold its lists)."
+    below = [find_subfolder(home, name) for name in ("kfold", "raw_images", "images")]
+    tops = [home, *below, find_subfolder(below[2], "kfold"), find_home("kfold")]
+    tops = [folder for folder in tops if folder]
+    names = ("Train val splits and h5py files pre-read", "splits", "image_list")
+    beside = [find_subfolder(top, name) for top in tops for name in names]
+    return tops, tops + [folder for folder in beside if folder]
+
+
 @source("pacs", "seven classes in four styles", PACS, PACS_CLASSES, 64,
         "PACS (Li et al. 2017), put its folders art_painting, cartoon, photo, sketch into pacs/ or "
         "pacs/kfold/",
@@ -72,18 +82,16 @@ def pacs(official=False):
 
     The official lists, where present, become `Domain.official` (train, val); with official=True also the
     `Domain.split` of a run, with an empty test part."""
-    home, out = find_home("pacs"), {}
-    below = [find_subfolder(home, n) for n in ("kfold", "raw_images", "images")]
-    tops = [h for h in (home, *below, find_subfolder(below[2], "kfold"), find_home("kfold")) if h]
-    beside = ("Train val splits and h5py files pre-read", "splits", "image_list")
-    lists = tops + [h for t in tops for n in beside if (h := find_subfolder(t, n))]
+    tops, lists = _find_kfold(find_home("pacs"))
+    found = {}
     for d in PACS:
-        folder = next((f for t in tops for f in [find_subfolder(t, d)] if f and find_subfolder(f, PACS_CLASSES[0])),
-                      None)
-        pack = next((p for t in tops for p in sorted((t/d).glob(f"{d}_*.npz"))), None)
+        folders = [find_subfolder(top, d) for top in tops]
+        folders = [folder for folder in folders if find_subfolder(folder, PACS_CLASSES[0])]
+        packs = [pack for top in tops for pack in sorted((top/d).glob(f"{d}_*.npz"))]
+        folder, pack = next(iter(folders), None), next(iter(packs), None)
         if folder or pack:
-            out[d] = lambda d=d, folder=folder, pack=pack: _pacs(d, folder, pack, lists, official)
-    return out
+            found[d] = lambda d=d, folder=folder, pack=pack: _pacs(d, folder, pack, lists, official)
+    return found
 
 # %% ../../nbs/data/08_photos.ipynb #3c284c16
 OFFICE_CLASSES = """backpack bike calculator headphones keyboard laptop_computer monitor mouse mug
@@ -122,11 +130,14 @@ _VLCS_NAMES = dict(Caltech101=("Caltech101", "CALTECH"), LabelMe=("LabelMe",), S
 def vlcs():
     "VLCS from vlcs/<domain>/<class>/* or vlcs/<DOMAIN>/{train,test}/<0..4>/*."
     home, numbers = find_home("vlcs"), {c: (str(i),) for i, c in enumerate(VLCS_CLASSES)}
-    def find(p):
-        parts = {k: find_subfolder(p, k) for k in ("train", "test")}
+
+    def find_domain(folder):
+        parts = {part: find_subfolder(folder, part) for part in ("train", "test")}
         if all(parts.values()): return find_parts(parts, VLCS_CLASSES, numbers)
-        return find_classes(find_subfolder(p, "full") or p, VLCS_CLASSES, numbers)
-    return {d: lambda p=p: find(p) for d, n in _VLCS_NAMES.items() for p in [find_subfolder(home, *n)] if p}
+        return find_classes(find_subfolder(folder, "full") or folder, VLCS_CLASSES, numbers)
+
+    folders = {d: find_subfolder(home, *names) for d, names in _VLCS_NAMES.items()}
+    return {d: lambda folder=folder: find_domain(folder) for d, folder in folders.items() if folder}
 
 # %% ../../nbs/data/08_photos.ipynb #cdbb151f
 OFFICEHOME = {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}
@@ -171,13 +182,18 @@ def _traps(home):
     if not (images and notes): return {}
     t, pairs = read_json(notes), {d: set() for d in TERRA}
     name = dict(_rows(t, "categories", ("id", "name"), notes))
-    places = _rows(t, "images", ("id", "location", "file_name"), notes)
-    where = {i: (f"location_{place}", file) for i, place, file in places}
+    where = {}
+    for image, place, file in _rows(t, "images", ("id", "location", "file_name"), notes):
+        where[image] = f"location_{place}", file
     for image, category in _rows(t, "annotations", ("image_id", "category_id"), notes):
         (d, file), c = where.get(image, (None, None)), name.get(category)
-        if d in pairs and c in TERRA_CLASSES and join_path(images, file, notes).is_file():
-            pairs[d].add((TERRA_CLASSES.index(c), file))
-    return {d: ([images/f for _, f in sorted(p)], [i for i, _ in sorted(p)]) for d, p in pairs.items() if p}
+        is_ours = d in pairs and c in TERRA_CLASSES
+        if is_ours and join_path(images, file, notes).is_file(): pairs[d].add((TERRA_CLASSES.index(c), file))
+    found = {}
+    for d, labeled in pairs.items():
+        rows = sorted(labeled)
+        if rows: found[d] = [images/file for _, file in rows], [label for label, _ in rows]
+    return found
 
 # %% ../../nbs/data/08_photos.ipynb #ce7f08bf
 @source("terra_incognita", "camera traps at four places, ten classes", TERRA, TERRA_CLASSES, 64,
@@ -244,16 +260,22 @@ def _listed(lists, top, classes):
 
 def _domainnet(classes):
     "{domain: () -> Found} of some classes of DomainNet: by its lists where both are there, else by folder."
-    home, out = find_home("domainnet"), {}
+    home, found = find_home("domainnet"), {}
     short = dict(clipart="clip", infograph="info", painting="paint", quickdraw="quick")
     places = [h for h in (home, find_subfolder(home, "splits", "image_list")) if h]
-    def find(p, lists):
-        return _listed(lists, home, classes) if all(lists.values()) else find_classes(p, classes)
-    def list_of(d, part): return next((q for h in places for q in [h/f"{d}_{part}.txt"] if q.exists()), None)
+
+    def find_list(d, part):
+        paths = [place/f"{d}_{part}.txt" for place in places]
+        return next((p for p in paths if p.exists()), None)
+
+    def find_domain(folder, lists):
+        return _listed(lists, home, classes) if all(lists.values()) else find_classes(folder, classes)
+
     for d in DOMAINNET:
-        p, lists = find_subfolder(home, d, short.get(d, d)), {part: list_of(d, part) for part in ("train", "test")}
-        if p: out[d] = lambda p=p, lists=lists: find(p, lists)
-    return out
+        folder = find_subfolder(home, d, short.get(d, d))
+        lists = {part: find_list(d, part) for part in ("train", "test")}
+        if folder: found[d] = lambda folder=folder, lists=lists: find_domain(folder, lists)
+    return found
 
 # %% ../../nbs/data/08_photos.ipynb #ab86b28e
 _DOMAINNET = dict(

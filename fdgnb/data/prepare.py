@@ -325,19 +325,22 @@ def _check_skips(name):
 
 def main(argv=None):
     "The command line; returns the exit code: 0, 1 (`check --strict` saw a difference), 2 (bad input)."
-    try:
-        a = _parser().parse_args(argv)
-        if a.command == "list":
-            t = list_datasets()
-            print(t.astype({"images": object, "size": object}).fillna("-").to_string(index=False))
-        elif a.command == "check":
-            t = check(a.name, a.domain)
-            print(_check_text(t))
-            return int(a.strict and not is_as_published(t))
-        else: _prepare(a)
+    try: return _run(_parser().parse_args(argv))
     except FdgnbError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    # `| head` has read enough
-    except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
+    except BrokenPipeError:                                         # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _run(a):
+    "Run a command; its exit code."
+    if a.command == "list":
+        t = list_datasets().astype({"images": object, "size": object})
+        print(t.fillna("-").to_string(index=False))
+    if a.command == "prepare": _prepare(a)
+    if a.command != "check": return 0
+    t = check(a.name, a.domain)
+    print(_check_text(t))
+    return int(a.strict and not is_as_published(t))
