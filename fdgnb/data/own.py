@@ -237,7 +237,7 @@ COLUMNS = ("text", "label", "domain")
 
 def _text_rows(folder):
     "(text, label, domain) of <folder>/<domain>/<class>/*.txt."
-    domains = subfolders(folder)
+    domains, rows = subfolders(folder), []
     warn_of_lost(sorted(folder.rglob("*")))
     files = [(f, c.name, d.name) for d in domains for c in subfolders(d) for f in sorted(c.rglob("*.txt"))
              if f.is_file() and f.name[0] != "."]

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from torch.nn.utils import get_total_norm
 from ..core import FdgnbError, generator
-from ..vectors import is_vector, norm
+from ..vectors import is_vector, norm, sub
 from .steps import Stop, Stopped, listen_to
 from .loop import client_offer, client_update, offering, server_gather, server_update
 from .compose import hooks_of
