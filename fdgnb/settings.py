@@ -64,7 +64,9 @@ def kind_of(f):
 def limits_of(f):
     "(lowest, highest) value of a field that is a number."
     most, low, high = LARGEST[kind_of(f)], f.metadata.get("low"), f.metadata.get("high")
-    return -most if low is None else low, most if high is None else high
+    if low is None: low = -most
+    if high is None: high = most
+    return low, high
 
 
 def annotate(f):
