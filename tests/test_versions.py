@@ -135,10 +135,12 @@ def test_a_comment_in_the_loop_changes_nothing(tmp_path):
     script = ("import fdgnb, sys, torch\n"
               "x, y = torch.zeros(20, 3, 28, 28, dtype=torch.uint8), torch.arange(20) % 2\n"
               "d = fdgnb.Dataset('d', {k: fdgnb.Domain(k, x, y) for k in 'abc'}, list('01'))\n"
-              "r = fdgnb.fit('fedavg', d, 'a', 1, out=sys.argv[1], progress=False, callbacks=[lambda *a: print('played')])\n"
+              "r = fdgnb.fit('fedavg', d, 'a', 1, out=sys.argv[1], progress=False,\n"
+              "              callbacks=[lambda *a: print('played')])\n"
               "print(fdgnb.__file__)")
     def said(where):
-        p = subprocess.run([sys.executable, "-c", script, str(tmp_path/"out")], cwd=where, capture_output=True, text=True,
+        command = [sys.executable, "-c", script, str(tmp_path/"out")]
+        p = subprocess.run(command, cwd=where, capture_output=True, text=True,
                            env={**os.environ, "PYTHONPATH": str(where)})
         assert not p.returncode, p.stderr
         return p.stdout.split()

@@ -196,7 +196,7 @@ def pack_call(call):
 def run(
     grid: pd.DataFrame,                         # the lines that `grid` makes
     store: "Store | str | Path | None" = None,  # where records lie: a `Store` or its folder; None: runs/store
-    jobs: int | None = None,                    # runs at once; None: one per core, or what an enclosing `parallel_config` says
+    jobs: int | None = None,                    # runs at once; None: one per core, or as an enclosing `parallel_config`
     work: str | Path | None = None,             # folder of the runs under way; None: runs/grid
     retry: bool = False,                        # run again what failed
     progress: bool | None = None,               # show a bar; None: unless CI is set

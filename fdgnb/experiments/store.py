@@ -175,7 +175,8 @@ class Planner:
         call = call_of(row)
         target, seed = call.pop("target"), call.pop("seed")
         one = isinstance(target, str)
-        rest = json.dumps({k: v for k, v in call.items() if k not in ("dataset", "method")}, sort_keys=True, default=str)
+        options = {k: v for k, v in call.items() if k not in ("dataset", "method")}
+        rest = json.dumps(options, sort_keys=True, default=str)
         method = row["method"] if isinstance(row["method"], str) else id(row["method"])
         key = id(row["data"]), row["dataset"], method, one or str(target), rest
         if key not in self._known:
@@ -319,7 +320,7 @@ class Store:
     def __init__(
         self,
         folder: str | Path | None = None,       # where records are written; None: runs/store
-        studies: str | Path | None = None,      # where studies lie; None: in the folder, or, if that is None, reports/records
+        studies: str | Path | None = None,      # where studies lie; None: in the folder; without one, reports/records
     ):
         given = folder_of(folder, "store")
         self.folder = given or root()/"runs"/"store"
@@ -376,7 +377,7 @@ def results(
     plan: Planner | None = None,                # one that knows the lines already
     metrics: str | list = (),                   # names: runs whose record lacks one are `unmeasured`, and not read in
 ) -> pd.DataFrame:
-    "The grid with `state` (done, failed, stale, unmeasured, missing), `record` of what is done, `error` of what failed."
+    "The grid with `state` (done, failed, stale, unmeasured, missing), `record` of what is done, `error` of failures."
     plan, metrics = plan or Planner(), metric_names(metrics)
     store = store if isinstance(store, Store) else Store(store)
     found = [store.find(*plan(row), metrics) for _, row in grid.iterrows()]

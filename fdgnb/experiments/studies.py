@@ -80,7 +80,8 @@ def execute_page(name, study, scale, store, folder):
     "Execute a study's page into its folder; paths are given as below the project."
     import papermill
     page, unfinished = root()/"nbs"/f"{study['notebook']}.ipynb", folder/"unfinished.ipynb"
-    usual = dict(scale=scale, run_missing=True, store=os.path.relpath(store.folder, root()), reports=os.path.relpath(folder, root()))
+    usual = dict(scale=scale, run_missing=True, store=os.path.relpath(store.folder, root()),
+                 reports=os.path.relpath(folder, root()))
     given = parameters_of(study, scale, papermill.inspect_notebook(page), usual)
     folder.mkdir(parents=True, exist_ok=True)
     papermill.execute_notebook(page, unfinished, given, cwd=root(), progress_bar=False)
@@ -95,7 +96,7 @@ def execute_page(name, study, scale, store, folder):
 # %% ../../nbs/experiments/08_studies.ipynb #st00000i
 README = """# Reports
 
-Made by `make reports` from [studies.toml](studies.toml), a line a study. What was run stands in `setting.json` beside the tables.
+Made by `make reports` from [studies.toml](studies.toml), a line a study; `setting.json` beside tables says what was run.
 
 | study | tables | what it is | scale | runs | made |
 |---|---|---|---|---:|---|

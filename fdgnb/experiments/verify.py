@@ -74,11 +74,11 @@ def verify(
 ) -> pd.DataFrame:
     """Run a sample of published records again: a line each, with the largest differences of scores and of `best_val`.
 
-    alike: on the same kind of processor with the same libraries. differ: what else is not equal. skipped: why not run."""
+    alike: on the same kind of processor with the same libraries. differ: what is not equal. skipped: why not run."""
     lines = []
     for name, rec in draw_records(n, seed, study, longest, folder):
         args = rec["args"]
-        what = dict(study=name, method=args["method"], dataset=args["dataset"], target=str(args["target"]), seed=args["seed"])
+        what = dict(study=name, target=str(args["target"]), **{k: args[k] for k in ("method", "dataset", "seed")})
         lines.append(what | play_again(rec))
     columns = "study method dataset target seed alike scores best_val differ skipped".split()
     return pd.DataFrame(lines, columns=columns, dtype=object)
@@ -92,19 +92,22 @@ def find_failures(table, tolerance):
 
 def main(words=None):
     "Print the table of `verify`; 1 where a record does not come out again."
-    parser = argparse.ArgumentParser(prog="python -m fdgnb.experiments.verify", description=verify.__doc__.splitlines()[0])
+    title = verify.__doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m fdgnb.experiments.verify", description=title)
     parser.add_argument("n", type=int, nargs="?", default=20, help="records")
     parser.add_argument("--seed", type=int, default=None, help="of the sample; else drawn, and printed")
     parser.add_argument("--study", default="", help="one study alone")
     parser.add_argument("--longest", type=float, default=None, help="leave out what took longer, in seconds")
-    parser.add_argument("--tolerance", type=float, default=1e-6, help="of scores, where processor and libraries are the same")
+    same = "of scores, where processor and libraries are the same"
+    parser.add_argument("--tolerance", type=float, default=1e-6, help=same)
     given = parser.parse_args(words)
     seed = random.randrange(10_000) if given.seed is None else given.seed
     print(f"a sample of {given.n} with --seed {seed}, on {hardware()}, torch {libraries()['torch']}")
     table = verify(given.n, seed, given.study, given.longest)
     print(table.fillna("").to_string(index=False))
     wrong = find_failures(table, given.tolerance)
-    print(f"{table.skipped.isna().sum()} run again, {table.skipped.notna().sum()} skipped, {len(wrong)} differ beyond {given.tolerance:g}")
+    again, skipped = table.skipped.isna().sum(), table.skipped.notna().sum()
+    print(f"{again} run again, {skipped} skipped, {len(wrong)} differ beyond {given.tolerance:g}")
     return int(len(wrong) > 0)
 
 # %% ../../nbs/experiments/08_verify.ipynb #veri0008

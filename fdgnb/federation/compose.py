@@ -14,7 +14,7 @@ from fdgnb.core import FdgnbError, Registry, nearest
 from fdgnb.vectors import KINDS
 from fdgnb.settings import Settings, make
 from fdgnb.federation.loop import HOOKS, Method
-if TYPE_CHECKING: import pandas as pd
+if TYPE_CHECKING: pass
 
 # %% ../../nbs/federation/03_compose.ipynb #regcode01
 def helper(

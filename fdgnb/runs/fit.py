@@ -322,27 +322,27 @@ def check_spelling(options, call, *methods):
 def fit(
     method: str | type,                         # a name of `list_methods()`, several joined by +, or a Method class
     dataset: "str | Path | Dataset" = "digits", # a name of `list_datasets()`, a folder, or a Dataset
-    target: str | list | None = "own",          # the domain held out, or several; "own": the data set's; None: in-domain
+    target: str | list | None = "own",          # the domain held out, or several; own: the data set's; None: in-domain
     rounds: int | None = None,                  # None: the protocol's number, or 20
     seed: int = 0,                              # of everything that is drawn
     out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
     *,
-    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it overrides the defaults
+    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
     device: str = "cpu",                        # cpu or cuda
     workers: int | None = None,                 # clients at once; None: one per core; does not change a bit
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
-    callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks, told after each round
+    callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
     hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
     **options,                                  # fields of `Settings` and of the method's own `Hyper`
 ) -> Run:
     """Run a federated method; bad input is an FdgnbError of one line before any work.
 
-    Data that are given by their name have a target of their own, other data have none. A folder is resumed with the same
-    arguments and versions, or with more rounds. A callback that returns True stops the run and prints who stopped it
-    and why (`run.reason`); of a finished run callbacks are told nothing."""
+    Data that are given by their name have a target of their own, other data have none. A folder is resumed with the
+    same arguments and versions, or with more rounds. A callback that returns True stops the run and prints who
+    stopped it and why (`run.reason`); of a finished run callbacks are told nothing."""
     call = make(FitCall, dict(workers=workers, checkpoint_every=checkpoint_every, progress=progress,
                               resume=resume), "argument")
     workers, checkpoint_every, progress = call.workers, call.checkpoint_every, call.progress

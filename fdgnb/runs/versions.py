@@ -25,7 +25,7 @@ SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(...))
 INNER = ("func", "args", "keywords", "__func__", "__self__", "fget", "fset", "__wrapped__")
 MADE = set("""__doc__ __module__ __dict__ __weakref__ __qualname__ __firstlineno__ __static_attributes__ __annotations__
     __annotate__ __annotate_func__ __annotations_cache__ __dataclass_params__ __dataclass_fields__ __match_args__
-    __abstractmethods__ _abc_impl __slotnames__ _render_traceback_ admitted name""".split())     # set later, or by Python
+    __abstractmethods__ _abc_impl __slotnames__ _render_traceback_ admitted name""".split())    # set later, by Python
 
 
 def is_installed(module: str) -> bool:
@@ -39,7 +39,7 @@ def is_own(obj) -> bool:
     "Whether a class, function or module is neither ours nor a library's."
     if not isinstance(obj, (type, FunctionType, ModuleType)): return False
     name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__ or ""
-    if name == "builtins": return isinstance(obj, FunctionType) or getattr(obj, "__flags__", 0) & 512 > 0     # by `exec`
+    if name == "builtins": return isinstance(obj, FunctionType) or getattr(obj, "__flags__", 0) & 512 > 0   # by `exec`
     return name.partition(".")[0] != "fdgnb" and not is_installed(name)
 
 
@@ -78,7 +78,8 @@ def _describe(value, seen, depth=4):
     if isinstance(value, FunctionType):
         name = value.__qualname__.rpartition("<locals>.")[2]
         if not is_own(value): return [name, inner([v for v in _names_in(value).values() if is_own(v)])]
-        return [name, inner(value.__code__), inner(value.__defaults__), inner(value.__kwdefaults__), inner(_names_in(value))]
+        parts = value.__code__, value.__defaults__, value.__kwdefaults__, _names_in(value)
+        return [name, *map(inner, parts)]
     if isinstance(value, type):
         name = value.__qualname__.rpartition("<locals>.")[2]
         if not is_own(value): return name
