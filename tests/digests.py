@@ -34,13 +34,16 @@ SGD = dict(momentum=.9, weight_decay=1e-2, keep_optimizer=True, lr=.02)
 DEEP = dict(rounds=1, local_steps=1, lr=.01, weight_decay=.01)            # with kinks: one step
 ALEXNET = DEEP | dict(backbone="alexnet_bn", side=64, batch_size=16)
 KA = dict(mmd_batch=8, votes=20)
-SMALL = dict(                                            # what makes a method small, or its effect large
-    budget=dict(S=14), fedsb=dict(S=14), subsample=dict(samples=14), dann=dict(dann_lam=.3, dann_width=16),
-    disentangler=SGD, fdann=SGD, mkmmd=ADAM | dict(mmd_batch=8), fdan=ADAM | dict(mmd_batch=8),
-    voting=ADAM | dict(votes=20), fedka=SGD | KA, fedadg=dict(adg_noise=8), fedsr=dict(z_dim=16, cmi=.05),
-    vhl=dict(vhl_n=48), moon=dict(lr=.02), fediir=dict(iir_gamma=.1), tent=dict(tent_lr=.01, tent_batch=16),
-    fedcm=dict(lr=.1), feddyn=dict(alpha=.1), fdse=dict(adapt="every"), elcfs=dict(elcfs_share=.2, elcfs_sent=.5),
-    fedmix=dict(M=3), arfl=dict(reg=.2), groupdro=dict(eta_q=.5))
+FDSE = dict(lam=5., tau=.1, adapt_lr=5.)
+SETTINGS = dict(disentangler=SGD, fdann=SGD, mkmmd=ADAM, fdan=ADAM, voting=ADAM, fedka=SGD, moon=dict(lr=.02),
+                fedcm=dict(lr=.1), fdse=dict(adapt="every"))
+HYPER = dict(                                            # what makes a method small, or its effect large
+    budget=dict(S=14), fedsb=dict(S=14), subsample=dict(samples=14), mkmmd=dict(mmd_batch=8),
+    fdan=dict(mmd_batch=8), voting=dict(votes=20), fedka=KA, fedadg=dict(adg_noise=8),
+    fedsr=dict(z_dim=16, cmi=.05), vhl=dict(vhl_n=48), dann=dict(dann_lam=.3, dann_width=16),
+    fediir=dict(iir_gamma=.1), tent=dict(tent_lr=.3, tent_batch=16), fedprox=dict(mu=5.), feddyn=dict(alpha=1.),
+    fdse=FDSE, consistency=dict(lam=5.), similarity=dict(tau=.1, adapt_lr=5.), fedmix=dict(M=3),
+    elcfs=dict(elcfs_share=.2, elcfs_sent=.5), arfl=dict(reg=.2), groupdro=dict(eta_q=.5))
 VARIANTS = {                                             # label: method, settings and hyper-parameters
     "fedavg momentum": ("fedavg", SGD),
     "fedavg adam": ("fedavg", ADAM),
@@ -70,7 +73,7 @@ VARIANTS = {                                             # label: method, settin
     "partialfed adaptive": ("partialfed", dict(strategy="adaptive", gate_lr=10.)),
     "fednova momentum": ("fednova", dict(momentum=.9, mu=.1, lr=.02)),
     "scaffold some": ("scaffold", dict(partition=("split", 2), batch_size=16, per_round=4, rounds=3)),
-    "feddyn some": ("feddyn", dict(alpha=.1, partition=("split", 2), batch_size=16, per_round=4, rounds=3)),
+    "feddyn some": ("feddyn", dict(alpha=1., partition=("split", 2), batch_size=16, per_round=4, rounds=3)),
     "feddecorr released": ("feddecorr", dict(variant="released")),
     "moon projected": ("moon", dict(lr=.02, project=16)),
     "am released": ("am", dict(variant="released")), "elcfs released": ("elcfs", dict(variant="released")),
@@ -88,18 +91,17 @@ SUMS = """ga+rsc am+ga ga+scaffold fedprox+ga fedbr+mixup subsample+uniform dise
     fedgma+moon fedadam+moon fdse+moon fdse+fedadam fdse+fedntd fedheal+fedntd fedntd+feddecorr
     fdse+feddecorr fedcm+feddyn fedadam+fedasam fedadam+fedyogi fedbn+lgfedavg fedbr+fedsb fedbr+fedka
     scaffold+fedprox scaffold+feddyn fedprox+groupdro ga+fedka fedsam+fedprox""".split()    # ends: shared names
-LIGHT = dict(                                            # what makes a summand small
-    budget=dict(S=14), fedsb=dict(S=14), subsample=dict(samples=14), disentangler=dict(samples=14),
-    mkmmd=dict(samples=14, mmd_batch=8), voting=dict(samples=14, votes=20), fedka=KA | dict(samples=14))
 
 
-def light(method):
-    "The settings that make the summands of a sum small."
-    return {k: v for part in method.split("+") for k, v in LIGHT.get(part, {}).items()}
+def of_sum(method):
+    "The hyper-parameters of a sum: those of its summands, each under its own name."
+    own = {f"{part}.{k}": v for part in method.split("+") for k, v in HYPER.get(part, {}).items()}
+    return dict(hyper=own) if own else {}
 
 
 OURS = [n for n in METHODS.names() if METHODS.get(n).__module__.startswith("fdgnb.")]
-RUNS = {n: (n, SMALL.get(n, {})) for n in OURS} | VARIANTS | {n: (n, light(n)) for n in SUMS}
+ALONE = {n: (n, SETTINGS.get(n, {}) | HYPER.get(n, {})) for n in OURS}
+RUNS = ALONE | VARIANTS | {n: (n, of_sum(n)) for n in SUMS}
 EXACT = {"fdse alexnet": ("fdse", ALEXNET | dict(padding="half"))}     # too rough for another processor: bits only
 
 
