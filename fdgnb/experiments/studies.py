@@ -96,7 +96,7 @@ def execute_page(name, study, scale, store, folder):
 # %% ../../nbs/experiments/08_studies.ipynb #st00000i
 README = """# Reports
 
-Made by `make reports` from [studies.toml](studies.toml), a line a study; `setting.json` beside tables says what was run.
+Made by `make reports` from [studies.toml](studies.toml), a line a study; `setting.json` there says what was run.
 
 | study | tables | what it is | scale | runs | made |
 |---|---|---|---|---:|---|
