@@ -263,7 +263,7 @@ class ComparePage(SharedCall):
     metric: str = hp("accuracy", "what is compared, accuracy or a name of runs.metrics.METRICS")
     base: str = hp("fedavg", "the label that gains are over")
     jobs: int = hp(None, "runs at once; None: one per core", low=1)
-    store: object = hp("runs/records", "folder of the records")
+    store: object = hp(None, "folder of the records; None: runs/store")
     retry: bool = hp(False, "run again what failed")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
     out: object = hp(None, "folder for the table, its numbers and the pictures; None: none")
