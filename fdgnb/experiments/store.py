@@ -223,8 +223,7 @@ def share(several):
         if not all(k in d for d in several): continue
         found = [d[k] for d in several]
         if all(isinstance(v, dict) for v in found):
-            inner = share(found)
-            if inner: shared[k] = inner
+            shared[k] = share(found)
             continue
         text, n = Counter(map(to_line, found)).most_common(1)[0]
         if 2*n > len(found) and not text.startswith("{"): shared[k] = json.loads(text)
