@@ -24,7 +24,8 @@ def describe_runs(records):
     distinct = lambda values: sorted({v for v in values if v is not None}, key=str)
     return dict(
         runs=len(records), protocol=distinct(a["protocol"] for a in args),
-        scale=distinct(a["scale"] or ("paper" if a["protocol"] else "own") for a in args), rounds=distinct(a["rounds"] for a in args),
+        scale=distinct(a["scale"] or ("paper" if a["protocol"] else "own") for a in args),
+        rounds=distinct(a["rounds"] for a in args),
         seeds=distinct(a["seed"] for a in args), methods=distinct(a["method"] for a in args),
         data=distinct(a["dataset"] for a in args), targets=distinct(str(a["target"]) for a in args),
         network=distinct(s["backbone"] for s in settings), size=distinct(s["size"] for s in settings),
