@@ -145,7 +145,7 @@ def counts(frame):
 def executed(report, notebooks, folder):
     "The link to an executed report, with its quotation."
     title, quotation = title_of(notebooks[report])
-    return f"[Executed report: {title}]({'reports/' + path_of(report, folder)}): {quotation}"
+    return f"[Executed report: {title}](reports/{path_of(report, folder)}): {quotation}"
 
 
 def ledger_section(folder):
@@ -180,8 +180,8 @@ def records_line(folder):
 def page(notebooks, folder=REPORTS, used=None):
     "The page as Markdown; `notebooks` is {executed report: notebook}. A section exists where its files do."
     lead = "> Every table and figure that the reports wrote, beside the report that made it."
-    lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), CONTENTS]
-    lines += [*ledger_section(folder), *readme(folder, used)]
+    lines = ["# Results", lead, "", raw(ASSETS), *records_line(folder), CONTENTS, *ledger_section(folder)]
+    lines += readme(folder, used)
     for where, (reports, made) in by_folder(folder).items():
         path = path_of(where, folder)
         lines += [f"({results_of(path)})=\n## {words(path) if path != '.' else 'All papers'}", ""]

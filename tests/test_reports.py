@@ -1,4 +1,4 @@
-"""The studies of reports/: what the file asks for is there, one failure stops nothing else, pages run when tiny."""
+"""The studies of reports/: what the file asks for is there, a failure stops nothing else, pages run at a tiny scale."""
 import json, subprocess, sys
 from importlib import import_module
 from pathlib import Path
@@ -62,8 +62,8 @@ def test_a_study_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
     assert "3 of 3: ok: 0 runs made" in said
     made = tmp_path/"reports/papers/ok"
     assert sorted(p.name for p in made.iterdir()) == ["ok.ipynb", "x.csv"] and (made/"x.csv").read_text() == "2"
-    text = (made/"ok.ipynb").read_text()
-    assert "(../../../nbs/ok.ipynb)" in text and str(tmp_path) not in text
+    executed = (made/"ok.ipynb").read_text()
+    assert "(../../../nbs/ok.ipynb)" in executed and str(tmp_path) not in executed
     assert (tmp_path/"reports/bad/unfinished.ipynb").exists()
     assert "[ok](papers/ok/ok.ipynb)" in (tmp_path/"reports/README.md").read_text()
 
@@ -93,7 +93,7 @@ def test_fidelity_in_the_small(tmp_path):
     assert len(stamps) == len(pd.read_csv(tmp_path/"report"/"runs.csv")) == len(table) + 1          # and FedAvg
     assert fidelity(tmp_path, run_missing=False).equals(table)
     assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path/"records").rglob("*.json")}
-    for p in (tmp_path/"records").rglob("ga*.json"): p.unlink()                        # FedAvg alone is left
+    for p in (tmp_path/"records").rglob("ga*.json"): p.unlink()                      # FedAvg alone is left
     assert "FdgnbError: no run of ga as printed is in the store" in fidelity(tmp_path, run_missing=False)
 
 

@@ -127,8 +127,7 @@ def reports(folder, files):
 def test_results_of_files_that_come_later(tmp_path):
     "The ledger with its counts, tables in folders, records that are counted: each where its file exists."
     folder = reports(tmp_path/"reports", {
-        "papers/x/table1.csv": "a,b\n1.50,x\n", "papers/x/x.ipynb": "",
-        "records/d.json": "{}", "records/d.jsonl": "{}\n{}\n",
+        "papers/x/table1.csv": "a,b\n1.50,x\n", "papers/x/x.ipynb": "", "records/d.jsonl": "{}\n{}\n",
         "records/hidden.csv": "a\n1\n", "README.md": "# R\n| [x](papers/x/x.ipynb) | [papers/x](papers/x) |\n"})
     notebooks = {folder/"papers/x/x.ipynb": dict(cells=[markdown("# X\n> What.")])}
     text = results_page.page(notebooks, folder)

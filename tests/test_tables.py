@@ -23,9 +23,8 @@ MADE = dict(format=FORMAT, versions=dict(loop=1), provenance=dict(made="2026"), 
 def filed(args, rounds, versions=1, made="2026-01-01", **rest):
     "A record with what every record has."
     took = dict(made=made, hardware="one", libraries=dict(torch="2"), seconds=dict(total=1.))
-    return add_digest(dict(format=FORMAT, args=args, versions=dict(loop=versions), rounds=rounds,
-                           domains=DOMAINS, samples={},
-                           scores={}, provenance=took) | rest)
+    usual = dict(domains=DOMAINS, samples={}, scores={}, provenance=took)
+    return add_digest(dict(format=FORMAT, args=args, versions=dict(loop=versions), rounds=rounds) | usual | rest)
 
 
 def record(target, seed, value, scale="paper", versions=1, **settings):
@@ -280,8 +279,8 @@ def common(method, seed, rounds, versions=1, lr=.01, **own):
     "A record of a run under protocol common, its score .8 less the learning rate."
     fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr, **own)
     scores = dict(aggregated=dict(source_val=dict(target=.8 - lr)))
-    more = dict(domains=list(fed.data.domains), scores=scores, best_val=.5)
-    return filed(fed.args(), rounds, versions, f"2026-01-0{versions}", **more)
+    return filed(fed.args(), rounds, versions, f"2026-01-0{versions}", domains=list(fed.data.domains), scores=scores,
+                 best_val=.5)
 
 
 def test_our_own_runs_are_parted_by_setting(tmp_path):

@@ -16,7 +16,8 @@ from pathlib import Path
 from ..core import FdgnbError, atomic_write, echo, root
 from ..data.catalogue import DATASETS
 from ..runs.fit import folder_of
-from ..runs.metrics import METRICS, oracle_column, rules_table, seconds, source_and_target, traffic, values
+from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
+from ..runs.metrics import traffic, values
 from ..runs.records import flops, libraries, to_json
 from ..runs.setup import Federation
 from ..runs.versions import is_ours, source_digest, versions_of
@@ -224,8 +225,7 @@ def share(several):
         if not all(k in d for d in several): continue
         found = [d[k] for d in several]
         if all(isinstance(v, dict) for v in found):
-            inner = share(found)
-            if inner: shared[k] = inner
+            shared[k] = share(found)
             continue
         text, n = Counter(map(to_line, found)).most_common(1)[0]
         if 2*n > len(found) and not text.startswith("{"): shared[k] = json.loads(text)
@@ -264,9 +264,33 @@ def resolve_repeats(rows):
     return {rule: rows[scores] if isinstance(scores, str) else scores for rule, scores in rows.items()}
 
 
+def sort_keys(v, place=str):
+    "A dict, and the dicts in it, by their sorted keys, or by the place of these."
+    return {k: sort_keys(v[k], place) for k in sorted(v, key=place)} if isinstance(v, dict) else v
+
+
 def map_scores(rec, f):
-    "A record with f(rows) for the scores of every point."
-    return rec | dict(scores={point: f(rows) for point, rows in rec["scores"].items()})
+    "A record with f(scores) for its scores and those of further metrics."
+    more = {m: v | dict(scores=f(v["scores"])) for m, v in rec.get("metrics", {}).items()}
+    return rec | dict(scores=f(rec["scores"])) | (dict(metrics=more) if more else {})
+
+
+def pack(rec):
+    "A record as it stands in a study: sorted, without repeated scores, `reached` as a list of rounds by percent."
+    packed = {k: v for k, v in rec.items() if k != "digest"}
+    if "reached" in rec: packed["reached"] = [rec["reached"][str(p)] for p in range(1, len(rec["reached"]) + 1)]
+    return sort_keys(map_scores(packed, lambda scores: {point: name_repeats(rows) for point, rows in scores.items()}))
+
+
+def unpack(packed):
+    "The record of `pack`, its scores in the order in which tables show them."
+    order = [*POINTS, "adapted", *RULES, *packed["domains"], "target", "ALL", "AVG", "rounds"]
+    places = {k: i for i, k in enumerate(order)}
+    place = lambda k: places.get(k, len(order))
+    rows_of = lambda scores: {point: resolve_repeats(rows) for point, rows in scores.items()}
+    rec = map_scores(packed, lambda scores: sort_keys(rows_of(scores), place))
+    if "reached" in rec: rec["reached"] = {str(p): r for p, r in enumerate(rec["reached"], 1)}
+    return rec
 
 # %% ../../nbs/experiments/02_store.ipynb #studycode2
 def write_study(
@@ -278,10 +302,9 @@ def write_study(
     named = {file_name(rec["args"]): rec for rec in records}
     if len(named) < len(records): raise FdgnbError(f"{path}: a run is there twice")
     if any("error" in rec for rec in records): raise FdgnbError(f"{path}: a run failed, and has no result to publish")
-    bare = [{k: v for k, v in named[name].items() if k != "digest"} for name in sorted(named)]
-    bare = [map_scores(rec, name_repeats) for rec in bare]
-    shared = share(bare) if bare else {}
-    lines = [shared, *(subtract(rec, shared) for rec in bare)]
+    packed = [pack(named[name]) for name in sorted(named)]
+    shared = share(packed) if packed else {}
+    lines = [shared, *(subtract(rec, shared) for rec in packed)]
     return write_file(path, "".join(to_line(v) + "\n" for v in lines))
 
 
@@ -296,7 +319,7 @@ def read_study(
     records = [combine(shared, v) for v in own]
     other = next((rec.get("format") for rec in records if rec.get("format") != FORMAT), None)
     if other: raise FdgnbError(f"{path} has the format {other!r}, not {FORMAT!r}: another version's")
-    return [map_scores(rec, resolve_repeats) for rec in records]
+    return list(map(unpack, records))
 
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
 TRIALS = "searches"                     # the study of trials: found when they are asked for, in no table
