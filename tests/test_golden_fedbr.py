@@ -64,7 +64,7 @@ def played(golden, monkeypatch, case, **hyper):
     method = Given(variant="released", **CASES[case] | hyper)
     net = network(method)
     first = [dict(net.state_dict()) | state(golden, f"first.{i}", net) for i in range(4)]
-    monkeypatch.setattr(fedbr, "redrawn", lambda server, k: first[1 + int(k)])
+    monkeypatch.setattr(fedbr, "redraw_weights", lambda server, k: first[1 + int(k)])
     server = Server({k: v.clone() for k, v in first[0].items()}, "012", SETTINGS, 0, 2, net=net, n_classes=4)
     clients = [Client(k, dict(train=(golden["x"][i].double()/255, golden["y"][i])), SETTINGS, 0, 2)
                for i, k in enumerate("012")]

@@ -54,7 +54,7 @@ def played(golden, monkeypatch, name, **hyper):
     net = network(method)
     first = [dict(net.state_dict()) | weights(golden, f"first.{i}", net) for i in range(5)]
     labels, other = (v.long() for v in golden["fedka.labels"]), []
-    monkeypatch.setattr(fedka, "redrawn", lambda server, k: first[1 + int(k)])
+    monkeypatch.setattr(fedka, "redraw_weights", lambda server, k: first[1 + int(k)])
     monkeypatch.setattr(fedka, "vote", as_drawn(labels, other))
     server = Server({k: v.clone() for k, v in first[0].items()}, "0123", PROTOCOL, 0, 2, net=net,
                     public=golden["target"].double()/32, n_classes=5)
