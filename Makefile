@@ -9,7 +9,7 @@ PIP = python -m pip install --quiet --disable-pip-version-check --constraint con
 
 # what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{lr: 0.05}'"
 TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE IMPORTS OUT ARGS
-KNOWN := $(TAKES) N PROCESSES ONLY NB STUDY BASE PYTHON PAPERS LIMIT PAGE CI FDGNB_% OMP_% PIP_% TQDM_%
+KNOWN := $(TAKES) N PROCESSES ONLY NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): known are $(TAKES)))
 METHOD ?= fdse
@@ -57,8 +57,7 @@ test: lint same text
 	pytest -n 2 --dist worksteal
 lint: install
 	pre-commit run --all-files
-
-# every run of tests/digests.py here and at BASE, or at the commit that tests/digests.json names: the same bits
+# every run of tests/digests.py here and at the commit that tests/digests.json names, or at BASE: the same bits
 same: install
 	python tests/digests.py --same $(BASE)
 
@@ -77,19 +76,17 @@ notebooks: install
 	cd nbs && TQDM_DISABLE=1 jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace $(addsuffix .ipynb,$(NB))
 	nbdev_clean
 
-# the tables of reports/: what the records lack at a scale (smoke, cpu, paper) is run, the pages are executed; smoke below out/:
-# make reports STUDY=fdse SCALE=smoke
+# the tables of reports/: runs what the records lack, executes the pages; smoke: below out/: make reports STUDY=fdse SCALE=smoke
 reports: install
 	python -m fdgnb.experiments.studies $(STUDY) --scale $(or $(SCALE),cpu)
+# a random sample of the published records, run again and compared: make verify N=20
+verify: install
+	python -m fdgnb.experiments.verify $(or $(N),20)
 
 # all pages, results and docstrings as a site: _docs/html/index.html; then its links, equations and tables in Chromium
 docs: install .venv/docs
 	python docs/build_site.py
 	FDGNB_SITE=1 pytest tests/test_site.py
-
-# published records, a random sample of them, run again: make verify N=20
-verify: install
-	$(BIN)/python -m fdgnb.experiments.verify $(or $(N),20) $(ARGS)
 
 # alone on the machine; with the extra `bench` installed, peers too: .venv/bin/pip install -e '.[bench]'
 bench: install
