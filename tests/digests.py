@@ -9,7 +9,7 @@ Of each tensor the file has how far it moved from its start, and the sum of that
 The numbers of a run change only where BEHAVIOR, or the version of a method in it, was raised and CHANGELOG.md
 has a line that says why.
 """
-import argparse, copy, hashlib, json, os, re, subprocess, sys, tempfile, zlib
+import argparse, copy, hashlib, json, math, os, re, subprocess, sys, tempfile, zlib
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 from collections import OrderedDict
 from pathlib import Path
@@ -34,7 +34,7 @@ SGD = dict(momentum=.9, weight_decay=1e-2, keep_optimizer=True, lr=.02)
 DEEP = dict(rounds=1, local_steps=1, lr=.01, weight_decay=.01)            # with kinks: one step
 ALEXNET = DEEP | dict(backbone="alexnet_bn", side=64, batch_size=16)
 KA = dict(mmd_batch=8, votes=20)
-FDSE = dict(lam=5., tau=.1, adapt_lr=5.)
+FDSE = dict(lam=5., tau=.1, adapt_lr=30.)
 SETTINGS = dict(disentangler=SGD, fdann=SGD, mkmmd=ADAM, fdan=ADAM, voting=ADAM, fedka=SGD, moon=dict(lr=.02),
                 fedcm=dict(lr=.1), fdse=dict(adapt="every"))
 HYPER = dict(                                            # what makes a method small, or its effect large
@@ -42,8 +42,8 @@ HYPER = dict(                                            # what makes a method s
     fdan=dict(mmd_batch=8), voting=dict(votes=20), fedka=KA, fedadg=dict(adg_noise=8),
     fedsr=dict(z_dim=16, cmi=.05), vhl=dict(vhl_n=48), dann=dict(dann_lam=.3, dann_width=16),
     fediir=dict(iir_gamma=.1), tent=dict(tent_lr=.3, tent_batch=16), fedprox=dict(mu=5.), feddyn=dict(alpha=1.),
-    fdse=FDSE, consistency=dict(lam=5.), similarity=dict(tau=.1, adapt_lr=5.), fedmix=dict(M=3),
-    elcfs=dict(elcfs_share=.2, elcfs_sent=.5), arfl=dict(reg=.2), groupdro=dict(eta_q=.5))
+    fdse=FDSE, consistency=dict(lam=5.), similarity=dict(tau=.1, adapt_lr=30.), fedmix=dict(M=3),
+    elcfs=dict(elcfs_share=.2, elcfs_sent=.5), arfl=dict(reg=.2), groupdro=dict(eta_q=5.))
 VARIANTS = {                                             # label: method, settings and hyper-parameters
     "fedavg momentum": ("fedavg", SGD),
     "fedavg adam": ("fedavg", ADAM),
@@ -234,7 +234,13 @@ def digest(label):
         if found: out[owner][k] = found
     losses = run.history[run.history.metric == "loss"]
     out["losses"] = {" ".join(k): g.value.tolist() for k, g in losses.groupby(["point", "split"])}
-    return out | dict(bytes=sent(run))
+    return out | dict(gains=gains(losses), bytes=sent(run))
+
+
+def gains(losses):
+    "How far adaptation moved the target's loss, by round."
+    of = losses[losses.split == "target"].groupby(["point", "round"]).value.mean()
+    return [float(of["adapted", r] - of["aggregated", r]) for point, r in of.index if point == "adapted"]
 
 
 # ------------------------------------------------------------------------------ the file, and its rules
@@ -269,6 +275,12 @@ def rounding(found):
     return FLOOR*found[2] + LEAST
 
 
+def near(a, b, least):
+    "Whether two lists of numbers are as near as another processor comes."
+    close = lambda x, y: abs(x - y) <= CLOSE*abs(y) + least or (math.isnan(x) and math.isnan(y))
+    return len(a) == len(b) and all(map(close, a, b))
+
+
 def lone(new, old):
     "Entries of the server's and the clients' states that only one of two digests has: names may change."
     return sorted(f"{o} {k}" for o in ("server", "clients") for k in new[o].keys() ^ old[o].keys()
@@ -283,17 +295,17 @@ def differences(new, old):
         for k in sorted(shown):
             far, signed, _ = found = new[owner][k]
             was, before = old[owner].get(k, (0., 0.))
-            near = CLOSE*was + rounding(found)
-            if abs(far - was) > near: out.append(f"{owner} {k} moved by {far:.6g}, not {was:.6g}")
-            elif abs(signed - before) > 2*near: out.append(f"{owner} {k} moved as far, but elsewhere")
+            most = CLOSE*was + rounding(found)
+            if abs(far - was) > most: out.append(f"{owner} {k} moved by {far:.6g}, not {was:.6g}")
+            elif abs(signed - before) > 2*most: out.append(f"{owner} {k} moved as far, but elsewhere")
     alone = {k for k in new["server"].keys() ^ old["server"].keys() if k.startswith("model.")}
     alone |= old["models"].keys() - new["models"].keys()
     out += [f"{k} is {'new' if k in new['server'] else 'gone'}" for k in sorted(alone)]
     for k in sorted(new["losses"].keys() | old["losses"].keys()):
         a, b = new["losses"].get(k, []), old["losses"].get(k, [])
-        same = len(a) == len(b) and all(abs(x - y) <= CLOSE*max(abs(y), .01) or x != x and y != y
-                                        for x, y in zip(a, b))
-        if not same: out.append(f"the losses ({k}) are {rounded(a)}, not {b}")
+        if not near(a, b, CLOSE/100): out.append(f"the losses ({k}) are {rounded(a)}, not {b}")
+    if not near(new["gains"], old["gains"], LEAST*20):
+        out.append(f"adaptation moves the loss by {rounded(new['gains'])}, not {old['gains']}")
     if new["bytes"] != old["bytes"]: out.append(f"the bytes sent are {new['bytes']}, not {old['bytes']}")
     return out
 
