@@ -162,7 +162,7 @@ def test_an_average_needs_every_target(tmp_path):
 def begun(target, seed, value, rounds):
     "A record of the first rounds of such a run."
     rec = record(target, seed, value)
-    return sealed(rec | dict(args=rec["args"] | dict(rounds=rounds), rounds=rounds))
+    return add_digest(rec | dict(args=rec["args"] | dict(rounds=rounds), rounds=rounds))
 
 
 def test_first_rounds_bound_a_maximum_from_below(tmp_path):
@@ -264,17 +264,18 @@ def test_a_smaller_scale_stands_beside_and_never_counts(tmp_path):
     assert "✓" not in Sheet(filled(lines, Records(tmp_path), "cpu")).to_markdown()
 
 
-def test_codes_are_not_mixed(tmp_path):
-    third = sealed(record("amazon", 2, .529) | dict(code="new"))
+def test_versions_are_not_mixed(tmp_path):
+    later = dict(versions=dict(loop=2), provenance=dict(made="2027"))
+    third = add_digest(record("amazon", 2, .529) | later)
     made = [*(record("amazon", s, .529) for s in range(2)), third]
     assert booked(tmp_path, made).loc["amazon", "state"] == "not run"
-    new = lambda t, s, v: sealed(record(t, s, v) | dict(code="new", made="2026"))
+    new = lambda t, s, v: add_digest(record(t, s, v) | later)
     right = [(new if t in ("dslr", "webcam") else record)(t, s, v/100)
              for t, v in zip(DOMAINS, (52.9, 37.5, 28.7, 22.5)) for s in range(3)]
     book = booked(tmp_path/"avg", right)
     assert book.drop("avg").state.eq("reproduced").all() and book.loc["avg", "state"] == "not run"
     both = [record("amazon", s, .7) for s in range(4)] + [new("amazon", s, .529) for s in range(3)]
-    assert booked(tmp_path/"both", both).loc["amazon", "state"] == "reproduced"       # the newer code's
+    assert booked(tmp_path/"both", both).loc["amazon", "state"] == "reproduced"       # the newer version's
 
 
 @pytest.mark.skipif(not DATASETS.get("office_caltech10").info["available"](), reason="the data are not here")
