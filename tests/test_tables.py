@@ -255,6 +255,8 @@ def test_versions_are_not_mixed(tmp_path):
              for t, v in zip(DOMAINS, (52.9, 37.5, 28.7, 22.5)) for s in range(3)]
     book = booked(tmp_path/"avg", right)
     assert book.drop("avg").state.eq("reproduced").all() and book.loc["avg", "state"] == "not run"
+    both = [record("amazon", s, .7) for s in range(4)] + [record("amazon", s, .529, versions=2) for s in range(3)]
+    assert booked(tmp_path/"both", both).loc["amazon", "state"] == "reproduced"       # the newer version's
 
 
 @pytest.mark.skipif(not DATASETS.get("office_caltech10").info["available"](), reason="the data are not here")
