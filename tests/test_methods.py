@@ -115,7 +115,7 @@ def test_methods_are_short():
     """Declarations count for FedProx and SCAFFOLD; the median of 15 is over the functions of the baselines'
     classes alone: with declarations it is 20, and what stands beside a class is in neither."""
     size = {k: code_size(METHODS[k]) for k in KEYS}
-    assert size["fedprox"][0] <= 8 and size["scaffold"][0] <= 27
+    assert size["fedprox"][0] <= 8 and size["scaffold"][0] <= 30
     baselines = [k for k in FINAL if k not in ("fedavg", "fedsb", "ga", "fedka", "fedbr", "fdse")]
     medians = [statistics.median(size[k][i] for k in baselines) for i in (0, 1)]
     assert len(baselines) == 39 and medians[0] <= 20 and medians[1] <= 15
