@@ -308,14 +308,19 @@ def write_study(
     return write_file(path, "".join(to_line(v) + "\n" for v in lines))
 
 
+def parse_line(path, number, line):
+    "The dict that a line of a study holds; FdgnbError where it holds none."
+    try: found = json.loads(line)
+    except (ValueError, RecursionError): found = None
+    if isinstance(found, dict): return found
+    raise FdgnbError(f"{path}, line {number}: no record; take the file from git again")
+
+
 def read_study(
     path: str | Path,               # a file that `write_study` wrote
 ) -> list:
     "The records of a study; FdgnbError where a line is torn or the file cannot be read."
-    shared, *own = (read_bytes(path) or b"").splitlines() or [b""]
-    shared, own = read_json(shared), list(map(read_json, own))
-    torn = next((i for i, v in enumerate([shared, *own], 1) if not v), None)
-    if torn and own: raise FdgnbError(f"{path}, line {torn}: no record; take the file from git again")
+    shared, *own = [parse_line(path, i, line) for i, line in enumerate((read_bytes(path) or b"{}").splitlines(), 1)]
     records = [combine(shared, v) for v in own]
     other = next((rec.get("format") for rec in records if rec.get("format") != FORMAT), None)
     if other: raise FdgnbError(f"{path} has the format {other!r}, not {FORMAT!r}: another version's")
