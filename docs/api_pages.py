@@ -15,10 +15,18 @@ SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
 def dotted(path): return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+def parse(path):
+    "The syntax tree of a module, with its lines."
+    text = path.read_text()
+    tree = ast.parse(text)
+    tree.lines = text.splitlines()
+    return tree
+
+
 def trees():
     "{dotted name: syntax tree} of every module that has something public, and of the package's face."
     files = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
-    found = {dotted(p): ast.parse(p.read_text()) for p in files}
+    found = {dotted(p): parse(p) for p in files}
     return {m: t for m, t in found.items() if m == "fdgnb" or public(t)}
 
 
@@ -28,10 +36,17 @@ def assigned(tree, name):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name: return node.value
 
 
+def registered(tree):
+    "The classes of a module that are methods, found by their key."
+    marks = lambda node: [ast.unparse(d) for d in node.decorator_list]
+    return [n.name for n in tree.body if isinstance(n, ast.ClassDef) and any(m.startswith("method(") for m in marks(n))]
+
+
 def public(tree):
-    "The names that a module lists as its own."
+    "The names that a module lists as its own, and its methods."
     value = assigned(tree, "__all__")
-    return ast.literal_eval(value) if value is not None else []
+    listed = ast.literal_eval(value) if value is not None else []
+    return list(dict.fromkeys([*listed, *registered(tree)]))
 
 
 def plain(text):
@@ -82,6 +97,24 @@ def meaning(node):
     return f"`{body}`" if body and len(body) <= 100 and not {"`", "\n"} & set(body) else ""
 
 
+def parameters(node, tree):
+    "The parameters of a function that have a comment: a row for each."
+    rows, spec = [], node.args
+    positional = [*spec.posonlyargs, *spec.args]
+    defaults = dict(zip(map(id, reversed(positional)), reversed(spec.defaults)))
+    defaults |= {id(a): d for a, d in zip(spec.kwonlyargs, spec.kw_defaults) if d is not None}
+    stars = [a for a in (spec.vararg, spec.kwarg) if a]
+    for arg in sorted([*positional, *spec.kwonlyargs, *stars], key=lambda a: a.lineno):
+        comment = re.search(r"\s# (.*)$", tree.lines[arg.lineno - 1])
+        if not comment: continue
+        kind = f"`{ast.unparse(arg.annotation)}`" if arg.annotation else ""
+        default = f"`{ast.unparse(defaults[id(arg)])}`" if id(arg) in defaults else ""
+        cells = [f"`{arg.arg}`", kind, default, plain(comment[1].strip())]
+        rows.append("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", c) for c in cells) + " |")
+    if not rows: return ""
+    return "\n".join(["", "| parameter | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
 def member(node, owner, module):
     "A method or property of a class."
     marks = [ast.unparse(d) for d in node.decorator_list]
@@ -91,11 +124,13 @@ def member(node, owner, module):
     return described("method", f"{name}({args})", text, module, 3)
 
 
-def entry(node, module):
-    "A function or class with its docstring; of a class, its options and its methods."
+def entry(node, module, tree):
+    "A function or class with its docstring and parameters; of a class, its options and its methods."
     text = plain(ast.get_docstring(node) or "")
-    if isinstance(node, ast.FunctionDef): return described("function", signature(node), text, module, 3)
-    inside = [f"{text}\n", options(node)]
+    if isinstance(node, ast.FunctionDef):
+        return described("function", signature(node), f"{text}\n{parameters(node, tree)}", module, 3)
+    init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    inside = [f"{text}\n", parameters(init, tree) if init else "", options(node)]
     members = [n for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
     first = {n.name: n for n in reversed(members)}                    # of a property, not its setter
     inside += [member(n, node.name, module) for n in members if first[n.name] is n]
@@ -118,7 +153,7 @@ def module_page(module, tree):
     lines = [f"# {module}", f"> {plain(ast.get_docstring(tree) or module)}".replace("\n", " "), ""]
     if page: lines += [f"Derived and checked in [{page.relative_to(NBS)}](../{place(page)}).", ""]
     lines += [f"```{{py:module}} {module}\n```", ""]
-    lines += [entry(nodes[n], module) for n in documented]
+    lines += [entry(nodes[n], module, tree) for n in documented]
     rest = [n for n in names if n not in documented]
     if rest: lines += ["Also: " + ", ".join(f"`{n}`" for n in rest) + ".", ""]
     return "\n".join(lines)
