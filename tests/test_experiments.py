@@ -129,15 +129,6 @@ def test_a_run_that_is_not_repeatable_ends_no_grid(tmp_path, whole, monkeypatch)
     assert sum(mine[name] != whole[name] for name in whole) == 1 and mine.keys() == whole.keys()
 
 
-def test_dask(whole, tmp_path):
-    "The same call inside joblib's Dask backend, on a local cluster of two workers."
-    pytest.importorskip("distributed")
-    from distributed import Client, LocalCluster
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
-        with parallel_config(backend="dask"): made = run(small(), tmp_path/"records", work=tmp_path/"work")
-    assert {*made.state} == {"done"} and lines(tmp_path/"records") == whole
-
-
 def test_ray(whole, tmp_path):
     "The same through Ray's backend, on two processes of this machine; where Ray is installed."
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install fdgnb[ray]")
@@ -361,17 +352,6 @@ def compared(tmp_path_factory):
     done = papermill("compare.ipynb", at/"compare.ipynb", methods="fedavg, fedprox", target="optical",
                      rounds=1, scale="smoke", jobs=1, store=at/"records", out=at/"kept")
     return at, done
-
-
-def test_methods_at_values_of_their_own_by_papermill(tmp_path):
-    "Two rows of one method; what one of them asks for is what its records hold."
-    done = papermill("compare.ipynb", tmp_path/"a.ipynb", methods="fedavg, fedavg(local_epochs=2, lr=.02)",
-                     target="optical", rounds=1, seeds=1, scale="smoke", jobs=1, store=tmp_path/"records")
-    assert done.returncode == 0, done.stderr[-2000:]
-    settings = [r["args"]["settings"] for r in Store(tmp_path/"records")]
-    ran = {s["local_epochs"]: s["lr"] for s in settings}
-    assert len(ran) == 2 and ran.pop(2) == .02 and .02 not in ran.values()
-    assert "fedavg(local_epochs=2, lr=.02)" in shown(tmp_path/"a.ipynb", "text/html")[0]
 
 
 def test_a_comparison_by_papermill(compared):
@@ -658,7 +638,7 @@ def test_a_slice_of_a_named_data_set_has_one_code_in_all_processes(tmp_path):
 
 
 def test_one_s_own_on_dask(own, tmp_path, monkeypatch):
-    "Workers that were started before the module's folder was on the path."
+    "In joblib's Dask backend; workers that were started before the module's folder was on the path."
     pytest.importorskip("distributed")
     from distributed import Client, LocalCluster
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
@@ -669,21 +649,23 @@ def test_one_s_own_on_dask(own, tmp_path, monkeypatch):
 
 
 def test_one_s_own_by_papermill(own, tmp_path):
-    "compare with imports= and two workers; run alike; a module that raises is one line."
+    "compare with imports=, values of one's own and two workers; run alike; a module that raises is one line."
     file = tmp_path/"lib"/f"{own}.py"
-    done = papermill("compare.ipynb", tmp_path/"a.ipynb", methods=f"fedavg, {own}_prox", target="optical",
-                     rounds=1, seeds=1, scale="smoke", jobs=2, store=tmp_path/"r", imports=file)
+    done = papermill("compare.ipynb", tmp_path/"a.ipynb", methods=f"fedavg(local_epochs=2, lr=.02), {own}_prox",
+                     target="optical", rounds=1, seeds=1, scale="smoke", jobs=2, store=tmp_path/"r", imports=file)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert {r["args"]["method"] for r in Store(tmp_path/"r") if "error" not in r} == {"fedavg", f"{own}_prox"}
+    ran = {r["args"]["method"]: r["args"]["settings"] for r in Store(tmp_path/"r") if "error" not in r}
+    assert ran.keys() == {"fedavg", f"{own}_prox"}
+    assert (ran["fedavg"]["local_epochs"], ran["fedavg"]["lr"]) == (2, .02) != ran[f"{own}_prox"]["lr"]
+    assert "fedavg(local_epochs=2, lr=.02)" in shown(tmp_path/"a.ipynb", "text/html")[0]
     done = papermill("run.ipynb", tmp_path/"b.ipynb", method=f"{own}_prox", dataset=f"{own}_data", rounds=1,
                      imports=file, batch_size=4, backbone=f"{own}_net", out=tmp_path/"b")
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path/"b"/"record.json").read_text())["args"]["method"] == f"{own}_prox"
     file.write_text("import nowhere_at_all")
-    for page, word in (("compare", "methods"), ("run", "method")):
-        done = papermill(f"{page}.ipynb", tmp_path/"c.ipynb", **{word: f"{own}_prox"}, imports=file)
-        last = done.stderr.strip().splitlines()[-1]
-        assert done.returncode and last.startswith("FdgnbError: imports: ") and f"({own}.py, line 1)" in last
+    done = papermill("compare.ipynb", tmp_path/"c.ipynb", methods=f"{own}_prox", imports=file)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode and last.startswith("FdgnbError: imports: ") and f"({own}.py, line 1)" in last
 
 
 @pytest.mark.skipif(not which("make"), reason="make is not installed")
