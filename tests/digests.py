@@ -441,7 +441,8 @@ def runs_on_file(commit):
     "The labels of the runs that are on file at a commit with the settings they have now."
     try: runs = json.loads(git("show", f"{commit}:tests/{FILE.name}"))["runs"]
     except subprocess.CalledProcessError: return []
-    return [k for k in runs if k in RUNS and runs[k].get("given") == settings(k)]
+    same_settings = lambda k: runs[k].get("given", settings(k)) == settings(k)      # an older file has none
+    return [k for k in runs if k in RUNS and same_settings(k)]
 
 
 def compared(here, base, on_file):
