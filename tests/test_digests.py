@@ -80,6 +80,18 @@ def test_a_version_is_raised_only_where_numbers_change(desk, monkeypatch, capsys
     assert digests.write([], "") == 1 and "is lower than in the file" in capsys.readouterr().out
 
 
+def test_settings_of_a_run_change_only_with_a_line(desk, monkeypatch, capsys):
+    method, given = digests.RUNS["ga"]
+    monkeypatch.setitem(digests.RUNS, "ga", (method, given | dict(rounds=3)))
+    before = digests.FILE.read_text()
+    change(desk, "ga")
+    assert digests.write([], "") == 1 and "no line '- run ga: why'" in capsys.readouterr().out
+    assert digests.FILE.read_text() == before
+    log("- run ga: three rounds show more\n")
+    assert digests.write([], "") == 0
+    assert digests.load()["runs"]["ga"]["given"]["rounds"] == 3
+
+
 def test_names_of_states_are_not_results(desk):
     desk["ga"]["server"]["ga.other"] = desk["ga"]["server"].pop("ga.a")
     assert digests.write(["ga"], "") == 0
@@ -90,10 +102,27 @@ def test_names_of_states_are_not_results(desk):
 
 def test_what_differs_from_a_commit():
     run = dict(versions={"loop": 1, "ga": 1}, bits={"server model.w of server": "1", "server ga.a of server": "2"})
-    assert digests.compared("ga", run, run) == ("", False)
+    assert digests.compared(run, run, True) == ("", False)
     changed = run | dict(bits=run["bits"] | {"server model.w of server": "3"})
-    assert digests.compared("ga", changed, run)[1]
-    assert not digests.compared("ga", changed | dict(versions={"loop": 1, "ga": 2}), run)[1]
-    assert digests.compared("ga", dict(error="no"), run)[1] and not digests.compared("ga", run, dict(error="no"))[1]
+    assert digests.compared(changed, run, True)[1]
+    assert not digests.compared(changed | dict(versions={"loop": 1, "ga": 2}), run, True)[1]
+    error = dict(error="no")
+    assert digests.compared(error, run, False)[1] and digests.compared(run, error, True)[1]
+    assert not digests.compared(run, error, False)[1]                  # a run that is newer than the commit
     renamed = run | dict(bits={"server model.w of server": "1", "server ga.weights of server": "2"})
-    assert digests.compared("ga", renamed, run) == ("", False)
+    assert digests.compared(renamed, run, True) == ("", False)
+
+
+@pytest.mark.parametrize("there, said", [(dict(error="no"), 1), (dict(versions={"loop": 1}, bits={"w": "1"}), 0)])
+def test_a_comparison_without_runs_fails(monkeypatch, capsys, there, said):
+    here = dict(versions={"loop": 1}, bits={"w": "1"})
+    printed = iter([here, there])
+    monkeypatch.setattr(digests, "git", lambda *args: '{"runs": {}}')
+
+    class Process:
+        def __init__(self): self.text = digests.json.dumps({"ga": next(printed)})
+        def communicate(self): return [self.text]
+
+    monkeypatch.setattr(digests, "start_bits", lambda root, labels: Process())
+    assert digests.same("abc", []) == said
+    assert f"{1 - said} of 1 runs compared with abc" in capsys.readouterr().out

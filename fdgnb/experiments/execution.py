@@ -26,8 +26,7 @@ from ..runs.callbacks import MetricError, Metrics
 from ..runs.checkpoints import load_checkpoint
 from ..runs.fit import fit, folder_of, read_args
 from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, own_modules, unpack_modules
-from ..runs.metrics import METRICS
-from ..runs.metrics import compute_metrics as measured
+from ..runs.metrics import METRICS, compute_metrics
 from ..federation.rounds import cores
 from .grid import call_of
 from .store import Planner, Store, failure_of, digest_of, file_name, metric_version
@@ -155,7 +154,7 @@ def check_metrics(metrics):
     "The names of further metrics; FdgnbError where one is unknown or cannot be computed here."
     names = metric_names(metrics)
     ours = [m for m in names if METRICS.get(m).__module__.startswith("fdgnb.")]     # one may lack its library
-    measured(ours, np.eye(3)[[0, 1, 2, 0]]*.9 + .1/3, [0, 1, 2, 1])
+    compute_metrics(ours, np.eye(3)[[0, 1, 2, 0]]*.9 + .1/3, [0, 1, 2, 1])
     return names
 
 

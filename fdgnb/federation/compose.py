@@ -8,13 +8,12 @@ __all__ = ['METHODS', 'helper', 'method', 'FedAvg', 'list_methods']
 # %% ../../nbs/federation/03_compose.ipynb #04fbbddf
 import functools, inspect, itertools
 from dataclasses import asdict, field, fields, make_dataclass
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 from types import SimpleNamespace
 from fdgnb.core import FdgnbError, Registry, nearest
 from fdgnb.vectors import KINDS
 from fdgnb.settings import Settings, make
 from fdgnb.federation.loop import HOOKS, Method
-if TYPE_CHECKING: pass
 
 # %% ../../nbs/federation/03_compose.ipynb #regcode01
 def helper(

@@ -206,7 +206,7 @@ def check_args(old, new, where, why_not=""):
     """FdgnbError that says what differs where the arguments of two runs do; more rounds are no difference.
 
     why_not: why this run cannot go on to more rounds."""
-    apart = lambda a: flatten({k: v for k, v in a.items() if k not in ("versions", "code", "libraries")})
+    apart = lambda a: flatten({k: v for k, v in a.items() if k != "versions"})
     was, now = apart(old), apart(new)
     differ = [k for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
     grows = differ == ["rounds"] and type(was.get("rounds")) is int and was["rounds"] < now["rounds"]
