@@ -165,10 +165,12 @@ def current_versions(rec):
     return {k: now.get(k, v) if isinstance(v, int) else v for k, v in rec["versions"].items()}
 
 
-def choose(records, versions, metrics=()):
-    "(state, record) of the best of a run's records, the first of equals; (missing, None) of none."
+def choose(records, versions=None, metrics=()):
+    """(state, record) of the best of a run's records, the first of equals; (missing, None) of none.
+
+    versions: wanted of all; None: those that each would have now."""
     order = ("done", "unmeasured", "failed", "stale")
-    states = [(state_of(rec, versions, metrics), rec) for rec in records]
+    states = [(state_of(rec, versions or current_versions(rec), metrics), rec) for rec in records]
     return min(states, key=lambda found: order.index(found[0]), default=("missing", None))
 
 
@@ -413,7 +415,7 @@ class Store:
             here, name = self.read(path), str(path.relative_to(self.folder))
             there, _ = published.get(name, (None, None))
             own.add(name)
-            yield choose([here, there], current_versions(here))[1] if there else here
+            yield choose([here, there])[1] if there else here
         for name, (rec, study) in published.items():
             if name not in own and study != TRIALS: yield rec
 
