@@ -4,7 +4,9 @@ from importlib import import_module
 from pathlib import Path
 import pandas as pd
 import pytest
+from fdgnb.core import BEHAVIOR
 from fdgnb.experiments import studies
+from fdgnb.experiments.store import Store, add_digest, failure_of, read_study, write_study
 
 ROOT = Path(__file__).resolve().parent.parent
 FIDELITY = ROOT/"reports"/"fidelity"
@@ -68,8 +70,84 @@ def test_a_study_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
     assert "[ok](papers/ok/ok.ipynb)" in (tmp_path/"reports/README.md").read_text()
 
 
-def test_the_page_of_reports_is_short():
-    assert len((ROOT/"reports/README.md").read_text().splitlines()) <= 40
+def test_the_page_of_reports_is_made_of_what_is_there_and_short():
+    "Studies that share a folder have lines of their own."
+    page = (ROOT/"reports/README.md").read_text()
+    assert page == studies.readme_of(STUDIES, ROOT/"reports")
+    assert len(page.splitlines()) <= 40 and all(name in page for name in STUDIES)
+    assert all(len(line) <= 120 for line in (ROOT/"reports/studies.toml").read_text().splitlines())
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    "A project of one published study, `first` with two runs, in which one works; its folder of published records."
+    monkeypatch.chdir(tmp_path)
+    Path("settings.ini").touch()
+    published = tmp_path/"reports"/"records"
+    published.mkdir(parents=True)
+    write_study(published/"first.jsonl", read_study(ROOT/"reports/records/ga.jsonl")[:2])
+    return published
+
+
+def raise_version(rec): return rec | dict(versions=rec["versions"] | dict(loop=BEHAVIOR + 1))
+
+
+def test_a_working_store_finds_what_is_published(project):
+    "Also where a study has gone since; one elsewhere has its own runs alone, as the store of scale smoke."
+    rec = read_study(project/"first.jsonl")[0]
+    store = Store("runs/studies/first")
+    assert store.find(rec["args"], rec["versions"]) == ("done", rec) and len([*store]) == 2
+    assert not [*Store("out/store")]
+    (project/"first.jsonl").unlink()
+    assert not [*store] and store.find(rec["args"], rec["versions"])[0] == "missing"
+
+
+def test_what_is_gone_over_is_what_is_found(project):
+    "A run that failed, or is of other versions, in the working store: the published one is taken."
+    rec, store = read_study(project/"first.jsonl")[0], Store("runs/studies/first")
+    for other in (failure_of(rec["args"], rec["versions"], "no"), add_digest(rec | dict(versions=dict(loop=0)))):
+        store.path(rec["args"]).unlink(missing_ok=True)
+        store.put(other)
+        assert store.find(rec["args"], rec["versions"]) == ("done", rec)
+        assert [r for r in store if r["args"] == rec["args"]] == [rec]
+
+
+def test_only_what_is_done_at_present_versions_is_published(project, monkeypatch):
+    "A run of older versions never replaces one that was published; one that is there stays as it is."
+    file, store = project/"first.jsonl", Store("runs/studies/first")
+    old, kept, new = read_study(ROOT/"reports/records/ga.jsonl")[:3]
+    write_study(file, [raise_version(old), raise_version(kept)])
+    before = file.read_bytes()
+    monkeypatch.setattr("fdgnb.experiments.store.BEHAVIOR", BEHAVIOR + 1)
+    store.put(add_digest(old))                                                       # from before the loop changed
+    store.put(add_digest(new))
+    store.put(add_digest(raise_version(kept) | dict(provenance=new["provenance"])))  # the same, made here too
+    studies.publish(store, file)
+    assert file.read_bytes() == before
+    store.put(add_digest(raise_version(new)))
+    studies.publish(store, file)
+    assert len(read_study(file)) == 3 and all(r["versions"]["loop"] == BEHAVIOR + 1 for r in read_study(file))
+
+
+def test_a_study_publishes_its_runs_and_its_trials(project):
+    "Each in its file; at scale smoke nothing is published, and all studies have one store."
+    one, other = read_study(ROOT/"reports/records/ga.jsonl")[2:4]
+    Store("runs/studies/mine").put(add_digest(one))
+    Store("runs/trials").put(add_digest(other))
+    study = dict(folder="mine", trials="runs/trials")
+    studies.make_study("mine", study, "smoke", Path("out/reports-smoke"))
+    assert [p.name for p in project.iterdir()] == ["first.jsonl"]
+    studies.make_study("mine", study, "cpu", Path("reports"))
+    assert [r["args"] for r in read_study(project/"mine.jsonl")] == [one["args"]]
+    assert [r["args"] for r in read_study(project/"searches.jsonl")] == [other["args"]]
+
+
+def test_a_page_at_scale_smoke_shows_the_runs_of_other_studies(project, monkeypatch):
+    at = []
+    monkeypatch.setattr(studies, "run_grids", lambda study, scale, store: at.append(store.folder))
+    monkeypatch.setattr(studies, "execute_page", lambda name, study, scale, store, folder: at.append(store.folder))
+    for name in ("digits", "comparison"): studies.make_study(name, STUDIES[name], "smoke", Path("out"))
+    assert len(at) == 2 and at[0] == at[1]
 
 
 def differences(system): return set(import_module(f"fdgnb.methods.{system}").DIFFERENCES)
@@ -110,7 +188,9 @@ def test_the_table_on_file_is_made_of_the_runs_on_file():
 
 def test_no_number_of_scale_smoke_in_reports():
     for p in (ROOT/"reports").rglob("setting.json"):
-        assert all("smoke" not in part["scale"] for part in json.loads(p.read_text()).values()), p
+        parts = json.loads(p.read_text()).values()
+        assert all("smoke" not in part["scale"] for part in parts), p
+        assert all(part["protocol"] or part["scale"] == ["own"] for part in parts), p
     for p in (ROOT/"reports").rglob("*.ipynb"):
         given = json.loads(p.read_text())["metadata"].get("papermill", {}).get("parameters", {})
         assert given.get("scale") != "smoke", p.name

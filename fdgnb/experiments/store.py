@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from ..core import FdgnbError, atomic_write, echo, root
+from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, root
 from ..data.catalogue import DATASETS
+from ..federation.compose import METHODS
 from ..runs.fit import folder_of
 from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
 from ..runs.metrics import traffic, values
@@ -156,6 +157,21 @@ def state_of(rec, versions, metrics=()):
     if rec["versions"] != versions: return "stale"
     if "error" in rec: return "failed"
     return "done" if all(has_metric(rec, m) for m in metrics) else "unmeasured"
+
+
+def current_versions(rec):
+    "The versions that a record would have now: of the loop and of our methods; what is not ours keeps its digest."
+    now = dict(loop=BEHAVIOR) | {k: METHODS.get(k).version for k in rec["versions"] if k in METHODS.load()}
+    return {k: now.get(k, v) if isinstance(v, int) else v for k, v in rec["versions"].items()}
+
+
+def choose(records, versions=None, metrics=()):
+    """(state, record) of the best of a run's records, the first of equals; (missing, None) of none.
+
+    versions: wanted of all; None: those that each would have now."""
+    order = ("done", "unmeasured", "failed", "stale")
+    states = [(state_of(rec, versions or current_versions(rec), metrics), rec) for rec in records]
+    return min(states, key=lambda found: order.index(found[0]), default=("missing", None))
 
 
 def failure_of(args, versions, error):
@@ -344,15 +360,18 @@ def read_studies(folder):
 class Store:
     """Records of runs: a folder of files, one a run, which several processes may fill at once, and studies.
 
-    One goes over all of them but the trials of searches; a run that is in both places is read from the folder."""
+    One goes over all of them but the trials of searches. Of a run that is in both places the better record is taken
+    (`choose`), the folder's where they are equal."""
     def __init__(
         self,
         folder: str | Path | None = None,       # where records are written; None: runs/store
-        studies: str | Path | None = None,      # where studies lie; None: in the folder; without one, reports/records
+        studies: str | Path | None = None,      # where studies lie; None: reports/records for a folder below runs/,
+                                                # else in the folder
     ):
-        given = folder_of(folder, "store")
-        self.folder = given or root()/"runs"/"store"
-        self.studies = folder_of(studies, "studies") or given or root()/"reports"/"records"
+        self.folder = folder_of(folder, "store") or root()/"runs"/"store"
+        is_working = root()/"runs" in self.folder.absolute().parents
+        usual = root()/"reports"/"records" if is_working else self.folder
+        self.studies = folder_of(studies, "studies") or usual
 
     def path(self, args: dict) -> Path:
         "The file of a run in the folder."
@@ -372,11 +391,9 @@ class Store:
     def find(self, args: dict, versions: dict, metrics: Iterable = ()) -> tuple:
         "(state, record) of a run: done, failed, stale (of other versions), unmeasured (lacks a metric), missing."
         path = self.path(args)
-        here = [self.read(path)] if read_bytes(path) is not None else []
+        here = self.read(path) if read_bytes(path) is not None else None
         there, _ = read_studies(self.studies).get(file_name(args), (None, None))
-        states = [(state_of(rec, versions, metrics), rec) for rec in [*here, there] if rec]
-        order = ("done", "unmeasured", "failed", "stale")
-        return min(states, key=lambda found: order.index(found[0]), default=("missing", None))
+        return choose([rec for rec in (here, there) if rec], versions, metrics)
 
     def put(self, rec: dict) -> Path:
         """Write a record. A result stays, with its metrics: a failure does not replace it, another is refused.
@@ -393,9 +410,13 @@ class Store:
         return write_file(path, to_line(rec) + "\n")
 
     def __iter__(self):
-        own = {str(p.relative_to(self.folder)): p for p in sorted(self.folder.glob("*/*.json"))}
-        yield from map(self.read, own.values())
-        for name, (rec, study) in read_studies(self.studies).items():
+        published, own = read_studies(self.studies), set()
+        for path in sorted(self.folder.glob("*/*.json")):
+            here, name = self.read(path), str(path.relative_to(self.folder))
+            there, _ = published.get(name, (None, None))
+            own.add(name)
+            yield choose([here, there])[1] if there else here
+        for name, (rec, study) in published.items():
             if name not in own and study != TRIALS: yield rec
 
 # %% ../../nbs/experiments/02_store.ipynb #12cae75e

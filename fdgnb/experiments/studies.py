@@ -12,7 +12,7 @@ from ..core import FdgnbError, atomic_write, nearest, root
 from ..data.catalogue import DATASETS
 from .execution import run
 from .grid import grid
-from .store import Store, file_name, read_study, write_study
+from .store import TRIALS, Store, choose, file_name, read_study, write_study
 from ..federation.compose import METHODS
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000006
@@ -107,48 +107,45 @@ the tables.
 def line_of(name, study, reports):
     "A study's line of reports/README.md; '' where nothing of it is there."
     folder, tables = reports/study["folder"], study.get("tables", study["folder"])
-    notebook, setting = folder/f"{name}.ipynb", folder/"setting.json"
+    notebook, setting = folder/f"{name}.ipynb", reports/tables/"setting.json"
     if not (reports/tables).exists(): return ""
     title = f"[{name}]({notebook.relative_to(reports)})" if notebook.exists() else name
-    parts = [*json.loads(setting.read_text()).values()] if setting.exists() else []
+    setting = json.loads(setting.read_text()) if setting.exists() else {}
+    page = json.loads(notebook.read_text())["metadata"] if notebook.exists() else {}
+    given = page.get("papermill", {}).get("parameters", {})
+    names = re.findall(r"\w+", given.get("tables") or "") or setting     # several studies may share a folder
+    parts = [setting[part] for part in names if part in setting]
     scales = ", ".join(sorted({s for p in parts for s in p["scale"]}))
     runs, made = sum(p["runs"] for p in parts), max((p["made"] for p in parts), default="")
     return f"| {title} | [{tables}]({tables}) | {study['what']} | {scales} | {runs or ''} | {made} |\n"
 
 
-def write_readme(studies, reports):
-    "reports/README.md of what lies below a folder of reports."
-    lines = [line_of(name, study, reports) for name, study in studies.items()]
-    atomic_write(reports/"README.md", README + "".join(lines))
+def readme_of(studies, reports):
+    "The text of reports/README.md on what lies below a folder of reports."
+    return README + "".join(line_of(name, study, reports) for name, study in studies.items())
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000k
-def open_store(folder, published):
-    "A study's working folder as a store, with links to the published studies, so that their runs are found too."
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in published.glob("*.jsonl"):
-        link = folder/file.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(file)
-    return Store(folder)
-
-
 def publish(store, file):
-    "Add what a working folder holds to a study's file of published records."
-    own = [store.read(path) for path in store.folder.glob("*/*.json")]
-    records = {file_name(rec["args"]): rec for rec in (read_study(file) if file.exists() else [])}
-    records |= {file_name(rec["args"]): rec for rec in own if "error" not in rec}
-    if own: write_study(file, records.values())
+    "Add to a study's published records what a working folder has done at the present versions, and they have not."
+    records, new = {file_name(rec["args"]): rec for rec in read_study(file)}, {}
+    for rec in map(store.read, store.folder.glob("*/*.json")):
+        name = file_name(rec["args"])
+        both = [records[name], rec] if name in records else [rec]
+        state, best = choose(both, metrics=rec.get("metrics", ()))
+        if state == "done" and best is rec: new[name] = rec
+    if new: write_study(file, (records | new).values())
 
 
 def make_study(name, study, scale, reports):
     "One study: its runs, its page; how many runs were made."
     smoke, published = scale == "smoke", root()/"reports"/"records"
-    store = Store(reports/"store"/name) if smoke else open_store(root()/"runs"/"studies"/name, published)
+    store = Store(reports/"store" if smoke else root()/"runs"/"studies"/name)
     count = lambda: sum(1 for _ in store.folder.glob("*/*.json"))
     before = count()
     if "grid" in study: run_grids(study, scale, store)
     if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
     if not smoke: publish(store, published/f"{name}.jsonl")
+    if not smoke and "trials" in study: publish(Store(root()/study["trials"]), published/f"{TRIALS}.jsonl")
     return count() - before
 
 
@@ -171,7 +168,7 @@ def make_studies(name=None, scale="cpu"):
             failed.append(name)
             said = f"failed: {e}"
         print(f"{at}: {said}, {time.perf_counter() - began:.0f} s", flush=True)
-    write_readme(studies, reports)
+    atomic_write(reports/"README.md", readme_of(studies, reports))
     return failed
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000l
