@@ -198,7 +198,7 @@ def test_reference_of_every_public_name():
     loop = found["api/fdgnb.federation.loop.md"]
     assert "{py:method} Method.loss(model, x, y, client)" in loop
     assert "`return self.criterion(model(x), y, client)`" in loop
-    assert "| `mu` | `" in found["api/fdgnb.methods.drift.md"]
+    assert "| `eval_every` | `1` |" in found["api/fdgnb.settings.md"]
 
 
 # ---- the site as it was built
