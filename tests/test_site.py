@@ -159,9 +159,9 @@ def test_what_all_rows_share_is_said_once_and_wide_tables_fold(tmp_path):
 
 def test_two_reports_of_one_title_are_told_apart(tmp_path):
     nb = lambda title: dict(cells=[dict(source=f"# {title}\n> what")])
-    made = {"15_fdse": "FDSE", "15_fdse_table4": "FDSE", "15_fd": "Other", "16_ours": "Ours"}
+    made = {"fedka": "FedKA", "fedka_table2": "FedKA", "fed": "Other", "ledger": "Ledger"}
     named = pages.titles({tmp_path/f"{k}.ipynb": nb(t) for k, t in made.items()})
-    assert {p.stem: t for p, t in named.items()} == made | {"15_fdse_table4": "FDSE: table 4"}
+    assert {p.stem: t for p, t in named.items()} == made | {"fedka_table2": "FedKA: table 2"}
 
 
 @pytest.mark.parametrize("report", sorted(REPORTS.rglob("*.ipynb")), ids=lambda p: p.stem)
@@ -198,7 +198,7 @@ def test_reference_of_every_public_name():
     loop = found["api/fdgnb.federation.loop.md"]
     assert "{py:method} Method.loss(model, x, y, client)" in loop
     assert "`return self.criterion(model(x), y, client)`" in loop
-    assert "| `mu` | `" in found["api/fdgnb.methods.drift.md"]
+    assert "| `eval_every` | `1` |" in found["api/fdgnb.settings.md"]
 
 
 # ---- the site as it was built
@@ -349,26 +349,26 @@ def test_a_table_sorts_and_filters(chromium, start):
     tables = b.js("document.querySelectorAll('table.results').length")
     assert tables == len(results_page.files(REPORTS, ".csv"))
     assert b.js("document.querySelectorAll('table.results.dataTable').length") == tables
-    table, frame = "#table-table_fedka2", pd.read_csv(REPORTS/"table_fedka2.csv")
+    table, frame = "#table-papers-fedka-table2", pd.read_csv(REPORTS/"papers/fedka/table2.csv")
     column = b.js(f"[...document.querySelectorAll('{table} thead th')].findIndex("
-                  "th => th.textContent.trim() === 'largest')")
+                  "th => th.textContent.trim() === 'printed')")
     click = f"document.querySelectorAll('{table} thead th')[{column}].click()"
     rows = lambda i: b.js(ROWS.format(table, i))
     b.js(click)
     b.wait(f"document.querySelector('{table} th[aria-sort=ascending]')")
-    assert [float(v) for v in rows(column)] == sorted(frame.largest)[:10]
+    assert [float(v) for v in rows(column)] == sorted(frame.printed)[:10]
     b.js(click)
     b.wait(f"document.querySelector('{table} th[aria-sort=descending]')")
-    assert [float(v) for v in rows(column)] == sorted(frame.largest, reverse=True)[:10]
+    assert [float(v) for v in rows(column)] == sorted(frame.printed, reverse=True)[:10]
     typed = "(i => {{ i.value = '{}'; i.dispatchEvent(new Event('input', {{bubbles: true}})) }})({})"
     every = f"document.querySelector('{table}').closest('.dt-container').querySelector('.dt-search input')"
     b.js(typed.format("dslr", every))
     b.wait(ROWS.format(table, 1) + ".every(t => t === 'dslr')")
     assert len(rows(1)) == min(10, (frame.target == "dslr").sum())
     b.js(typed.format("", every))
-    b.js(typed.format("fedka", f"document.querySelector('{table} tfoot input')"))
-    b.wait(ROWS.format(table, 0) + ".every(t => t === 'fedka')")
-    assert len(rows(0)) == min(10, frame.method.str.contains("fedka").sum())
+    b.js(typed.format("FedKA", f"document.querySelector('{table} tfoot input')"))
+    b.wait(ROWS.format(table, 0) + ".every(t => t === 'FedKA')")
+    assert len(rows(0)) == min(10, frame.method.str.contains("FedKA").sum())
 
 
 CELLS = ["-21.2 [-25.0, -17.9]", "", "+12.0 [8.1, 15.9]", "+3.5", "1,204 ± 3", "63.1 (1)"]
