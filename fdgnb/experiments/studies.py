@@ -76,6 +76,17 @@ def relink(text, page, folder):
     return re.sub(r"\]\(([^)\s]+)\)", lead, text)
 
 
+def write_same(notebook):
+    "An executed notebook's text without what differs from one execution to the next: times, random names."
+    for cell in notebook["cells"]:
+        for name in ("papermill", "execution"): cell["metadata"].pop(name, None)
+        if "injected-parameters" in cell["metadata"].get("tags", []): cell["id"] = "given"
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    tables = r"\bT_[0-9a-f]{5}(?=[_\\])"                               # of tables with colors
+    names = list(dict.fromkeys(re.findall(tables, text)))
+    return re.sub(tables, lambda m: f"T_{names.index(m[0]):05}", text)
+
+
 def execute_page(name, study, scale, store, folder):
     "Execute a study's page into its folder; paths are given as below the project."
     import papermill
@@ -88,9 +99,8 @@ def execute_page(name, study, scale, store, folder):
     notebook = json.loads(unfinished.read_text())
     notebook["metadata"]["papermill"] = dict(parameters=given)
     for cell in notebook["cells"]:
-        cell["metadata"].pop("papermill", None)
         if cell["cell_type"] == "markdown": cell["source"] = relink("".join(cell["source"]), page, folder)
-    unfinished.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    unfinished.write_text(write_same(notebook))
     unfinished.rename(folder/f"{name}.ipynb")
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000i
