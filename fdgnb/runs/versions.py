@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from dataclasses import replace
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -23,6 +24,9 @@ from ..federation.loop import Method
 from ..models import MODELS
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0006
+USED = {*"kornia numpy pandas scipy sklearn timm torch torchvision".split()}    # libraries that we use, too
+
+
 def _codes_in(code):
     "A code object and those inside it."
     yield code
@@ -45,8 +49,12 @@ def _place_of(module):
     "The file or folder of a module, imported or not; '' where it has none."
     found = sys.modules.get(module)
     if found: return getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
-    try: spec = find_spec(module)
-    except Exception: return ""                                # a part of what is no package, or cannot be imported
+    parent = module.rpartition(".")[0]
+    if not parent: spec = find_spec(module)
+    else:
+        place = Path(_place_of(parent))                        # it is not imported to look into it
+        folder = place.parent if place.name == "__init__.py" else place
+        spec = PathFinder.find_spec(module, [str(folder)]) if folder.is_dir() and place != Path() else None
     if not spec: return ""
     return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
@@ -189,7 +197,7 @@ def _packages_of(obj):
     if isinstance(obj, FunctionType) and _top(_home_of(obj)) == "fdgnb":
         return {p for v in _enclosed(obj) if callable(v) and v is not obj for p in _packages_of(v)}
     classes = own_classes(obj) if isinstance(obj, type) and issubclass(obj, Method) else [obj]
-    return {_top(getattr(c, "__module__", None) or "") for c in classes} - sys.stdlib_module_names
+    return {_top(getattr(c, "__module__", None) or "") for c in classes} - sys.stdlib_module_names - USED
 
 
 def _describe(obj):
