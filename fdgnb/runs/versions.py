@@ -6,13 +6,16 @@
 __all__ = []
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0003
-import hashlib, inspect, sys
+import dis, hashlib, inspect, re, sys
 import numpy as np
 import torch
 from dataclasses import replace
-from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
-from ..core import BEHAVIOR
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from ..core import BEHAVIOR, Registry
 from ..data.augment import AUGMENTATIONS, Augment
 from ..data.catalogue import DATASETS
 from ..data.partitions import PARTITIONS, steps_of
@@ -21,85 +24,205 @@ from ..federation.loop import Method
 from ..models import MODELS
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0006
-SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(...))
-INNER = ("func", "args", "keywords", "__func__", "__self__", "fget", "fset", "__wrapped__")
+USED = {*"kornia numpy pandas scipy sklearn timm torch torchvision".split()}    # libraries that we use, too
+
+
+def _codes_in(code):
+    "A code object and those inside it."
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType): yield from _codes_in(const)
+
+
+def _imports_in(code, package):
+    "The names of what a code object imports, some of which are modules."
+    for part in _codes_in(code):
+        steps = [s for s in dis.get_instructions(part) if s.opname != "EXTENDED_ARG"]
+        for level, names, step in zip(steps, steps[1:], steps[2:]):
+            if step.opname != "IMPORT_NAME": continue
+            try: base = resolve_name("."*level.argval + step.argval, package)
+            except ImportError: continue                       # relative, outside of a package
+            yield from (base, *(f"{base}.{n}" for n in names.argval or ()))
+
+
+def _place_of(module):
+    "The file or folder of a module, imported or not; '' where it has none."
+    found = sys.modules.get(module)
+    if found: return getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
+    parent = module.rpartition(".")[0]
+    if not parent: spec = find_spec(module)
+    else:
+        place = Path(_place_of(parent))                        # it is not imported to look into it
+        folder = place.parent if place.name == "__init__.py" else place
+        spec = PathFinder.find_spec(module, [str(folder)]) if folder.is_dir() and place != Path() else None
+    if not spec: return ""
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+def _top(module): return module.partition(".")[0]
+
+
+def is_installed(module: str) -> bool:
+    "Whether a module is Python's, or lies where libraries are installed."
+    top = _top(module)
+    if top in sys.stdlib_module_names or top.startswith("_cython_"): return True    # its part of compiled libraries
+    return bool({"site-packages", "dist-packages"} & {*Path(_place_of(top)).parts})
+
+
+def _is_own(module, packages=()):
+    "Whether a module is neither ours nor a library's; packages: libraries that count as one's own."
+    top = _top(module)
+    return top != "fdgnb" and (top == "__main__" or top in packages or not is_installed(top))
+
+
+@lru_cache(maxsize=None)
+def _imports_of(text, package):
+    "The names of what a file's text imports; none where it is no Python."
+    try: code = compile(text, "text", "exec")
+    except (SyntaxError, ValueError): return []                # it is just being edited
+    return [*_imports_in(code, package)]
+
+
+def _read_modules(names, packages):
+    "[(name, digest of its file)] of the modules of one's own among some names, and of all that they import."
+    found, todo = {}, list(names)
+    for name in todo:                                          # grows meanwhile
+        if not name or name in found or _top(name) in ("__main__", "__mp_main__"): continue
+        place = Path(_place_of(name))
+        if not _is_own(name, packages) or not place.is_file(): continue
+        text, parent = place.read_bytes(), name.rpartition(".")[0]
+        found[name] = hashlib.sha256(text).hexdigest()
+        todo.append(parent)
+        if place.suffix == ".py": todo += _imports_of(text, name if place.stem == "__init__" else parent)
+    return sorted(found.items())
+
+# %% ../../nbs/runs/08_versions.ipynb #vers0007
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+INNER = ("__func__", "fget", "fset", "__wrapped__")
 MADE = set("""__doc__ __module__ __dict__ __weakref__ __qualname__ __firstlineno__ __static_attributes__ __annotations__
     __annotate__ __annotate_func__ __annotations_cache__ __dataclass_params__ __dataclass_fields__ __match_args__
     __abstractmethods__ _abc_impl __slotnames__ _render_traceback_ admitted name""".split())    # set later, by Python
 
 
-def is_installed(module: str) -> bool:
-    "Whether a module is Python's, or lies where libraries are installed."
-    top = module.partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None) or ""
-    return top in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+def _without_address(value): return re.sub(r" at 0x\w+", "", repr(value))
 
 
-def is_own(obj) -> bool:
-    "Whether a class, function or module is neither ours nor a library's."
-    if not isinstance(obj, (type, FunctionType, ModuleType)): return False
-    name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__ or ""
-    if name == "builtins": return isinstance(obj, FunctionType) or getattr(obj, "__flags__", 0) & 512 > 0   # by `exec`
-    return name.partition(".")[0] != "fdgnb" and not is_installed(name)
+def _home_of(obj):
+    "The name of the module of a class, function or module; of an object that of its class; '' of Python's own."
+    if isinstance(obj, ModuleType): return obj.__name__
+    if not isinstance(obj, (type, FunctionType)): obj = type(obj)
+    home = obj.__module__ or ""
+    made_by_exec = isinstance(obj, FunctionType) or getattr(obj, "__flags__", 0) & 512
+    return "__main__" if home == "builtins" and made_by_exec else home
 
 
-def _read_module(name):
-    "The text of a module of one's own; '' where it has no file, as a notebook's."
-    module = sys.modules.get(name)
-    if not is_own(module) or name == "__main__": return ""
-    try: return inspect.getsource(module)
-    except (OSError, TypeError): return ""
+def _enclosed(function):
+    "The values that a function encloses."
+    values = []
+    for cell in function.__closure__ or ():
+        try: values.append(cell.cell_contents)
+        except ValueError: pass                                # a variable that has no value
+    return values
 
 
-def _names_in(function):
-    "{name: value} of what a function encloses, and of what it uses of its module and cannot change while it runs."
-    try: used = inspect.getclosurevars(function)
-    except ValueError: return {}                               # an enclosed variable that has no value
-    stays = (*SIMPLE, tuple, frozenset, type, FunctionType, MethodType, ModuleType, partial)
-    return {**{k: v for k, v in used.globals.items() if isinstance(v, stays)}, **used.nonlocals}
+def _named(function, packages):
+    "[(name, value)] of the globals that a function, and those within it, read; of a module what they name of it."
+    codes = [*_codes_in(function.__code__)]
+    names = {s.argval for code in codes for s in dis.get_instructions(code) if s.opname in GLOBAL}
+    held = function.__globals__
+    found = [(name, held[name]) for name in sorted(names) if name in held]
+    modules = [v for v in (*(v for _, v in found), *_enclosed(function)) if isinstance(v, ModuleType)]
+    words, seen = sorted({n for code in codes for n in code.co_names}), set()
+    for module in modules:                                     # grows meanwhile
+        if module in seen or not _is_own(module.__name__, packages): continue
+        seen.add(module)
+        inside = [(name, vars(module)[name]) for name in words if name in vars(module)]
+        found += inside
+        modules += [v for _, v in inside if isinstance(v, ModuleType)]
+    return found
 
-# %% ../../nbs/runs/08_versions.ipynb #vers0007
-def _describe(value, seen, depth=4):
-    """What a value says, as nested lists of words; of what is ours or a library's its name.
 
-    seen: {id: object} of what was entered; depth: how far it goes into objects that objects hold."""
-    inner = lambda v: _describe(v, seen, depth)
-    if isinstance(value, SIMPLE): return repr(value)
-    if isinstance(value, (list, tuple)): return list(map(inner, value))
-    if isinstance(value, (set, frozenset)): return sorted(str(inner(v)) for v in value)
-    if isinstance(value, dict): return [[str(k), inner(v)] for k, v in value.items()]
-    if isinstance(value, CodeType): return [value.co_code.hex(), value.co_names, inner(value.co_consts)]
-    if isinstance(value, (torch.Tensor, np.ndarray)): return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
-    if id(value) in seen: return "as before"
-    seen[id(value)] = value
-    if isinstance(value, ModuleType): return [value.__name__, _read_module(value.__name__)]
-    if isinstance(value, (partial, MethodType, property, classmethod, staticmethod)):
-        return [inner(getattr(value, k)) for k in INNER if hasattr(value, k)]
+def _read_numbers(value):
+    "A tensor or array in words."
+    if isinstance(value, np.ndarray) and value.dtype == object: return value.tolist()
+    try:
+        flat = value if isinstance(value, np.ndarray) else value.detach().cpu().flatten().view(torch.uint8).numpy()
+    except (RuntimeError, TypeError): return repr(value)       # sparse, or without numbers
+    return str(value.dtype), tuple(value.shape), hashlib.sha256(flat.tobytes()).hexdigest()
+
+
+def _parts_of(value, packages):
+    "What an object is made of: its name, and values in their turn; of what is ours or a library's its name."
+    name, home = getattr(value, "__qualname__", "").rpartition("<locals>.")[2], _home_of(value)
+    is_own = _is_own(home, packages)
+    if isinstance(value, (ModuleType, Registry)): return type(value).__name__, getattr(value, "__name__", value)
+    if type(value) in (list, dict): return type(value).__name__, *(value.items() if type(value) is dict else value)
+    if type(value) is set: return "set", *sorted(value, key=_without_address)
+    if isinstance(value, (torch.Tensor, np.ndarray)): return type(value), _read_numbers(value)
     if isinstance(value, FunctionType):
-        name = value.__qualname__.rpartition("<locals>.")[2]
-        if not is_own(value): return [name, inner([v for v in _names_in(value).values() if is_own(v)])]
-        parts = value.__code__, value.__defaults__, value.__kwdefaults__, _names_in(value)
-        return [name, *map(inner, parts)]
+        if not is_own: return name, *(_enclosed(value) if _top(home) == "fdgnb" else ())
+        defaults = value.__defaults__, value.__kwdefaults__
+        return name, value.__code__, *defaults, *_named(value, packages), *_enclosed(value), *vars(value).items()
     if isinstance(value, type):
-        name = value.__qualname__.rpartition("<locals>.")[2]
-        if not is_own(value): return name
-        return [name, inner(value.__bases__), inner({k: v for k, v in vars(value).items() if k not in MADE})]
-    held = getattr(value, "__dict__", {}) if depth else {}
-    return [inner(type(value)), _describe(held, seen, depth - 1)]
+        if not is_own: return value.__module__, name
+        return name, value.__bases__, *((k, v) for k, v in vars(value).items() if k not in MADE)
+    inner = [getattr(value, k) for k in INNER if hasattr(value, k)]
+    if inner: return type(value), *inner, getattr(value, "__self__", None), getattr(value, "__dict__", None)
+    try: made = value.__reduce_ex__(4)                         # as it would be pickled
+    except Exception: return type(value), _without_address(value), getattr(value, "__dict__", None)
+    if isinstance(made, str): return type(value), made
+    return type(value), *made[:3], *map(list, filter(None, made[3:5]))
 
 
-def source_digest(obj) -> str:
-    "A digest of a class's, function's or object's source: its module's text, and what it says in this process."
-    home = getattr(obj, "__module__", "") or ""
-    what = [_read_module(home), _describe(obj, {})]
-    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+def _word_of(value, places, objects):
+    "What stands for a value: its words, or its place among the objects, where it is described."
+    inner = lambda values: [_word_of(v, places, objects) for v in values]
+    if type(value) in PLAIN: return repr(value)
+    if type(value) is tuple: return inner(value)
+    if type(value) is frozenset: return inner(sorted(value, key=_without_address))
+    if isinstance(value, CodeType):
+        table = getattr(value, "co_exceptiontable", b"")
+        names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
+        return inner((value.co_code, table, value.co_flags, value.co_argcount, names, value.co_consts))
+    if id(value) not in places:
+        places[id(value)] = len(objects)
+        objects.append(value)
+    return places[id(value)]
+
+
+def _packages_of(obj):
+    "The packages that a class, function or object comes from: a library among them counts as one's own."
+    if hasattr(obj, "func"): return _packages_of(obj.func)
+    if isinstance(obj, FunctionType) and _top(_home_of(obj)) == "fdgnb":
+        return {p for v in _enclosed(obj) if callable(v) and v is not obj for p in _packages_of(v)}
+    classes = own_classes(obj) if isinstance(obj, type) and issubclass(obj, Method) else [obj]
+    return {_top(getattr(c, "__module__", None) or "") for c in classes} - sys.stdlib_module_names - USED
+
+
+def _describe(obj):
+    "What an object says in this process, in words; the parts of one's own that it is made of; its packages."
+    places, objects, packages = {}, [], _packages_of(obj)
+    words = [_word_of(obj, places, objects)]
+    for value in objects:                                      # grows meanwhile
+        words.append([_word_of(part, places, objects) for part in _parts_of(value, packages)])
+    kinds = type, FunctionType, ModuleType
+    return words, [v for v in objects if isinstance(v, kinds) and _is_own(_home_of(v), packages)], packages
 
 
 def own_parts(obj) -> list:
     "The classes, functions and modules of your own that a class, function or object is made of."
-    seen = {}
-    _describe(obj, seen)
-    return [v for v in seen.values() if is_own(v)]
+    return _describe(obj)[1]
+
+
+def source_digest(obj) -> str:
+    "A digest of a class's, function's or object's source: the text of modules, and what it says in this process."
+    words, parts, packages = _describe(obj)
+    names = [*map(_home_of, parts)]
+    for f in parts:
+        if isinstance(f, FunctionType): names += _imports_in(f.__code__, f.__globals__.get("__package__") or "")
+    what = words, _read_modules(names, packages)
+    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0013
 def parts_of(cls: type) -> list:
@@ -107,10 +230,17 @@ def parts_of(cls: type) -> list:
     return list(cls.parts.values()) if issubclass(cls, Sum) else [cls]
 
 
+def is_ours(obj) -> bool:
+    "Whether a function or class, and every one that it encloses, is the library's; what was made of some is not."
+    if not isinstance(obj, (type, FunctionType)) or not f"{obj.__module__}.".startswith("fdgnb."): return False
+    if isinstance(obj, type): return True
+    return all(is_ours(v) for v in _enclosed(obj) if callable(v) and v is not obj)
+
+
 def _method_versions(cls):
     "{name: version} of a summand; one of your own: its digest, and the version of what it builds upon."
-    if not any(map(is_own, own_classes(cls))): return {cls.name: cls.version}
-    ours = next(c for c in cls.__mro__ if not is_own(c))
+    if all(map(is_ours, own_classes(cls))): return {cls.name: cls.version}
+    ours = next(c for c in cls.__mro__ if is_ours(c))
     return {cls.name or cls.__name__: source_digest(cls)} | ({ours.name: ours.version} if ours.name else {})
 
 
@@ -125,12 +255,6 @@ def _named_parts(fed):
     return found
 
 
-def is_ours(obj) -> bool:
-    "Whether a function, class or object, and what it encloses, is the library's."
-    if isinstance(obj, FunctionType) and any(map(is_own, _names_in(obj).values())): return False
-    return not is_own(obj if isinstance(obj, (type, FunctionType)) else type(obj))
-
-
 def versions_of(fed) -> dict:
     "{'loop': n, method: n} of a federation; of what is not ours a digest of its source in place of a number."
     versions = dict(loop=BEHAVIOR)
@@ -141,13 +265,6 @@ def versions_of(fed) -> dict:
     return versions
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0016
-def _codes_in(code):
-    "A code object and those inside it."
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType): yield from _codes_in(const)
-
-
 def reads_rounds(cls: type) -> bool:
     "Whether a class's own functions use a name or an attribute `rounds`."
     functions = [inspect.unwrap(f) for f in vars(cls).values() if isinstance(f, FunctionType)]
