@@ -49,6 +49,7 @@ def _place_of(module):
     "The file or folder of a module, imported or not; '' where it has none."
     found = sys.modules.get(module)
     if found: return getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
+    if not module or module in sys.modules: return ""          # made by `exec`, or kept from import
     parent = module.rpartition(".")[0]
     if not parent: spec = find_spec(module)
     else:
