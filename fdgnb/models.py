@@ -347,6 +347,18 @@ def cnn4(n_classes, in_channels=3):
                      conv4=conv(128, 128), pool=Pool(1), flat=nn.Flatten())
     return Net("cnn4", features, nn.Linear(128, n_classes), 128, n_classes, in_channels)
 
+# %% ../nbs/03_models.ipynb #smallcode1
+@backbone("small", (3, 64, 64), "ours, for a few hundred images a client")
+def small(n_classes, in_channels=3, size=64):
+    "Four 3 x 3 convolutions with batch normalization, 128 features averaged over the map; images from 8 px."
+    def conv(n, m, stride=1):
+        return chain(conv=nn.Conv2d(n, m, 3, stride, 1, bias=False), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
+    stride = max(1, min(4, size//32))
+    features = chain(check=Expect("small", in_channels, 8),
+                     conv1=conv(in_channels, 32, stride), conv2=conv(32, 32), pool2=nn.MaxPool2d(2),
+                     conv3=conv(32, 64), pool3=nn.MaxPool2d(2), conv4=conv(64, 128), pool=Pool(1), flat=nn.Flatten())
+    return Net("small", features, nn.Linear(128, n_classes), 128, n_classes, in_channels)
+
 # %% ../nbs/03_models.ipynb #03e306a8
 @backbone("alexnet_bn", (3, 224, 224), "FDSE, Table A5")
 def alexnet_bn(n_classes, in_channels=3):

@@ -24,9 +24,10 @@ def hp(
     choices: tuple = None,  # the only values, of the same type; None: all of the field's type
     source: str = "",  # the paper's section or equation, or the file of its code
     also: type | tuple = (),  # further types that a value may have
+    added: bool = False,  # whether records were published before the field came: args leave it out at its default
 ) -> Field:  # a field of a dataclass, what is said here in its `metadata`
     "Declare an option: a dataclass field with its meaning, its allowed values and its source."
-    about = dict(doc=doc, low=low, high=high, choices=choices, source=source, also=also)
+    about = dict(doc=doc, low=low, high=high, choices=choices, source=source, also=also, added=added)
     return field(default=default, metadata=about)
 
 # %% ../nbs/02_settings.ipynb #plaincode1
@@ -184,6 +185,10 @@ class LocalSettings:
     local_steps: int = hp(None, "local steps per round, instead of local_epochs; None: by epochs", low=1)
     batch_size: int = hp(32, "samples per step", low=1)
     drop_last: bool = hp(False, "leave out an incomplete last batch")
+    join_last: float = hp(0., "a last batch below this share of batch_size joins the one before it; one sample always "
+                          "does", low=0., high=1., added=True)
+    bn_warmup: bool = hp(False, "BatchNorm's running statistics begin as the mean over the first batches, not as "
+                         "0 and 1", added=True)
     lr: float = hp(.05, "learning rate", low=0.)
     optimizer: str = hp("sgd", "local optimizer", choices=("sgd", "adam"))
     momentum: float = hp(0., "momentum of SGD", low=0., high=1.)

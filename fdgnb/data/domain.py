@@ -137,6 +137,15 @@ def suggest_backbone(size):
     if size == 28: return "cnn2"
     return "alexnet_bn" if size >= 63 else "resnet18"
 
+
+def suggest_settings(domains, size):
+    """Settings that suit somebody's own {name: Domain}: a few hundred images train, and no batch of two explodes.
+
+    size: pixels a side; None: vectors. From 2,000 images a domain on, a larger network."""
+    images = sum(map(len, domains.values()))/len(domains)
+    backbone = "small" if size and 8 <= size and images < 2000 else suggest_backbone(size)
+    return dict(backbone=backbone, batch_size=16, join_last=.5, bn_warmup=True)
+
 # %% ../../nbs/data/01_domain.ipynb #ff156f4e
 def to_float(x):
     "uint8 (B, C, H, W) -> float32 in [0, 1]; floats pass unchanged."

@@ -10,7 +10,7 @@ import hashlib, shutil, struct, warnings, zlib
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, nearest
-from .domain import Dataset, Domain, suggest_backbone, check_names, check_on_error, check_size, choose_domains
+from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
 from .cache import cache_dir, cache_arrays, map_in_threads, reserve
 from .files import NO_ACCESS, check_name, warn_of_lost
 
@@ -196,4 +196,4 @@ def from_folder(
         if not pairs: raise FdgnbError(f"domain {d!r} of {name} has none of the classes {', '.join(classes)}")
         files, labels = zip(*pairs)
         made[d] = read_images(d, folders[d], files, labels, size, on_error, name)
-    return Dataset(name, made, classes, defaults=dict(backbone=suggest_backbone(size)))
+    return Dataset(name, made, classes, defaults=suggest_settings(made, size))

@@ -10,7 +10,7 @@ import hashlib, os, torch, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, nearest
-from .domain import Dataset, Domain, suggest_backbone, check_size
+from .domain import Dataset, Domain, suggest_settings, check_size
 from .files import damage_error, read_text, reading, warn_of_lost
 from .folders import list_subfolders
 from .found import Found, encode_domain
@@ -203,7 +203,7 @@ def label_domains(name, x, y, classes, defaults):
     place = {label: i for i, label in enumerate(order)}
     numbers = {d: torch.tensor([place[v] for v in labels.tolist()]).long() for d, labels in y.items()}
     data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names)
-    data.defaults = dict(backbone=suggest_backbone(data.size)) | defaults
+    data.defaults = suggest_settings(data.domains, data.size) | defaults
     return data
 
 # %% ../../nbs/data/16_own.ipynb #own00014

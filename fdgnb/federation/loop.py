@@ -17,7 +17,7 @@ from fdgnb.vectors import RunningMean, part, scalar, tagged
 from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Split
 from fdgnb.federation.steps import check_stop, clip_gradients, descend, keep_optimizer, make_optimizer
-from fdgnb.federation.steps import mean_loss, shuffled_passes
+from fdgnb.federation.steps import batchnorm_momenta, mean_loss, set_momenta, shuffled_passes, warm_up
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
 class Client:
@@ -164,9 +164,12 @@ def client_update(
     method.begin(model, client, download)
     model.train()
     rng, augment, losses = client.rng("batch", client.device), client.rng("augment"), []
+    momenta = batchnorm_momenta(model) if client.settings.bn_warmup and not client.settings.pretrained else {}
     for idx in method.sample(client, client.rng("sample")):
         x, y = method.batch(*client.take(idx, rng=augment), client, rng)
+        warm_up(momenta)
         losses.append(method.step(model, x, y, client))
+    set_momenta(momenta)
     client.scratch |= dict(steps=len(losses), loss=mean_loss(losses, client))
     if client.settings.keep_optimizer: keep_optimizer(client)
     method.end(model, client)

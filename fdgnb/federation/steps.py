@@ -36,13 +36,20 @@ def check_stop():
     if stop is not None and stop.is_set(): raise Stopped
 
 # %% ../../nbs/federation/02_steps.ipynb #ef5f4afb
-def index_batches(order, size, drop_last=False):
-    "Cut a tensor of indices into batches; a last batch of one joins the one before it."
+def index_batches(order, size, drop_last=False, join_last=0.):
+    "Cut a tensor of indices into batches; a last batch of one, or below `join_last*size`, joins the one before it."
     check_stop()
     out = list(order.split(size))
-    if drop_last and len(out) > 1 and len(out[-1]) < size: out.pop()
-    if len(out) > 1 and len(out[-1]) == 1: out[-2:] = [torch.cat(out[-2:])]
+    if len(out) == 1: return out
+    last = len(out[-1])
+    if drop_last and last < size: out.pop()
+    elif last == 1 or last < join_last*size: out[-2:] = [torch.cat(out[-2:])]
     return out
+
+
+def cut_batches(order, settings):
+    "A client's batches of the indices in `order`, as its settings say."
+    return index_batches(order, settings.batch_size, settings.drop_last, settings.join_last)
 
 # %% ../../nbs/federation/02_steps.ipynb #passes0000
 def shuffled_passes(client, rng):
@@ -50,7 +57,7 @@ def shuffled_passes(client, rng):
     s = client.settings
     passes = range(s.local_epochs) if s.local_steps is None else itertools.count()
     orders = (torch.randperm(client.n(), generator=rng) for _ in passes)
-    batches = (b for order in orders for b in index_batches(order, s.batch_size, s.drop_last))
+    batches = (b for order in orders for b in cut_batches(order, s))
     return itertools.islice(batches, s.local_steps)
 
 # %% ../../nbs/federation/02_steps.ipynb #1961932f
@@ -117,3 +124,19 @@ def mean_loss(losses, client):
         raise FdgnbError(f"the loss of client {client.id!r} is {losses[step-1]:.3g} {where}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
     return losses.double().mean().item()
+
+# %% ../../nbs/federation/02_steps.ipynb #warmcode01
+def batchnorm_momenta(model):
+    "{BatchNorm layer: its momentum} of a network, without layers that keep no running statistics."
+    layers = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return {m: m.momentum for m in layers if m.track_running_stats and m.momentum is not None}
+
+
+def warm_up(momenta):
+    "Before a step: let the running statistics be the mean over the batches so far, until these are 1/momentum."
+    for layer, momentum in momenta.items(): layer.momentum = max(momentum, 1/(1 + int(layer.num_batches_tracked)))
+
+
+def set_momenta(momenta):
+    "Give each layer the momentum it had."
+    for layer, momentum in momenta.items(): layer.momentum = momentum

@@ -18,7 +18,7 @@ from fdgnb.vectors import part, scalar, tagged
 from fdgnb.settings import differences, hp, switch, variant
 from fdgnb.models import Dropout, chain, outputs_of, set_generator
 from fdgnb.federation.loop import Client, Method
-from fdgnb.federation.steps import descend, index_batches, keep_optimizer, make_optimizer
+from fdgnb.federation.steps import cut_batches, descend, index_batches, keep_optimizer, make_optimizer
 from fdgnb.federation.compose import method, sum_of
 from fdgnb.federation.shared import prepare_input, redraw_weights, remember
 
@@ -130,7 +130,7 @@ def subsampled_passes(client, samples, rng):
     s = client.settings
     for _ in range(s.local_epochs):
         chosen = torch.randperm(client.n(), generator=rng)[:samples]
-        yield from index_batches(chosen, s.batch_size, s.drop_last)
+        yield from cut_batches(chosen, s)
 
 
 @method("subsample")
@@ -501,7 +501,7 @@ def ask_opinion(server, state, rows, mode, rng):
 def tune(server, net, optimizer, rows, labels, gamma, place):
     "Step by step $G\\leftarrow G-\\lambda_p\\eta\\nabla J(Y^*,G(X_T))$; the ramp's place: 'step' or 'loss'."
     eta = optimizer.param_groups[0]["lr"]
-    batches = index_batches(torch.arange(len(rows)), server.settings.batch_size)
+    batches = cut_batches(torch.arange(len(rows)), server.settings)
     for b, i in enumerate(batches):
         lam = ramp((b/len(batches) + server.round)/server.rounds, gamma)
         for g in optimizer.param_groups: g["lr"] = eta*(lam if place == "step" else 1)

@@ -13,7 +13,7 @@ from itertools import cycle, islice
 from fdgnb.core import FdgnbError, generator
 from fdgnb.settings import differences, hp, switch, variant
 from fdgnb.federation.loop import Method
-from fdgnb.federation.steps import index_batches
+from fdgnb.federation.steps import cut_batches
 from fdgnb.federation.compose import method, sum_of
 
 # %% ../../nbs/methods/01_fedsb.ipynb #ee94a001
@@ -94,7 +94,7 @@ class Budget(Method):
             else:
                 kept = budget_indices(n, S, generator(client.seed, 0, client.id, "budget"))
                 idx = kept[torch.randperm(S, generator=rng)]
-            yield from index_batches(idx, s.batch_size, s.drop_last)
+            yield from cut_batches(idx, s)
 
 # %% ../../nbs/methods/01_fedsb.ipynb #ddf6f19e
 @method("uniform")

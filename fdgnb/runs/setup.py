@@ -321,12 +321,18 @@ def first_server(fed):
                   fed.net, public, fed.data.n_classes)
 
 
+def settings_args(settings):
+    "{name: value} of the settings, without those at their default that came after records were published."
+    left_out = {f.name for f in fields(settings) if f.metadata["added"] and getattr(settings, f.name) == f.default}
+    return {k: v for k, v in asdict(settings).items() if k not in left_out}
+
+
 def run_args(fed):
     "What makes a run this run, as JSON: two runs with equal args give equal bits."
     args = dict(
         method=fed.method.name, dataset=fed.data.name, data=fed.digest, target=fed.target, rounds=fed.rounds,
         protocol=fed.protocol, scale=fed.scale, seed=fed.seed, device=str(fed.device).split(":")[0],
-        settings=asdict(fed.settings), hyper=hyper_of(fed.method))
+        settings=settings_args(fed.settings), hyper=hyper_of(fed.method))
     return json.loads(json.dumps(args))
 
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e
