@@ -15,7 +15,7 @@ from ..core import FdgnbError, generator, nearest
 from ..settings import arg, check_value
 from .domain import Dataset, Domain, check_on_error, check_size, choose_domains, renumber
 from .domain import split_indices, suggest_backbone
-from .cache import cache_key, cache_arrays, data_dir, map_in_threads, reserve
+from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads
 from .files import damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
@@ -170,8 +170,7 @@ def _to_uint8(a):
 def _decode_samples(f, size, title, on_error, folder):
     "Pixels or compressed images -> folder/x.npy; arrays x, y (row numbers of `f`) of what could be read."
     samples, n, bad = f.all_samples(), len(f.y), {}
-    x = np.lib.format.open_memmap(folder/"x.npy", "w+", np.uint8, (n, f.channels, size, size))
-    reserve(folder/"x.npy")
+    x = allocate(folder, (n, f.channels, size, size), np.uint8)
 
     def read_one(i):
         try:
@@ -194,7 +193,7 @@ def _read(name, d, f, size, on_error):
     "A `Found` of images as a Domain; its `y` are row numbers of `f` (what is unreadable may be missing)."
     if f.kind == "files":
         base = Path(os.path.commonpath([p.parent for p in f.samples()]))
-        return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)
+        return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)[0]
     key = cache_key(name, d, size, f.channels, f.tag, on_error, files=f.files)
     title = f"{name}/{d}"
     arrays = cache_arrays(key, lambda folder: _decode_samples(f, size, title, on_error, folder), stream=True)
