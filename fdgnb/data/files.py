@@ -72,15 +72,16 @@ def read_text(file, guess=False):
         except UnicodeDecodeError:
             if not guess or marked != "utf-8": raise
             text = _guess_text(file, content)
+    if guess and "\0" in text:
+        raise FdgnbError(f"{str(file)!r} holds zero bytes, as UTF-16 without a byte order mark does: save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _guess_text(file, content):
     "Bytes that are not UTF-8 as the Western text of Windows, aloud; FdgnbError where they are no text."
     try: text = content.decode("cp1252")
-    except UnicodeDecodeError: text = "\0"
-    if "\0" in text:
-        raise FdgnbError(f"{str(file)!r} is neither UTF-8 nor cp1252, or no text: save it as UTF-8")
+    except UnicodeDecodeError:
+        raise FdgnbError(f"{str(file)!r} is neither UTF-8 nor cp1252: save it as UTF-8") from None
     warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
                   f"if it is another")
     return text

@@ -19,7 +19,7 @@ from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads
 from .files import damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
-from .text import TOKENS, check_tokens, encode, find_encoder
+from .text import TOKENS, about_encoder, check_tokens, encode, find_encoder
 
 # %% ../../nbs/data/07_found.ipynb #c45beb65
 @dataclass
@@ -101,6 +101,7 @@ def find_parts(folders, classes, aliases={}):
     files, labels, parts = [], [], {}
     for part, folder in folders.items():
         own, y = _class_files(folder, classes, aliases)
+        if not own: raise FdgnbError(f"{str(folder)!r} has no images of the {len(classes)} classes: fill or remove it")
         parts[part] = np.arange(len(files), len(files) + len(own))
         files += own
         labels.append(y)
@@ -299,10 +300,11 @@ def _one_domain(load, d, f, size, on_error, options):
 def _load(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
-    made, odd, sides = {}, [], []
+    made, odd, sides, encoder = {}, [], [], None
     for d, get in find_domains(load, domains, options).items():
         f = get()
         made[d] = _one_domain(load, d, f, size, on_error, options)
+        if f.kind == "text": encoder = about_encoder(options.get("encoder", "minilm"), options.get("tokens"))
         found = np.bincount(f.y, minlength=len(info["class_names"]))
         difference = _differs(found, f.published or info["published"].get(d))
         if difference: odd.append(f"{d} {difference}")
@@ -315,7 +317,7 @@ def _load(load, size, domains, on_error, options):
         warnings.warn(f"{name} in {home!r} is a copy of {min(sides)} pixels a side: {size} pixels are only "
                       f"that, enlarged")
     return Dataset(name, made, list(info["class_names"]), info["citation"], info["terms"],
-                   _defaults(info, size))
+                   _defaults(info, size), encoder=encoder)
 
 # %% ../../nbs/data/07_found.ipynb #ca657fab
 def source(name, description, published, classes, size, where, home=None, citation="", terms="none stated",

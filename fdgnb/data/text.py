@@ -89,6 +89,11 @@ TOKENS = dict(minilm=128, bert=256)                      # read of a text unless
 TOKEN_LIMIT = arg(int, "what an encoder reads of a text; None: its own number", low=3, high=512)
 
 
+def about_encoder(encoder="minilm", tokens=None):
+    "What `encode` has to be told to encode texts in the same way later, as JSON."
+    return dict(encoder=encoder, tokens=tokens or TOKENS.get(encoder))
+
+
 def check_tokens(tokens):
     "FdgnbError unless None or a number of tokens that an encoder can read."
     check_value("tokens", tokens, TOKEN_LIMIT)
