@@ -32,8 +32,7 @@ def _kfold(folders, domain, names):
     if None in lists.values(): return {}
     row = {shorten(name): i for i, name in enumerate(names)}
     listed = {part: [file for file, _ in read_list(path, PACS_CLASSES, 1)] for part, path in lists.items()}
-    where = lists["train"].with_name(f"{domain}_train/crossval_kfold.txt")
-    check_listed(where, listed, lambda file: shorten(file) in row)
+    check_listed(f"{domain}_train/crossval_kfold.txt", listed, lambda file: shorten(file) in row)
     return {part: [row[shorten(file)] for file in files if shorten(file) in row] for part, files in listed.items()}
 
 
@@ -253,7 +252,7 @@ def _listed(lists, top, classes):
         rows = read_list(path, DOMAINNET_CLASSES, 0)
         listed[part] = {join_path(top, file, path): want[c] for file, c in rows if c in want}
     there = {file for own in listed.values() for file in own if file.is_file()}
-    check_listed(lists["train"].with_name(lists["train"].name.replace("_train.", "_train/test.")), listed, lambda file: file in there)
+    check_listed(lists["train"].name.replace("_train.", "_train/test."), listed, lambda file: file in there)
     for part, own in listed.items():
         mine = [file for file in own if file in there]
         parts[part] = np.arange(len(files), len(files) + len(mine))
