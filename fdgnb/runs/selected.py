@@ -104,10 +104,8 @@ def encode_texts(texts, about):
 # %% ../../nbs/runs/09_selected.ipynb #selfiles02
 def wanted_of(about):
     "What `predict` takes, in words."
-    shape = shape_of(about)
-    vectors = f"vectors (N, {', '.join(map(str, shape))})"
-    if about.get("encoder"): return f"texts, or their {vectors}"
-    return vectors if len(shape) == 1 else f"a batch (N, {', '.join(map(str, shape))})"
+    batch = f"(N, {', '.join(map(str, shape_of(about)))})"
+    return f"texts, or their vectors {batch}" if about.get("encoder") else f"a batch {batch}"
 
 
 def explain_misfit(x, about):
