@@ -314,12 +314,20 @@ def warn_of_alike(name, words):
                       f"in case or spaces alone; write them alike if they are one")
 
 
+def warn_of_gaps(name, words):
+    "Warn of classes named as numpy and pandas write a missing value, for words among numbers become that."
+    gaps = [word for word in words if word.casefold() in ("nan", "nat", "none", "<na>")]
+    if gaps: warnings.warn(f"{name}: {gaps[0]!r} is a class; leave those samples out if it means a missing label")
+
+
 def label_domains(name, x, y, classes, defaults, **about):
     """A Dataset of samples and labels (`as_labels`) by domain, its classes in the order of `order_classes`.
 
     about: further fields of the Dataset."""
     order, names = order_classes(list(y.values()), classes, name)
-    warn_of_alike(name, [v for v in order if isinstance(v, str)])
+    words = [v for v in order if isinstance(v, str)]
+    warn_of_alike(name, words)
+    warn_of_gaps(name, words)
     place = {label: i for i, label in enumerate(order)}
     numbers = {d: torch.tensor([place[v] for v in labels.tolist()]).long() for d, labels in y.items()}
     data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names, **about)
