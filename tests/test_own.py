@@ -231,7 +231,8 @@ def test_texts_that_are_wrong(tmp_path, monkeypatch):
     for source, part in cases: says(lambda: fdgnb.from_texts(source), part)
     says(lambda: fdgnb.from_texts(TABLE, classes=["bad", "good"]), "classes={label: name}")
     if not text.find_missing(): says(lambda: fdgnb.from_texts(TABLE, encoder="minilmm"), "did you mean 'minilm'?")
-    files = dict(cut=b'text,label,domain\n"a,0,b\n', none=b"", wide16="text,label,domain\na,0,b\n".encode("utf-16-le"), odd=b"text,label,domain\n\x81,0,b\n",
+    files = dict(cut=b'text,label,domain\n"a,0,b\n', none=b"", odd=b"text,label,domain\n\x81,0,b\n",
+                 unmarked="text,label,domain\na,0,b\n".encode("utf-16-le"),
                  wide=b"text,label,domain\na,0,b\na,0,b,c,d\n", zeros=b"\0"*99)
     for name, b in files.items():
         (tmp_path/f"{name}.csv").write_bytes(b)

@@ -139,7 +139,7 @@ def key_of(name, base, files, labels, size, dataset, scale=""):
 
 
 def read_images(name, base, files, labels, size, on_error, dataset, white=None, scale=""):
-    """(domain `name` of `dataset` from files below `base`, decoded or cached; its largest pixels, as in `decide_white`).
+    """(domain `name` of `dataset` from files below `base`, decoded or cached; its largest pixels).
 
     on_error: raise, or skip aloud. scale: what the key says of `white`."""
     key = key_of(name, base, files, labels, size, dataset, scale)
@@ -254,7 +254,7 @@ def from_folder(
     on_error: str = "raise",  # or "skip": leave out images that cannot be read, and say so
     white: int = None,  # the whole number that counts as white, like 4095 of 12 bits; None: by the range of all images
 ) -> Dataset:  # RGB images, uint8 (N, 3, size, size)
-    """Read anyone's images, `path/<domain>/<class>/<image>`, antialiased to squares; decoded once and kept in the cache.
+    """Read anyone's images, `path/<domain>/<class>/<image>`, antialiased to squares; decoded once, kept in the cache.
 
     A class may be absent from a domain. FdgnbError, in one line with the remedy, on a folder of another form and on
     what cannot be read."""

@@ -135,9 +135,10 @@ def to_nchw(x, where):
 
 
 def as_images(x, where="x", white=255):
-    """Images (N, H, W), (N, C, H, W) or (N, H, W, C) -> uint8 (N, C, H, W): fractions of 1, or whole numbers up to `white`.
+    """Images (N, H, W), (N, C, H, W) or (N, H, W, C) -> uint8 (N, C, H, W).
 
-    FdgnbError, with the remedy, on other shapes and ranges; `where` names the samples in it."""
+    Fractions of 1, or whole numbers up to `white`; FdgnbError, with the remedy, on other shapes and ranges. where: the
+    samples' name in it."""
     x = as_array(x, where)
     if isinstance(x, Deep): x, white = x.to_bytes(white), 255
     x = to_nchw(x, where)
@@ -283,7 +284,8 @@ def from_arrays(
     """Make a data set of arrays in memory.
 
     x: images (N, H, W), (N, C, H, W) or (N, H, W, C), fractions of 1 or whole numbers up to `white`; or vectors (N, D).
-    y: whole numbers or words (N,), with gaps or without. FdgnbError, in one line with the remedy, on what is none of these."""
+    y: whole numbers or words (N,), with gaps or without. FdgnbError, in one line with the remedy, on what is none of
+    these."""
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_arrays takes a dict {domain: (x, y)} of at least one domain")
     if len({str(d) for d in domains}) < len(domains): raise FdgnbError(f"{name}: two domains of one name")

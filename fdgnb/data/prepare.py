@@ -157,8 +157,8 @@ def _decode_remarks(name, found):
         highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, str))], axis=0).tolist()
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
-        lines.append(f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; a run refuses "
-                     f"them, on_error=\"skip\" leaves them out")
+        lines.append(f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; a run "
+                     f"refuses them, on_error=\"skip\" leaves them out")
     return lines + _scale_remarks(name, highs)
 
 

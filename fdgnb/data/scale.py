@@ -30,7 +30,8 @@ def white_of(high):
 def check_range(low, high, white, where=""):
     "FdgnbError on whole-number pixels outside 0 to `white`."
     if 0 <= low and high <= white: return
-    remedy = "choose a window, and scale it to [0, 1]" if low < 0 else "scale them to [0, 1], or give the white= they have"
+    remedy = "scale them to [0, 1], or give the white= they have"
+    if low < 0: remedy = "choose a window, and scale it to [0, 1]"
     raise FdgnbError(f"{where}whole-number pixels beyond 0 to {white}, {low} to {high}: {remedy}")
 
 # %% ../../nbs/data/18_scale.ipynb #scalecode5

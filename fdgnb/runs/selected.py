@@ -67,10 +67,12 @@ def read_file(file, size, white=None, channels=3):
     """An image file, or an image of PIL, as a run's own are read: uint8 (channels, size, size).
 
     white: the whole number that counts as white in the run; None: by the image's own range."""
+    is_gray = channels == 1
     try:
-        levels, high = read_levels(open_image(file if isinstance(file, (str, Path)) else as_stream(file)), size, channels == 1)
+        stream = file if isinstance(file, (str, Path)) else as_stream(file)
+        levels, high = read_levels(open_image(stream), size, is_gray)
         x = scale_levels(levels, high, white or white_of(high))
-        if channels == 1 and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
+        if is_gray and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
     except (FdgnbError, OSError) as e:
         raise FdgnbError(f"{getattr(file, 'filename', '') or file}: {e}") from None
     return np.broadcast_to(x, (channels, *x.shape)) if x.ndim == 2 else x.transpose(2, 0, 1)
