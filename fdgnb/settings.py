@@ -260,6 +260,11 @@ def list_settings(settings):
     return {k: v for k, v in asdict(settings).items() if k not in LATER or v != usual[k]}
 
 
+def is_given(name):
+    "Whether a network or an augmentation of this name is an object that a run was given, as `own:NAME-DIGEST`."
+    return isinstance(name, str) and name.startswith("own:")
+
+
 def is_json(value):
     "Whether a value can be written as JSON."
     try: json.dumps(value)

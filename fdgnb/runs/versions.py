@@ -22,6 +22,7 @@ from ..data.partitions import PARTITIONS, steps_of
 from ..federation.compose import Sum, own_classes
 from ..federation.loop import Method
 from ..models import MODELS
+from ..settings import is_given
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0006
 USED = {*"kornia numpy pandas scipy sklearn timm torch torchvision".split()}    # libraries that we use, too
@@ -249,8 +250,9 @@ def _named_parts(fed):
     "{'kind name': object} of what a run goes through, methods apart."
     settings, data = fed.settings, fed.data
     backbone = settings.backbone or "cnn2"
-    found = {f"model {backbone}": MODELS.get(backbone), "data set": type(data)}
-    if settings.augment != "none": found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
+    found = {"data set": type(data)}
+    if not is_given(backbone): found[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
+    if settings.augment != "none" and not is_given(settings.augment): found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
     if data.name in DATASETS: found[f"data set {data.name}"] = DATASETS[data.name]
     for name, *_ in steps_of(settings.partition): found[f"partition {name}"] = PARTITIONS.get(name)
     return found
