@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from torch import nn
+from weakref import WeakValueDictionary
 from .core import FdgnbError, Registry, echo, generator, nearest, root
 
 # %% ../nbs/03_models.ipynb #14473818
@@ -625,6 +626,16 @@ def add_backbone(name, build, input=(3, 28, 28), source="your own"):
     return built
 
 # %% ../nbs/03_models.ipynb #givencode1
+GIVEN = WeakValueDictionary()                             # {name: network or function} of the runs of this process
+
+
+def find_given(name):
+    "The network or function that a run was given and calls by a name; FdgnbError where this process has it not."
+    if name in GIVEN: return GIVEN[name]
+    raise FdgnbError(f"the run was given its network as an object, {name}: load(folder, backbone=) takes it, or the "
+                     "function that makes it")
+
+
 def call_builder(build, n_classes, in_channels, name):
     "The network that a function gives; FdgnbError where it raises or gives none."
     try: module = build(n_classes, in_channels)

@@ -174,6 +174,7 @@ def folder_args(fed):
 def depends_on_rounds(fed):
     "Why a federation would have run otherwise with more rounds; '' where it would not."
     if fed.settings.lr_drops: return "lr_drops are fractions of the rounds"
+    if fed.settings.schedule == "cosine": return "the cosine of the learning rate spans the rounds"
     for cls in parts_of(type(fed.method)):
         if cls.uses_rounds: return cls.uses_rounds
         silent = next((c.__name__ for c in own_classes(cls) if reads_rounds(c)), None)
@@ -329,7 +330,7 @@ def fit(
     *,
     protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
-    device: str = "cpu",                        # cpu or cuda
+    device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
     workers: int | None = None,                 # clients at once; None: one per core; does not change a bit
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next

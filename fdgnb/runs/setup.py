@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
-import functools, inspect, json, math, torch, warnings
+import inspect, json, math, torch, warnings
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -23,7 +23,7 @@ from ..federation.loop import Client, Server
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from .protocols import resolve
-from .versions import source_digest
+from .versions import name_object
 
 # %% ../../nbs/runs/01_setup.ipynb #callmodel1
 @dataclass(frozen=True)
@@ -97,14 +97,6 @@ def merge_hyper(options, hyper):
     return {**options, **hyper}
 
 # %% ../../nbs/runs/01_setup.ipynb #givencode1
-def name_object(given):
-    "What a run calls an object that it was given: own:NAME-DIGEST."
-    named = given
-    while isinstance(named, functools.partial): named = named.func
-    name = getattr(named, "__name__", type(named).__name__).strip("<>")
-    return f"own:{name}-{source_digest(given)[:8]}"
-
-
 def take_objects(given):
     "(options, {option: object}): what of `backbone` and `augment` is no name stands in the options by its name."
     objects = {k: given[k] for k in ("backbone", "augment") if callable(given.get(k))}
@@ -112,7 +104,9 @@ def take_objects(given):
     if isinstance(net, nn.Module): objects["backbone"] = models.copy_network(net, type(net).__name__)
     if net is not None and given.get("pretrained"):
         raise FdgnbError("pretrained is for backbones by name: a network that is given has weights of its own")
-    return given | {k: name_object(v) for k, v in objects.items()}, objects
+    names = {k: name_object(v) for k, v in objects.items()}
+    if net is not None: models.GIVEN[names["backbone"]] = objects["backbone"]
+    return given | names, objects
 
 # %% ../../nbs/runs/01_setup.ipynb #roundscode
 def check_rounds(settings, rounds, own_drops=True):
@@ -384,7 +378,7 @@ def first_network(fed):
     "The method's network with its first weights."
     drawing = seeded(fed.seed)
     with drawing: net = models.own_dropout(first_backbone(fed))
-    if "backbone" in fed.objects: models.check_draws(net, fed.data.first.x[:2].float(), fed.settings.backbone)
+    if "backbone" in fed.objects: models.check_draws(net, fed.data.first.x[:2].float().cpu(), fed.settings.backbone)
     with drawing: net = fed.method.build(net).to(fed.device).to(memory_format=torch.channels_last)
     models.trial(net, fed.data.first.x[:2].float())
     return models.in_precision(net, fed.settings.precision)

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0003
-import dis, hashlib, inspect, re, sys
+import copy, dis, functools, hashlib, inspect, re, sys
 import numpy as np
 import torch
 from dataclasses import replace
@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from torch import nn
 from ..core import BEHAVIOR, Registry
 from ..data.augment import AUGMENTATIONS, Augment
 from ..data.catalogue import DATASETS
@@ -23,6 +24,7 @@ from ..federation.compose import Sum, own_classes
 from ..federation.loop import Method
 from ..models import MODELS
 from ..settings import is_given
+from ..vectors import digest
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0006
 USED = {*"kornia numpy pandas scipy sklearn timm torch torchvision".split()}    # libraries that we use, too
@@ -225,6 +227,18 @@ def source_digest(obj) -> str:
         if isinstance(f, FunctionType): names += _imports_in(f.__code__, f.__globals__.get("__package__") or "")
     what = words, _read_modules(names, packages)
     return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+
+# %% ../../nbs/runs/08_versions.ipynb #vers00g1
+def name_object(given) -> str:
+    """What a run calls an object that it was given, own:NAME-DIGEST; of a network own:NAME-DIGEST-WEIGHTS.
+
+    The digest of a network is that of its structure and code, without its numbers."""
+    named = given
+    while isinstance(named, functools.partial): named = named.func
+    name = getattr(named, "__name__", type(named).__name__).strip("<>")
+    if not isinstance(given, nn.Module): return f"own:{name}-{source_digest(given)[:8]}"
+    structure = source_digest(copy.deepcopy(given).train().to("meta"))
+    return f"own:{name}-{structure[:8]}-{digest(given.state_dict())[:8]}"
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0013
 def parts_of(cls: type) -> list:
