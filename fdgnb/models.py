@@ -170,7 +170,8 @@ class Backbones(Registry):
     "The builders of backbones by name; further names are torchvision's, and `timm:NAME` those of the library timm."
     def get(self, name):
         if str(name).startswith("timm:"): return timm_backbone(name.removeprefix("timm:"))
-        if isinstance(name, str) and name not in self.load() and is_torchvisions(name): return torchvision_backbone(name)
+        is_registered = name in self.load() if isinstance(name, str) else True
+        if not is_registered and is_torchvisions(name): return torchvision_backbone(name)
         return super().get(name)
 
 # %% ../nbs/03_models.ipynb #789703p1

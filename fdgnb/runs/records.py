@@ -228,7 +228,8 @@ def lend_backbone(loaded, backbone):
     "Let a loaded run build its networks by an object; a warning where that is not made as the run's was."
     name = loaded.about["args"]["settings"]["backbone"]
     if not is_given(name): raise FdgnbError(f"backbone: the run's network is {name!r}, which needs no object")
-    if not callable(backbone): raise FdgnbError(f"backbone={echo(backbone)}: wanted a network, or a function that makes one")
+    if not callable(backbone):
+        raise FdgnbError(f"backbone={echo(backbone)}: wanted a network, or a function that makes one")
     made = lambda name: name.split("-")[:2]
     if made(name_object(backbone)) != made(name):
         warnings.warn(f"backbone: the run was given {name}, this is {name_object(backbone)}: its structure or code "

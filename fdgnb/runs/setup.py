@@ -34,7 +34,7 @@ class SharedCall:
     rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 20", low=1)
     protocol: str = hp(None, "a name of fdgnb.runs.protocols; None: none")
     scale: str = hp(None, "smoke, cpu or paper; None: paper")
-    device: object = hp("cpu", "'cpu', 'cuda', 'mps', a torch.device, or 'auto', the first that is here of cuda, mps, cpu")
+    device: object = hp("cpu", "'cpu', 'cuda', 'mps', a torch.device; or 'auto', the first here of cuda, mps, cpu")
     hyper: object = hp(None, "a dict of hyper-parameters and settings; None: no more than is named")
 
 

@@ -266,7 +266,8 @@ def _named_parts(fed):
     backbone = settings.backbone or "cnn2"
     found = {"data set": type(data)}
     if not is_given(backbone): found[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
-    if settings.augment != "none" and not is_given(settings.augment): found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
+    if settings.augment != "none" and not is_given(settings.augment):
+        found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
     if data.name in DATASETS: found[f"data set {data.name}"] = DATASETS[data.name]
     for name, *_ in steps_of(settings.partition): found[f"partition {name}"] = PARTITIONS.get(name)
     return found
