@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
 import inspect, json, math, torch, warnings
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -243,6 +244,15 @@ def check_criterion(method):
             raise FdgnbError(f"class_weights do nothing in {method.name!r}: the criterion of {c.__name__} does not "
                              "call super().criterion")
 
+# %% ../../nbs/runs/01_setup.ipynb #mpscode001
+@contextmanager
+def explain_mps():
+    "Inside, what Apple's GPU refuses for want of float64 is an FdgnbError with the remedy."
+    try: yield
+    except TypeError as e:
+        if "MPS" not in str(e) or "float64" not in str(e): raise
+        raise FdgnbError("device 'mps' has no float64, in which this method computes: use device='cpu'")
+
 # %% ../../nbs/runs/01_setup.ipynb #targetcode
 def known_domains(dataset, load):
     "The names of a data set's domains as far as they are known before it is read; None where they are not."
@@ -426,7 +436,7 @@ class Federation:
         check_data(self)
         check_net(self)
         self.server = first_server(self)
-        self.method.setup(self.server)
+        with explain_mps(): self.method.setup(self.server)
 
     @property
     def everyone(self):
