@@ -106,7 +106,7 @@ def take_objects(given):
     if net is not None and given.get("pretrained"):
         raise FdgnbError("pretrained is for backbones by name: a network that is given has weights of its own")
     names = {k: name_object(v) for k, v in objects.items()}
-    if net is not None: models.GIVEN[names["backbone"]] = objects["backbone"]
+    if net is not None: objects["backbone"] = models.GIVEN.setdefault(names["backbone"], objects["backbone"])
     return given | names, objects
 
 # %% ../../nbs/runs/01_setup.ipynb #roundscode
