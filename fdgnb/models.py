@@ -543,20 +543,23 @@ def wrap(module, n_classes, name="own", in_channels=3, layer=None):
     return Net(name, chain(body=features, flat=nn.Flatten()), head, head.in_features, n_classes, in_channels)
 
 
-def try_out(net, x):
-    "What a copy of a network gives for a batch in evaluation; without numbers, or with them where that cannot be."
-    try: return deepcopy(net).to("meta").eval()(x.to("meta"))
+def attempt(f, says):
+    "What a user's function gives; FdgnbError that begins with `says` where it raises anything."
+    try: return f()
     except FdgnbError: raise
-    except Exception: copy = deepcopy(net).eval()
-    with torch.no_grad(): return copy(x.to(next((p.device for p in net.parameters()), x.device)))
+    except Exception as e: why = f"{type(e).__name__}: {e}"[:160]
+    raise FdgnbError(f"{says}: {why}")
 
 
 def trial(net, x, name=None):
-    "What `try_out` gives; FdgnbError where the shapes do not fit, or the network raises."
-    try: return try_out(net, x)
-    except FdgnbError: raise
-    except Exception as e: why = " ".join(str(e).split())[:120] or type(e).__name__
-    raise FdgnbError(f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}: {why}")
+    """What a copy of a network gives for a batch in evaluation: without numbers, or with them where that cannot be.
+
+    FdgnbError where the shapes do not fit, or the network raises."""
+    says = f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"
+    try: return attempt(lambda: deepcopy(net).to("meta").eval()(x.to("meta")), says)
+    except FdgnbError: copy = deepcopy(net).eval()
+    x = x.to(next((p.device for p in net.parameters()), x.device))
+    with torch.no_grad(): return attempt(lambda: copy(x), says)
 
 
 def find_output(module, x, name):
@@ -577,8 +580,8 @@ def is_split(module, x):
     if not all(isinstance(getattr(module, part, None), nn.Module) for part in ("features", "head")): return False
     copy = deepcopy(module).eval()
     with torch.no_grad():
-        try: return torch.allclose(copy.head(copy.features(x)), copy(x))
-        except Exception: return False
+        try: return attempt(lambda: torch.allclose(copy.head(copy.features(x)), copy(x)), "not split")
+        except FdgnbError: return False
 
 
 def join(module, n_classes, name, in_channels, x):
@@ -588,7 +591,7 @@ def join(module, n_classes, name, in_channels, x):
     if isinstance(module, Net):
         module.head, module.n_classes = head, n_classes
         return module
-    d = head.in_features if isinstance(head, nn.Linear) else try_out(module.features, x).flatten(1).shape[1]
+    d = head.in_features if isinstance(head, nn.Linear) else trial(module.features, x, name).flatten(1).shape[1]
     return Net(name, module.features, head, d, n_classes, in_channels)
 
 
@@ -639,11 +642,8 @@ def find_given(name):
 
 def call_builder(build, n_classes, in_channels, name):
     "The network that a function gives; FdgnbError where it raises or gives none."
-    try: module = build(n_classes, in_channels)
-    except FdgnbError: raise
-    except Exception as e:
-        raise FdgnbError(f"{name}({n_classes}, {in_channels}), asked for a network of so many classes and channels, "
-                         f"raises {type(e).__name__}: {e}")
+    says = f"{name}({n_classes}, {in_channels}), asked for a network of so many classes and channels, raises"
+    module = attempt(lambda: build(n_classes, in_channels), says)
     if isinstance(module, nn.Module): return module
     raise FdgnbError(f"{name}({n_classes}, {in_channels}) gives {echo(module, 60)}, no torch.nn.Module")
 
@@ -654,17 +654,14 @@ def copy_network(module, name):
         if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta:
             raise FdgnbError(f"{name} has no numbers yet ({k}): call it once with a batch first")
         if p.dtype != torch.float32: raise FdgnbError(f"{name} has weights of {p.dtype} ({k}): call its .float() first")
-    try: return deepcopy(module).cpu().train()
-    except Exception as e: raise FdgnbError(f"{name} cannot be copied: {type(e).__name__}: {e}")
+    return attempt(lambda: deepcopy(module).cpu().train(), f"{name} cannot be copied")
 
 
 def check_draws(net, x, name):
     "FdgnbError where a network in training draws from the global random state."
     copy, before = set_generator(deepcopy(net).train(), generator(0)), torch.get_rng_state()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        try: copy(x)
-        except Exception as e:
-            raise FdgnbError(f"{name} raises {type(e).__name__} in training: {e}")
+        attempt(lambda: copy(x), f"{name} raises in training")
         still = before.equal(torch.get_rng_state())
     if not still:
         raise FdgnbError(f"{name} draws from the global random state in training: use nn.Dropout, not F.dropout, and "

@@ -10,6 +10,7 @@ import inspect, random, torch
 import numpy as np
 from dataclasses import dataclass
 from ..core import FdgnbError, Registry, drawing_from, generator
+from ..models import attempt
 from ..settings import format_value
 
 # %% ../../nbs/data/11_augment.ipynb #568796af
@@ -110,15 +111,11 @@ def is_transform(f):
 def as_augment(given, name="own"):
     "`f(x, rng)` on a batch of what `augment=` was given: a function, or a transform of one image."
     alone = is_transform(given)
+    call = (lambda x, rng: torch.stack([given(image) for image in x])) if alone else given
 
     def change(x, rng):
-        try:
-            with drawing_from(rng):
-                out = torch.stack([given(image) for image in x]) if alone else given(x, rng)
-        except FdgnbError: raise
-        except Exception as e:
-            raise FdgnbError(f"augment: {name} raises {type(e).__name__} on {'an image' if alone else 'a batch'} of "
-                             f"shape {tuple(x.shape[alone:])}: {e}")
+        says = f"augment: {name} raises on {'an image' if alone else 'a batch'} of shape {tuple(x.shape[alone:])}"
+        with drawing_from(rng): out = attempt(lambda: call(x, rng), says)
         if not torch.is_tensor(out) or (out.shape, out.dtype) != (x.shape, x.dtype):
             was = f"{out.dtype} {tuple(out.shape)}" if torch.is_tensor(out) else type(out).__name__
             raise FdgnbError(f"augment: {name} turns {x.dtype} {tuple(x.shape)} into {was}: shape and type must stay")
