@@ -170,9 +170,9 @@ class Backbones(Registry):
     "The builders of backbones by name; further names are torchvision's, and `timm:NAME` those of the library timm."
     def get(self, name):
         if str(name).startswith("timm:"): return timm_backbone(name.removeprefix("timm:"))
-        is_registered = name in self.load() if isinstance(name, str) else True
-        if not is_registered and is_torchvisions(name): return torchvision_backbone(name)
-        return super().get(name)
+        if not isinstance(name, str) or name in self.load(): return super().get(name)
+        if name in torchvision_names(): return torchvision_backbone(name)
+        raise FdgnbError(f"unknown {self.kind} {echo(name)}{nearest(name, self.names() + torchvision_names())}")
 
 # %% ../nbs/03_models.ipynb #789703p1
 MODELS = Backbones("model")
@@ -676,11 +676,10 @@ def build_given(given, n_classes, in_channels, shape, name="own"):
     return as_net(copy_network(module, name), n_classes, name, in_channels, shape)
 
 # %% ../nbs/03_models.ipynb #tvcode0001
-def is_torchvisions(name):
-    "Whether torchvision has a classifier of this name."
-    if find_spec("torchvision") is None: return False
+def torchvision_names():
+    "The names of torchvision's classifiers."
     models = torchvision_models()
-    return name in models.list_models(module=models)
+    return models.list_models(module=models)
 
 
 def replace_input(net, in_channels):
