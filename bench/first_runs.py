@@ -17,7 +17,9 @@ FRESH = 200
 def paint(kind, label, n_classes, size, rng):
     "One clean image (3, size, size) of a class."
     place = np.arange(size)
-    if kind == "color": return np.full((3, size, size), 1.)*np.random.default_rng(label).uniform(30, 225, 3)[:, None, None]
+    if kind == "color":
+        color = np.random.default_rng(label).uniform(30, 225, 3)
+        return np.broadcast_to(color[:, None, None], (3, size, size))
     if kind == "gray": return np.full((3, size, size), np.linspace(40, 215, n_classes)[label])
     if kind == "stripes":
         angle = np.pi*label/n_classes
@@ -76,7 +78,8 @@ def main(rounds=20):
     "Print the table."
     table = pd.DataFrame([try_federation(i, rounds) for i in range(20)])
     print(table.to_string(float_format="{:.2f}".format, na_rep=""))
-    print(f"\n{(table.verdict == 'learned').sum()} of {len(table)} learned, {(table.verdict == 'exploded').sum()} exploded")
+    learned, exploded = (table.verdict == "learned").sum(), (table.verdict == "exploded").sum()
+    print(f"\n{learned} of {len(table)} learned, {exploded} exploded")
 
 
 if __name__ == "__main__": main(*map(int, sys.argv[1:]))

@@ -35,6 +35,7 @@ class Client:
         self.device, self.augment = device, augment
         self.splits = {k: s if isinstance(s, Split) else Split(*s) for k, s in splits.items()}
         self.state, self.scratch, self.round, self.optimizer = {}, {}, 0, None
+        self.class_weights = None                                    # (n_classes,) of the training loss; None: 1 each
 
     def n(self, split="train"):
         "Samples in a split (0 where there is none)."
@@ -122,7 +123,8 @@ class Method:
     def params(self, model): return model.parameters()               # what the optimizer trains
     def sample(self, client, rng): return shuffled_passes(client, rng)                    # index batches
     def batch(self, x, y, client, rng): return x, y
-    def criterion(self, logits, y, client): return F.cross_entropy(logits, y)             # y: (B,) or (B, C)
+    def criterion(self, logits, y, client):                          # y: (B,) or (B, C)
+        return F.cross_entropy(logits, y, getattr(client, "class_weights", None))
     def loss(self, model, x, y, client): return self.criterion(model(x), y, client)
     def gradients(self, model, client): clip_gradients(model, client)                     # after backward
     def step(self, model, x, y, client): return descend(self, self.loss(model, x, y, client), model, client)

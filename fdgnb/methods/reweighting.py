@@ -167,7 +167,7 @@ class FedHEAL(Method):
         moves = {q: client_moves(server, uploads, q) for q in list_sent_by_all(server, uploads)}
         masks = {q: direction_masks(server, uploads, q, d, self.h.tau) for q, d in moves.items()}
         far = (masks[q]*d for q, d in moves.items())
-        far = sum((m.reshape(len(m), -1).norm(dim=1).double().cpu() for m in far), torch.zeros(len(uploads)))
+        far = sum((m.reshape(len(m), -1).norm(dim=1).cpu().double() for m in far), torch.zeros(len(uploads)))
         by_distance(kept, [server.clients.index(k) for k, _ in uploads], far, self.h.beta)
         decides = server.weights == own_weights(server, uploads)                # GA may have decided otherwise
         server.state["fedheal.clients"] = kept

@@ -19,7 +19,7 @@ from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
 from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, plan_scores, run_round
 from .versions import parts_of, reads_rounds, versions_of
-from .setup import FitCall, Federation
+from .setup import FitCall, Federation, explain_mps
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
 from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
 from .metrics import chosen_rounds, check_rule, rules_table
@@ -174,6 +174,7 @@ def folder_args(fed):
 def depends_on_rounds(fed):
     "Why a federation would have run otherwise with more rounds; '' where it would not."
     if fed.settings.lr_drops: return "lr_drops are fractions of the rounds"
+    if fed.settings.schedule == "cosine": return "the cosine of the learning rate spans the rounds"
     for cls in parts_of(type(fed.method)):
         if cls.uses_rounds: return cls.uses_rounds
         silent = next((c.__name__ for c in own_classes(cls) if reads_rounds(c)), None)
@@ -242,7 +243,8 @@ def restore(run):
     if not file.exists(): return
     states, meta = load_checkpoint(file)
     check_args(meta["args"], run.args, run.out, depends_on_rounds(fed))
-    put = lambda v: v.to(fed.device) if torch.is_tensor(v) and fed.device != "cpu" else v
+    wide = lambda v: v.dtype == torch.float64 and torch.device(fed.device).type == "mps"           # it has none
+    put = lambda v: v.to(fed.device) if torch.is_tensor(v) and fed.device != "cpu" and not wide(v) else v
     move = lambda state: {k: put(v) for k, v in state.items()}
     fed.server.state = move(states["server"])
     for i, c in enumerate(fed.clients): c.state = move(states[f"client.{i}"])
@@ -329,7 +331,7 @@ def fit(
     *,
     protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
-    device: str = "cpu",                        # cpu or cuda
+    device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
     workers: int | None = None,                 # clients at once; None: one per core; does not change a bit
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
@@ -363,7 +365,7 @@ def fit(
     if run.round == fed.rounds: return run
     keep_large_blocks()
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
-    with one_thread(), start_and_end(callbacks, run) as who:
+    with one_thread(), explain_mps(), start_and_end(callbacks, run) as who:
         if who: stay(run, who)
         else:
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)

@@ -309,18 +309,52 @@ def ece(p, y):
 ece.lower_is_better = True
 
 
+@METRICS.register("recall")
+def recall(p, y):
+    "By class: the share of its samples that are called so; NaN of a class without samples."
+    from sklearn.metrics import recall_score
+    return recall_score(y, p.argmax(1), labels=range(p.shape[1]), average=None, zero_division=np.nan)
+
+
+@METRICS.register("precision")
+def precision(p, y):
+    "By class: the share of right ones among the samples called so, 0 where none is; NaN of a class without samples."
+    from sklearn.metrics import precision_score
+    found = precision_score(y, p.argmax(1), labels=range(p.shape[1]), average=None, zero_division=0)
+    return np.where(np.bincount(y, minlength=p.shape[1]) > 0, found, np.nan)
+
+
+@METRICS.register("auroc")
+def auroc(p, y):
+    "By class: area under the ROC curve of the class against the rest; NaN of a class without samples, or alone."
+    from sklearn.metrics import roc_auc_score
+    alone = lambda c: (y == c).all() or not (y == c).any()
+    return np.array([np.nan if alone(c) else roc_auc_score(y == c, p[:, c]) for c in range(p.shape[1])])
+
+
 def lower_is_better(metric):
     "Whether less of a metric is better: of the loss, and where its function says so."
     return metric == "loss" or metric in METRICS and getattr(METRICS[metric], "lower_is_better", False)
 
 # %% ../../nbs/runs/02_metrics.ipynb #extracode2
-def compute_metrics(names, p, y):
-    "{name: value} of metrics by name for probabilities (N, C) and labels (N,)."
+def spread(name, found, classes=None):
+    "{name: value} of what a metric gives: a number; or one a class, its mean and `name[class]` for each."
+    if np.ndim(found) == 0: return {name: float(found)}
+    there = ~np.isnan(found)
+    mean = float(np.mean(found[there])) if there.any() else float("nan")
+    classes = range(len(found)) if classes is None else classes
+    return {name: mean} | {f"{name}[{c}]": float(v) for c, v in zip(classes, found)}
+
+
+def compute_metrics(names, p, y, classes=None):
+    "{name: value} of metrics by name for probabilities (N, C) and labels (N,); classes: their names."
     p, y = np.asarray(p, float), np.asarray(y)
     with warnings.catch_warnings():
         for said in ("y_pred contains classes not in y_true", "A single label was found"):
             warnings.filterwarnings("ignore", said)
-        return {n: float(METRICS.get(n)(p, y)) for n in names}
+        out = {}
+        for name in names: out |= spread(name, METRICS.get(name)(p, y), classes)
+        return out
 
 # %% ../../nbs/runs/02_metrics.ipynb #f8c00b45
 def seconds(run):

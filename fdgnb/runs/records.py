@@ -6,7 +6,7 @@
 __all__ = ['costs', 'save', 'Saved', 'load']
 
 # %% ../../nbs/runs/03_records.ipynb #e57f7283
-import copy, hashlib, io, json, platform, torch
+import copy, hashlib, io, json, platform, torch, warnings
 import numpy as np
 import pandas as pd
 from contextlib import nullcontext
@@ -15,13 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, generator
+from ..core import FdgnbError, atomic_write, echo, generator
+from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
 from .metrics import domains_of, format_bytes, rules_table, seconds, traffic
 from .selected import Kept
-from .versions import versions_of
+from .versions import name_object, versions_of
 
 # %% ../../nbs/runs/03_records.ipynb #acd9dd36
 def flop_counter():
@@ -222,6 +223,19 @@ def read_frame(data):
     kinds = {c: f for c, f in kinds.items() if c in t}
     return t.assign(**{c: t[c].map(f).astype(float if c == "value" else int) for c, f in kinds.items()})
 
+# %% ../../nbs/runs/03_records.ipynb #lendcode01
+def lend_backbone(loaded, backbone):
+    "Let a loaded run build its networks by an object; a warning where that is not made as the run's was."
+    name = loaded.about["args"]["settings"]["backbone"]
+    if not is_given(name): raise FdgnbError(f"backbone: the run's network is {name!r}, which needs no object")
+    if not callable(backbone):
+        raise FdgnbError(f"backbone={echo(backbone)}: wanted a network, or a function that makes one")
+    made = lambda name: name.split("-")[:2]
+    if made(name_object(backbone)) != made(name):
+        warnings.warn(f"backbone: the run was given {name}, this is {name_object(backbone)}: its structure or code "
+                      "is another", stacklevel=3)
+    loaded.backbone = models.GIVEN[name] = backbone
+
 # %% ../../nbs/runs/03_records.ipynb #savedcls01
 class Saved(Kept):
     "A run read back from its folder: history, sizes, ledger, args, domains, classes, round, record, arrays."
@@ -254,7 +268,10 @@ class Saved(Kept):
 
 def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
+    backbone=None,              # of a run that was given its network as an object: that, or what makes such a one
 ) -> "Saved | Kept":
     "A run's folder as a `Saved`: result and models; as a `Kept`, its models, where `save` was never called."
     has = lambda name: (Path(folder)/name).exists()
-    return Kept(folder) if has("selected.json") and not has("record.json") else Saved(folder)
+    found = Kept(folder) if has("selected.json") and not has("record.json") else Saved(folder)
+    if backbone is not None: lend_backbone(found, backbone)
+    return found

@@ -22,7 +22,7 @@ from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
 from ..federation.rounds import one_thread
-from ..settings import Settings, make
+from ..settings import Settings, is_given, make
 from .checkpoints import load_checkpoint, save_checkpoint
 from .metrics import chosen_rounds, check_rule
 
@@ -164,7 +164,9 @@ def build_network(about, state):
     args, n = about["args"], len(about["classes"])
     settings, method = args["settings"], method_class(args["method"])(**args["hyper"])
     with seeded(args["seed"]):
-        net = models.get(settings["backbone"] or "cnn2", n, about["in_channels"], size=about["size"])
+        name, channels = settings["backbone"] or "cnn2", about["in_channels"]
+        if is_given(name): net = models.build_given(models.find_given(name), n, channels, about["shape"], name)
+        else: net = models.get(name, n, channels, size=about["size"])
         net = method.build(models.own_dropout(net)).to(memory_format=torch.channels_last)
     models.in_precision(net, settings["precision"])
     return models.fill(net, state, args["method"]).eval()
