@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core import FdgnbError, atomic_write, nearest
+from ..core import FdgnbError, atomic_write, echo, nearest, path_of, writing
 from ..runs.metrics import POINTS, RULES, lower_is_better
 from .store import has_metric, metric_names, scores
 from .pictures import table_plot
@@ -97,10 +97,9 @@ def save_table(t, folder, stem, tidy=False):
     if tidy:
         texts["_runs.csv"] = t.runs.to_csv(index=False)
         texts["_mean.csv"] = list_means(t).to_csv(index=False)
-    try:
-        for end, text in texts.items(): atomic_write(Path(folder)/f"{stem}{end}", text)
-    except OSError as e:
-        raise FdgnbError(f"{folder} cannot be written: {e.strerror or e}") from None
+    folder = path_of(folder, "folder", "the path of a folder")
+    with writing(folder):
+        for end, text in texts.items(): atomic_write(folder/f"{stem}{end}", text)
 
 # %% ../../nbs/experiments/06_table.ipynb #1a4f3f04
 @dataclass
@@ -219,13 +218,15 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     return "; ".join(filter(None, parts))
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519
-def check_choice(rule, point, rows, columns):
+def check_choice(rule, point, rows, columns, base):
     "FdgnbError on a word that `table` does not know."
     axes = "label", "method", "dataset", "target"
     given = {"selection rule": (rule, RULES), "point": (point, (*POINTS, "adapted")), "rows": (rows, axes),
              "columns": (columns, axes)}
     for what, (word, known) in given.items():
-        if word not in known: raise FdgnbError(f"unknown {what} {word!r}{nearest(word, known)}")
+        if not isinstance(word, str) or word not in known:
+            raise FdgnbError(f"unknown {what} {echo(word)}{nearest(word, known)}")
+    if not isinstance(base, str): raise FdgnbError(f"base={echo(base)}: wanted the label of a row")
 
 
 def check_results(results):
@@ -334,7 +335,7 @@ def table(
     not all there has (n) at its means; one that lacks a column has no bold, gain, Avg or ALL; a mean over
     targets is blank where one is missing. What a method does at test time is a row of its own in
     `add_adapted` results. Raises FdgnbError where different things would stand in one cell."""
-    check_choice(rule, point, rows, columns)
+    check_choice(rule, point, rows, columns, base)
     check_results(results)
     check_measured(results, metric, point)
     tidy = scores(results, rule, point, metric)

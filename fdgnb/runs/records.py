@@ -6,7 +6,7 @@
 __all__ = ['costs', 'save', 'Saved', 'load']
 
 # %% ../../nbs/runs/03_records.ipynb #e57f7283
-import copy, hashlib, io, json, platform, torch
+import copy, csv, hashlib, io, json, platform, torch
 import numpy as np
 import pandas as pd
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, generator
+from ..core import FdgnbError, atomic_write, exists, generator, parse_json, path_of, read_regular, writing
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
@@ -187,31 +187,41 @@ def describe_run(run):
     return seal(to_json({**what, **result, "seconds": seconds(run), "libraries": libraries(),
                         "versions": versions_of(run.fed)}))
 
+# %% ../../nbs/runs/03_records.ipynb #writefrm01
+def write_frame(t):
+    "A history or ledger as CSV that `read_frame` reads back: names with a carriage return are quoted."
+    odd = any("\r" in name for name in t.client.unique())
+    return t.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC if odd else csv.QUOTE_MINIMAL).encode()
+
 # %% ../../nbs/runs/03_records.ipynb #bfd9b050
 def save(
     run,                        # a run that `fit` returned
     out: str | Path,            # the folder
 ) -> Path:
     "Write history.csv, ledger.csv, arrays.npz and, last, record.json into a folder; returns the record's path."
-    if not out: raise FdgnbError("save needs a folder: give out=")
+    if out is None or out == "": raise FdgnbError("save needs a folder: give out=")
+    out = path_of(out, "out", "the path of a folder")
     npz, rec = io.BytesIO(), describe_run(run)
     np.savez_compressed(npz, **arrays(run))
     frames = {"history.csv": run.history, "ledger.csv": run.ledger}
-    files = {n: t.to_csv(index=False).encode() for n, t in frames.items()} | {"arrays.npz": npz.getvalue()}
-    for name, data in files.items(): atomic_write(Path(out)/name, data)
+    files = {n: write_frame(t) for n, t in frames.items()} | {"arrays.npz": npz.getvalue()}
     rec = seal({**rec, "files": {n: file_digest(d) for n, d in files.items()}})
-    return atomic_write(Path(out)/"record.json", json.dumps(rec, indent=1) + "\n")
+    with writing(out):
+        for name, data in files.items(): atomic_write(out/name, data)
+        return atomic_write(out/"record.json", json.dumps(rec, indent=1) + "\n")
 
 # %% ../../nbs/runs/03_records.ipynb #readrec001
 def read_record(path):
     "The record in a file or folder; FdgnbError where there is none, or it is torn, altered or foreign."
-    path = Path(path)/"record.json" if Path(path).is_dir() else Path(path)
-    if not path.exists(): raise FdgnbError(f"no record at {path}: a run writes one with save(out)")
+    path = path_of(path, "the folder of a run")
+    if path.is_dir(): path = path/"record.json"
+    text = read_regular(path) if exists(path) else None
+    if text is None: raise FdgnbError(f"no record at {path}: a run writes one with save(out)")
+    rec = parse_json(text)
     try:
-        rec = json.loads(path.read_bytes())
         whole = rec["format"] == FORMAT and rec["digest"] == seal(rec)["digest"]
         if whole: return rec
-    except (ValueError, KeyError, TypeError): pass
+    except (ValueError, KeyError, TypeError, RecursionError): pass
     raise FdgnbError(f"{path} is torn, altered or was not written by fdgnb: run again, or delete it")
 
 # %% ../../nbs/runs/03_records.ipynb #ad0a91ef
@@ -229,10 +239,10 @@ class Saved(Kept):
         self,
         folder: str | Path,     # where `save` wrote; FdgnbError where that is torn or altered
     ):
-        folder = Path(folder)
+        folder = path_of(folder, "the folder of a run")
         self.record, self.out = read_record(folder), folder
         files = self.record.get("files", {})
-        data = {n: (folder/n).read_bytes() if (folder/n).exists() else b"" for n in files}
+        data = {n: read_regular(folder/n) or b"" for n in files}
         for n, d in data.items():
             if file_digest(d) == files[n]: continue
             raise FdgnbError(f"{folder/n} does not belong to the record beside it: run again, "
@@ -256,5 +266,6 @@ def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
 ) -> "Saved | Kept":
     "A run's folder as a `Saved`: result and models; as a `Kept`, its models, where `save` was never called."
-    has = lambda name: (Path(folder)/name).exists()
+    folder = path_of(folder, "load: the folder of a run")
+    has = lambda name: exists(folder/name)
     return Kept(folder) if has("selected.json") and not has("record.json") else Saved(folder)
