@@ -30,13 +30,21 @@ from .selected import (Deployable, about_of, file_of, keep_weights, name_weights
                                  states_of, write_weights)
 
 # %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
+def look_at(client):
+    "A copy of a client, so that what a method notes while one looks at its network stays in the copy."
+    client = copy.copy(client)
+    client.state, client.scratch = dict(client.state), {}
+    return client
+
+
 def network_of(fed, domain=None):
     "The network that a domain's client, or an unseen one, would now be sent, in evaluation mode."
     who = next((c for c in fed.clients if c.id == domain), None)
     if domain not in (None, fed.target) and not who:
         raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
-    who = copy.copy(who or fed.target_client or Client("unseen", {}, fed.settings))
-    who.round, who.state, who.scratch = fed.server.round, dict(who.state), {}             # a look changes nothing
+    if who: who = look_at(who)
+    who = who or fed.target_client or Client("unseen", {}, fed.settings)
+    who.round = fed.server.round
     net = copy.deepcopy(fed.net)
     fed.method.receive(net, who, fed.method.download(fed.server, who.id))
     return net.eval()
