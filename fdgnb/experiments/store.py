@@ -23,7 +23,7 @@ from ..runs.records import flops, libraries, to_json
 from ..runs.setup import Federation
 from ..runs.versions import is_ours, source_digest, versions_of
 from ..models import n_parameters
-from .grid import call_of
+from .grid import call_of, check_grid
 
 # %% ../../nbs/experiments/02_store.ipynb #5ff03b10
 FORMAT = "fdgnb-result-2"
@@ -417,6 +417,7 @@ def results(
     metrics: str | list = (),                   # names: runs whose record lacks one are `unmeasured`, and not read in
 ) -> pd.DataFrame:
     "The grid with `state` (done, failed, stale, unmeasured, missing), `record` of what is done, `error` of failures."
+    check_grid(grid)
     plan, metrics = plan or Planner(), metric_names(metrics)
     store = store if isinstance(store, Store) else Store(store)
     found = [store.find(*plan(row), metrics) for _, row in grid.iterrows()]
@@ -429,9 +430,9 @@ def metric_names(metrics):
     "The names of further metrics as a list, from one or several; FdgnbError on one that is unknown."
     if metrics is None or isinstance(metrics, str): metrics = [metrics] if metrics else []
     if not isinstance(metrics, Iterable): raise FdgnbError(f"metrics={echo(metrics)}: wanted names")
-    names = list(dict.fromkeys(m for m in metrics if m != "accuracy"))        # which every record has
+    names = [m for m in metrics if not isinstance(m, str) or m != "accuracy"]         # which every record has
     for m in names: METRICS.get(m)
-    return names
+    return list(dict.fromkeys(names))
 
 
 def scores_in(record, metric="accuracy"):

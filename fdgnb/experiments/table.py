@@ -231,7 +231,7 @@ def check_choice(rule, point, rows, columns, base):
 
 def check_results(results):
     "FdgnbError where there are no lines with a record, or its lack."
-    if not isinstance(results, pd.DataFrame) or "record" not in results:
+    if not isinstance(results, pd.DataFrame) or not {"label", "method", "dataset", "target", "seed", "record"} <= {*results}:
         raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
 
 # %% ../../nbs/experiments/06_table.ipynb #tabcode002

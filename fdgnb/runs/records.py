@@ -213,7 +213,7 @@ def save(
 # %% ../../nbs/runs/03_records.ipynb #readrec001
 def read_record(path):
     "The record in a file or folder; FdgnbError where there is none, or it is torn, altered or foreign."
-    path = path_of(path, "the folder of a run")
+    path = path_of(path, "a record", "the folder of a run")
     if path.is_dir(): path = path/"record.json"
     text = read_regular(path) if exists(path) else None
     if text is None: raise FdgnbError(f"no record at {path}: a run writes one with save(out)")
@@ -239,7 +239,7 @@ class Saved(Kept):
         self,
         folder: str | Path,     # where `save` wrote; FdgnbError where that is torn or altered
     ):
-        folder = path_of(folder, "the folder of a run")
+        folder = path_of(folder, "load", "the folder of a run")
         self.record, self.out = read_record(folder), folder
         files = self.record.get("files", {})
         data = {n: read_regular(folder/n) or b"" for n in files}
@@ -266,6 +266,6 @@ def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
 ) -> "Saved | Kept":
     "A run's folder as a `Saved`: result and models; as a `Kept`, its models, where `save` was never called."
-    folder = path_of(folder, "load: the folder of a run")
+    folder = path_of(folder, "load", "the folder of a run")
     has = lambda name: exists(folder/name)
     return Kept(folder) if has("selected.json") and not has("record.json") else Saved(folder)

@@ -371,7 +371,7 @@ class Kept(Deployable):
     device = "cpu"
 
     def __init__(self, folder):
-        self.out = path_of(folder, "the folder of a run")
+        self.out = path_of(folder, "load", "the folder of a run")
         self.about                                                        # refused here if it cannot be read
 
     rules = property(lambda self: rules_in(self.out), doc="{rule: round} of the weights in the folder.")
