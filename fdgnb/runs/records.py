@@ -20,6 +20,7 @@ from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
 from .metrics import domains_of, format_bytes, rules_table, seconds, traffic
+from .finetune import TUNED, Tuned
 from .selected import Kept
 from .versions import versions_of
 
@@ -264,8 +265,9 @@ class Saved(Kept):
 
 def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
-) -> "Saved | Kept":
-    "A run's folder as a `Saved`: result and models; as a `Kept`, its models, where `save` was never called."
+) -> "Saved | Kept | Tuned":
+    "A run's folder as a `Saved`: result and models; as a `Kept`, its models, where `save` was never called; or a `Tuned`."
     folder = path_of(folder, "load", "the folder of a run")
     has = lambda name: exists(folder/name)
+    if has(TUNED) and not has("record.json"): return Tuned.read(folder)
     return Kept(folder) if has("selected.json") and not has("record.json") else Saved(folder)
