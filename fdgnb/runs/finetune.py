@@ -172,21 +172,30 @@ def settings_of(about, call):
     return replace(settings, **own, lr=settings.lr/5 if call.lr is None else call.lr)
 
 
+def refuse_loss(client, epoch):
+    "The FdgnbError of a rate that is too large."
+    return FdgnbError(f"finetune: the loss is not finite in epoch {epoch}, or exploded: choose a smaller rate than "
+                      f"lr={client.settings.lr:g}")
+
+
 def pass_over(method, net, client, down, epoch):
     "One epoch; FdgnbError where its loss is not finite."
     try: return client_update(method, net, client, down, epoch - 1)
     except FdgnbError: pass
-    raise FdgnbError(f"finetune: the loss is not finite in epoch {epoch}: choose a smaller rate than lr={client.settings.lr:g}")
+    raise refuse_loss(client, epoch)
 
 
 def train(net, client, call):
-    "Train a network in place, an epoch a round; the rows of its history."
+    "Train a network in place, an epoch a round; the rows of its history. FdgnbError where the loss explodes."
     method = Tuning()
     method.which = call.which
     down, rows = tagged("model", net.state_dict()), []
     for epoch in range(call.epochs + 1):
         if epoch: down = pass_over(method, net, client, down, epoch)
-        rows += [(epoch, *row[1:2], *row[3:]) for row in assess(net.eval(), client, ("train", "test"), "local")]
+        scored = assess(net.eval(), client, ("train", "test"), "local")
+        rows += [(epoch, split, metric, value) for _, split, _, metric, value in scored]
+        losses = [value for _, split, metric, value in rows if (split, metric) == ("train", "loss")]
+        if not losses[-1] <= 1e3*max(1., losses[0]): raise refuse_loss(client, epoch)
     return rows
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0005
