@@ -143,7 +143,7 @@ def test_what_is_wrong_is_one_line(folder, site, tiny):
                        (lambda: finetune(folder, 3), "neither a name"), (lambda: finetune(3, site), "a run, or the folder"),
                        (lambda: finetune(folder, site, epochs=0), "epochs=0"),
                        (lambda: finetune(folder, site, which=[]), "which"),
-                       (lambda: finetune(folder, site, lr=1e9), "not finite in epoch 1: choose a smaller rate"),
+                       (lambda: finetune(folder, site, lr=1e9), "not finite in epoch 1, or exploded: choose a smaller rate"),
                        (lambda: finetune(folder, site, domain="inkt"), "did you mean 'inked'"),
                        (lambda: finetune(folder, site, rule="sourceval"), "did you mean 'source_val'"),
                        (lambda: finetune(plain, vectors, "bn"), "no BatchNorm layer: use which='all'"),

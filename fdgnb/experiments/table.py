@@ -255,12 +255,25 @@ def check_measured(results, metric, point):
                          f"run(grid, metrics=[{metric!r}]) measures it")
 
 
+def count_data_sets(results):
+    """{name: how many data sets have it} of the runs with a record.
+
+    Domains that are held out together are one domain then, and the data another's: compared for each such group."""
+    digests = {}
+    for r in results.itertuples():
+        together = target_name(r.target) if isinstance(r.target, (list, tuple)) else None
+        if r.record: digests.setdefault((r.dataset, together), set()).add(r.record["args"].get("data"))
+    names = {name for name, _ in digests}
+    return {name: max(len(found) for (own, _), found in digests.items() if own == name) for name in names}
+
+
 def check_data_sets(results, columns):
     "FdgnbError on several data sets where the columns do not tell them apart, or on two of one name."
-    data = {(r.dataset, r.record["args"].get("data")) for r in results.itertuples() if r.record}
-    if len(data) > 1 and columns != "dataset":
-        raise FdgnbError(f"{len(data)} data sets in one table: choose one, or columns='dataset'")
-    if len(data) > len({name for name, _ in data}):
+    several = count_data_sets(results)
+    total = sum(several.values())
+    if total > 1 and columns != "dataset":
+        raise FdgnbError(f"{total} data sets in one table: choose one, or columns='dataset'")
+    if total > len(several):
         raise FdgnbError("data sets of one name that are not the same: give them names of their own")
 
 

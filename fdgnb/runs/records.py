@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, exists, generator, parse_json, path_of, read_regular, writing
+from ..core import FdgnbError, atomic_write, exists, generator, is_folder, parse_json, path_of, read_regular, writing
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
@@ -215,7 +215,7 @@ def save(
 def read_record(path):
     "The record in a file or folder; FdgnbError where there is none, or it is torn, altered or foreign."
     path = path_of(path, "a record", "the folder of a run")
-    if path.is_dir(): path = path/"record.json"
+    if is_folder(path): path = path/"record.json"
     text = read_regular(path) if exists(path) else None
     if text is None: raise FdgnbError(f"no record at {path}: a run writes one with save(out)")
     rec = parse_json(text)
