@@ -5,7 +5,7 @@ of all methods), partition, file (checkpoints, args.json, records, manifests of 
 data sets), own (arguments of the loaders of own data), load, predict, export, adapt, run (methods of a run),
 tune (fine-tuning), callback, grid, table and search. A case is (field, function to call).
 """
-import bz2, collections, functools, gzip, multiprocessing, os, pickle, resource, shutil, struct, sys
+import bz2, collections, functools, gzip, multiprocessing, os, pickle, resource, shutil, signal, struct, sys
 import tempfile, time, traceback, warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
@@ -15,7 +15,7 @@ os.environ.setdefault("CI", "1")
 os.environ["TQDM_DISABLE"] = "1"
 import numpy as np
 import torch
-import fdgnb
+import fdgnb, fdgnb.experiments.grid, fdgnb.experiments.search, fdgnb.experiments.store, fdgnb.experiments.table
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from scipy.io import savemat
@@ -28,6 +28,7 @@ from fdgnb.runs.setup import Federation
 from fdgnb.settings import Settings, kind_of
 
 draws = np.random.default_rng(0)
+PATIENCE = 120                                   # seconds until an input counts as one that hangs
 MOST = 600                                       # a run is played where no number is larger
 
 
@@ -349,7 +350,7 @@ ODD_PICTURES = st.one_of(hostile, st.builds(images, st.integers(0, 2), st.intege
 
 @st.composite
 def loads(draw):
-    value = draw(st.one_of(hostile, st.builds(finished)))
+    value = draw(hostile) if draw(st.booleans()) else finished()
     return "folder", lambda: fdgnb.load(value).model
 
 
@@ -455,13 +456,13 @@ def tables(draw):
 @st.composite
 def searches(draw):
     span = plainly(None, {}, dict(lr=("float", .01, .1)), dict(lr=("choice", [.1, .2])), dict(momentum=("float", 0., .9)))
-    valid = dict(method=plainly("fedavg", "fedprox", "ga(d=.1)"), target=plainly("c", "each", None), seed=plainly(0, (0,)), trials=plainly(1, 2),
+    valid = dict(method=plainly("fedavg", "fedprox", "ga(d=.1)"), target=plainly("c", None), seed=plainly(0, (0,)), trials=plainly(1, 2),
                  ranges=span, lr=plainly(None, (.001, .1)), sampler_seed=st.integers(0, 9), hyper=plainly(None, {}, dict(clip=10.)),
                  store=st.builds(lambda: Path(box(), "store")), jobs=plainly(1))
     name, given = with_one(draw, valid)
     if isinstance(given["store"], str): given["store"] = inside(given["store"])
     if not small([given["trials"]]): given["trials"] = 1
-    how = dict(dataset=DATA, rounds=1, run_missing=False, progress=False)                # nothing is played
+    how = dict(dataset=DATA, rounds=1, eval_every=1, progress=False, work=Path(box(), "search"))
     return name, lambda: fdgnb.experiments.search.search(**given, **how)
 
 
@@ -518,13 +519,18 @@ KINDS = dict(call=call, setting=setting, method=method, partition=partitions, fi
 def outcome(do):
     "'accepted' or 'refused'; an error of more than one line, and any other error, comes out."
     before = torch.get_rng_state()
+    def hangs(*_): raise TimeoutError(f"not done after {PATIENCE} s")
+    signal.signal(signal.SIGALRM, hangs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        signal.alarm(PATIENCE)
         try: do()
         except FdgnbError as e:
             assert "\n" not in str(e) and 0 < len(str(e)) <= 1000, str(e)
             return "refused"
-        finally: assert torch.equal(before, torch.get_rng_state()), "the global random generator was used"
+        finally:
+            signal.alarm(0)
+            assert torch.equal(before, torch.get_rng_state()), "the global random generator was used"
     return "accepted"
 
 

@@ -16,7 +16,7 @@ from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments import execution
 from fdgnb.experiments.execution import hold_lock, make_record, run
 from fdgnb.experiments.grid import call_of, grid
-from fdgnb.experiments.search import tune_method
+from fdgnb.experiments.search import search, tune_method
 from fdgnb.experiments.store import Planner, Store, add_digest, digest_of, file_name, metric_version
 from fdgnb.experiments.store import outcome, read_study, record_of, results, write_study
 from fdgnb.experiments.table import table
@@ -735,6 +735,8 @@ def test_what_is_no_line_of_a_grid_is_one_line(tmp_path):
                        (lambda: results(lines.assign(options=None)), "wanted the"), (lambda: results(lines, tmp_path, metrics=[[]]), "unknown metric"),
                        (lambda: table(found, rule=[]), "unknown selection rule"), (lambda: table(found, base=[]), "base="),
                        (lambda: table(found, metric=[]), "unknown metric"), (lambda: table(found[["record"]]), "wanted the lines"),
-                       (lambda: table(found, columns=None), "unknown columns None")]:
+                       (lambda: table(found, columns=None), "unknown columns None"),
+                       (lambda: search("fedavg", data(n=24), hyper=1.), "hyper=1.0: wanted a dict"),
+                       (lambda: search("fedavg", data(n=24), seed=None), "seed=None"), (lambda: search(None), "method")]:
         with pytest.raises(FdgnbError, match=says) as e: call()
         assert one_line(e)

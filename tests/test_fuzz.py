@@ -4,7 +4,8 @@ pytest.importorskip("hypothesis")
 import fuzz
 from hypothesis import HealthCheck, given, settings
 
-EXAMPLES = dict(call=25, setting=30, method=25, partition=30, file=20, loader=20)
+EXAMPLES = dict(call=25, setting=30, method=25, partition=30, file=20, loader=20, load=25, predict=30, export=5, adapt=10,
+                run=30, tune=20, callback=20, grid=25, table=25, search=10, own=25)
 
 
 @pytest.fixture(autouse=True)
