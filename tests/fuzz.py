@@ -342,10 +342,13 @@ PICTURES = st.one_of(
     st.builds(images, st.integers(1, 3)), st.builds(lambda n: torch.from_numpy(images(n)), st.integers(1, 3)),
     st.builds(lambda n: torch.from_numpy(images(n))/255, st.integers(1, 3)), plainly(DATA["c"]))
 ODD_PICTURES = st.one_of(hostile, st.builds(images, st.integers(0, 2), st.integers(0, 40)), st.sampled_from([
-    torch.zeros(1, 3, 16, 16).to_sparse(), torch.zeros(1, 3, 16, 16, device="meta"), torch.zeros(1, 3, 16, 16, dtype=torch.cfloat),
+    torch.zeros(1, 3, 16, 16).to_sparse(), torch.zeros(1, 3, 16, 16, device="meta"), torch.zeros(1, 3, 16, 16,
+                                                                                                 dtype=torch.cfloat),
     torch.full((1, 3, 16, 16), float("nan")), torch.zeros(1, 3, 16, 16).half(), torch.zeros(3, 16, 16).bool(),
-    np.zeros((1, 3, 16, 16), object), np.zeros((1, 16, 16, 3), np.uint8), [[["x"]]], [images(1)[0]], DATA, Path("no.png"), ["no.png"],
-    [Image.new("RGB", (5, 5))], Image.new("F", (9, 3)), np.ma.masked_array(images(1)), np.zeros((1, 3, 16, 16), "U3"), iter([])]))
+    np.zeros((1, 3, 16, 16), object), np.zeros((1, 16, 16, 3),
+                                               np.uint8), [[["x"]]], [images(1)[0]], DATA, Path("no.png"), ["no.png"],
+    [Image.new("RGB", (5, 5))], Image.new("F", (9, 3)), np.ma.masked_array(images(1)), np.zeros((1, 3, 16, 16),
+                                                                                                "U3"), iter([])]))
 
 
 @st.composite
@@ -393,7 +396,8 @@ def runs(draw):
 @st.composite
 def tunes(draw):
     site = Dataset("site", dict(s=Domain("s", torch.from_numpy(images(9)), torch.arange(9) % 2)), ["y", "z"])
-    valid = dict(run=st.sampled_from([*models(), finished()]), data=plainly(site, DATA["c"]), which=plainly("all", "head", "bn"),
+    valid = dict(run=st.sampled_from([*models(), finished()]), data=plainly(site, DATA["c"]),
+                 which=plainly("all", "head", "bn"),
                  epochs=plainly(1, 2), site=plainly(None, "s"), lr=plainly(None, .01), batch_size=plainly(2, 16), test=st.floats(0, .9),
                  seed=st.integers(0, 9), rule=RULE, domain=DOMAIN)
     name, given = with_one(draw, valid)
@@ -418,8 +422,10 @@ def callbacks(draw):
 
 # ---- experiments
 
-GRID = dict(method=plainly("fedavg", ["fedavg", "ga"], {"a": ("fedprox", dict(mu=.1))}, "fedavg(lr=.1)"), dataset=plainly(DATA),
-            target=plainly("each", "pairs", "a", ["a", "b"], None), seed=plainly(0, [0, 1], range(2)), rounds=plainly(1, None),
+GRID = dict(method=plainly("fedavg", ["fedavg", "ga"], {"a": ("fedprox", dict(mu=.1))}, "fedavg(lr=.1)"),
+            dataset=plainly(DATA),
+            target=plainly("each", "pairs", "a", ["a", "b"], None), seed=plainly(0, [0, 1],
+                                                                                 range(2)), rounds=plainly(1, None),
             protocol=plainly(None), scale=plainly(None), hyper=plainly(None, {}, dict(lr=.1)), device=plainly("cpu"))
 
 
@@ -455,9 +461,12 @@ def tables(draw):
 
 @st.composite
 def searches(draw):
-    span = plainly(None, {}, dict(lr=("float", .01, .1)), dict(lr=("choice", [.1, .2])), dict(momentum=("float", 0., .9)))
-    valid = dict(method=plainly("fedavg", "fedprox", "ga(d=.1)"), target=plainly("c", None), seed=plainly(0, (0,)), trials=plainly(1, 2),
-                 ranges=span, lr=plainly(None, (.001, .1)), sampler_seed=st.integers(0, 9), hyper=plainly(None, {}, dict(clip=10.)),
+    span = plainly(None, {}, dict(lr=("float", .01, .1)), dict(lr=("choice", [.1, .2])),
+                   dict(momentum=("float", 0., .9)))
+    valid = dict(method=plainly("fedavg", "fedprox", "ga(d=.1)"), target=plainly("c", None), seed=plainly(0, (0,)),
+                 trials=plainly(1, 2),
+                 ranges=span,
+                 lr=plainly(None, (.001, .1)), sampler_seed=st.integers(0, 9), hyper=plainly(None, {}, dict(clip=10.)),
                  store=st.builds(lambda: Path(box(), "store")), jobs=plainly(1))
     name, given = with_one(draw, valid)
     if isinstance(given["store"], str): given["store"] = inside(given["store"])
@@ -488,17 +497,24 @@ def owns(draw):
     pair, names = (draw(x), draw(y)), plainly(None, ["a", "b", "c"], [0, 1, 2])
     which = draw(plainly("arrays", "torch", "texts", "folder"))
     if which == "arrays":
-        name, given = with_one(draw, dict(domains=plainly({"a": pair}, {"a": pair, "b": (images(2), [0, 1])}), classes=names, name=plainly("d")))
-        return f"arrays.{name}", lambda: fdgnb.from_arrays(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
+        name, given = with_one(draw,
+                         dict(domains=plainly({"a": pair}, {"a": pair, "b": (images(2), [0, 1])}), classes=names,
+                              name=plainly("d")))
+        return f"arrays.{name}",
+        lambda: fdgnb.from_arrays(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
     if which == "torch":
-        sets = plainly({"a": Pairs(*pair)} if isinstance(pair[1], list) else {"a": pair}, {"a": Pairs(images(n), [0, 1, 2, 0, 1][:n], draw(hostile))})
+        sets = plainly({"a": Pairs(*pair)} if isinstance(pair[1], list) else {"a": pair},
+                       {"a": Pairs(images(n), [0, 1, 2, 0, 1][:n], draw(hostile))})
         name, given = with_one(draw, dict(domains=sets, classes=names, size=plainly(None)))
-        return f"torch.{name}", lambda: fdgnb.from_torch(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
+        return f"torch.{name}",
+        lambda: fdgnb.from_torch(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
     if which == "texts":
-        table = pd.DataFrame(dict(text=words, label=["a", "b", "a", "b", "c"][:n], domain=["x", "y", "x", "y", "x"][:n]))
+        table = pd.DataFrame(dict(text=words, label=["a", "b", "a", "b", "c"][:n],
+                                  domain=["x", "y", "x", "y", "x"][:n]))
         column = draw(plainly("text", "label", "domain"))
         odd = draw(hostile)
-        source = draw(st.one_of(hostile, plainly(table.drop(columns=column)), st.builds(lambda: table.assign(**{column: [odd]*n}))))
+        source = draw(st.one_of(hostile, plainly(table.drop(columns=column)),
+                                st.builds(lambda: table.assign(**{column: [odd]*n}))))
         return f"texts.{column}", lambda: fdgnb.from_texts(source)
     home = Path(box(), "data", "shop")
     if not home.exists():

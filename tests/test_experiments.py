@@ -725,18 +725,24 @@ def test_pairs_of_held_out_domains(tmp_path):
     found = run(pairs, tmp_path/"records", 1, tmp_path/"work")
     assert [*table(found).mean] == ["+".join(t) for t in pairs.target] + ["Avg", "ALL"]
     two = fdgnb.Dataset("two", dict(list(three.domains.items())[:2]), three.classes)
-    with pytest.raises(FdgnbError, match="two has 2 domains, and pairs leave none to train on"): grid("fedavg", two, "pairs")
+    with pytest.raises(FdgnbError, match="two has 2 domains, and pairs leave none to train on"): grid("fedavg", two,
+                                                                                                      "pairs")
 
 
 def test_what_is_no_line_of_a_grid_is_one_line(tmp_path):
     lines = small()
     found = results(lines, tmp_path)
-    for call, says in [(lambda: results(None), "wanted the lines that `grid` makes"), (lambda: results(lines[["label"]]), "wanted the"),
-                       (lambda: results(lines.assign(options=None)), "wanted the"), (lambda: results(lines, tmp_path, metrics=[[]]), "unknown metric"),
-                       (lambda: table(found, rule=[]), "unknown selection rule"), (lambda: table(found, base=[]), "base="),
-                       (lambda: table(found, metric=[]), "unknown metric"), (lambda: table(found[["record"]]), "wanted the lines"),
+    for call, says in [(lambda: results(None), "wanted the lines that `grid` makes"),
+             (lambda: results(lines[["label"]]), "wanted the"),
+                       (lambda: results(lines.assign(options=None)),
+                        "wanted the"), (lambda: results(lines, tmp_path, metrics=[[]]), "unknown metric"),
+                       (lambda: table(found, rule=[]), "unknown selection rule"), (lambda: table(found, base=[]),
+                                                                                   "base="),
+                       (lambda: table(found, metric=[]), "unknown metric"), (lambda: table(found[["record"]]),
+                                                                             "wanted the lines"),
                        (lambda: table(found, columns=None), "unknown columns None"),
                        (lambda: search("fedavg", data(n=24), hyper=1.), "hyper=1.0: wanted a dict"),
-                       (lambda: search("fedavg", data(n=24), seed=None), "seed=None"), (lambda: search(None), "method")]:
+                       (lambda: search("fedavg", data(n=24), seed=None), "seed=None"), (lambda: search(None),
+                                                                                        "method")]:
         with pytest.raises(FdgnbError, match=says) as e: call()
         assert one_line(e)

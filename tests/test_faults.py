@@ -394,11 +394,13 @@ def test_a_path_that_is_none_is_one_line(done, tmp_path):
     for call, says in [(lambda: fdgnb.load(None), "load=None: wanted the folder of a run"),
                        (lambda: fdgnb.load("~nobodyhere/x"), "load='~nobodyhere/x'"),
                        (lambda: fdgnb.load("x"*999), "no record at"), (lambda: fdgnb.load("a\0b"), "wanted the folder"),
-                       (lambda: made.save(3), "out=3: wanted the path"), (lambda: made.save(file), "cannot be written: File exists"),
+                       (lambda: made.save(3), "out=3: wanted the path"), (lambda: made.save(file),
+                                                                          "cannot be written: File exists"),
                        (lambda: made.save("x"*999), "cannot be written: File name too long"),
                        (lambda: made.export(None), "export=None"), (lambda: made.export(tmp_path), "the suffix says"),
                        (lambda: made.export(file/"m.pt2"), "cannot be written"),
-                       (lambda: Csv(None), "Csv=None"), (lambda: fit(callbacks=[Csv(tmp_path)]), "cannot be written: Is a directory"),
+                       (lambda: Csv(None), "Csv=None"), (lambda: fit(callbacks=[Csv(tmp_path)]),
+                                                         "cannot be written: Is a directory"),
                        (lambda: fit(callbacks=[Csv(file/"a.csv")]), "cannot be written: File exists"),
                        (lambda: fdgnb.fit("fedavg", "~nobodyhere/x"), "dataset='~nobodyhere/x'"),
                        (lambda: fdgnb.fit("fedavg", "x"*999), "unknown dataset 'xxx"),
@@ -412,7 +414,8 @@ def test_an_argument_that_is_none_is_one_line(done):
     x = torch.zeros(1, 3, 16, 16)
     assert made.table(rules=None).equals(made.table()) and list(made.table(rules="last").index) == ["last"]
     for call, says in [(lambda: made.table(rules=[["last"]]), "unknown selection rule"), (lambda: made.table(rules=3), "rules=3"),
-                       (lambda: made.table(rules=[]), "wanted names"), (lambda: made.table(point=["local"]), "unknown point"),
+                       (lambda: made.table(rules=[]), "wanted names"), (lambda: made.table(point=["local"]),
+                                                                        "unknown point"),
                        (lambda: made.predict(x, rule=["last"]), "unknown selection rule"),
                        (lambda: made.predict(x.to_sparse()), "sparse"), (lambda: made.predict(x.to("meta")), "meta"),
                        (lambda: made.predict(x, domain=["a"]), "no client"), (lambda: made.model_of(3), "no client 3")]:

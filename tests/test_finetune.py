@@ -38,7 +38,8 @@ def test_the_same_call_gives_the_same_bits_from_wherever_the_run_is_read(tiny, f
         other = finetune(again, site, epochs=3)
         assert all(v.equal(state(first)[k]) for k, v in state(other).items()) and other.history.equals(first.history)
     assert not all(v.equal(state(first)[k]) for k, v in state(finetune(run, site, epochs=3, seed=1)).items())
-    assert finetune(run, site, epochs=1, domain="inked").score(0) == finetune(run, site, epochs=3, domain="inked").score(0)
+    assert finetune(run, site, epochs=1, domain="inked").score(0) == finetune(run, site, epochs=3,
+                                                                              domain="inked").score(0)
 
 
 def test_only_the_part_that_is_named_moves(folder, site):
@@ -108,7 +109,8 @@ def test_small_sites_do_not_explode(folder, site, n, which):
 
 def test_a_site_s_own_split_goes_before(folder, site):
     "As one by patients would: the rows of its test part are not trained on."
-    own = Domain("own", site.x, site.y, split=dict(train=torch.arange(5, 40), val=torch.arange(0), test=torch.arange(5)))
+    own = Domain("own", site.x, site.y,
+                 split=dict(train=torch.arange(5, 40), val=torch.arange(0), test=torch.arange(5)))
     parts = part_site(own, own.y, .2, 0)
     assert parts["test"].tolist() == [*range(5)] and parts["train"].tolist() == [*range(5, 40)]
     assert finetune(folder, own, epochs=1).args["n_test"] == 5
@@ -136,14 +138,17 @@ def test_saved_loaded_exported_and_tuned_further(folder, site, tmp_path):
 def test_what_is_wrong_is_one_line(folder, site, tiny):
     vectors = Domain("v", torch.zeros(4, 5), torch.zeros(4).long())
     x = np.zeros((4, 5), np.float32)
-    plain = fdgnb.fit("fedavg", fdgnb.from_arrays({"a": (x, [0, 1, 0, 1]), "b": (x, [0, 1, 0, 1])}), None, 1, progress=False)
+    plain = fdgnb.fit("fedavg", fdgnb.from_arrays({"a": (x, [0, 1, 0, 1]), "b": (x, [0, 1, 0, 1])}), None, 1,
+                      progress=False)
     for call, says in [(lambda: finetune(folder, tiny), "name the site: site='optical'"),
                        (lambda: finetune(folder, tiny, site="blendet"), "did you mean 'blended'"),
                        (lambda: finetune(folder, vectors), r"a batch \(N, 3, 28, 28\)"),
-                       (lambda: finetune(folder, 3), "neither a name"), (lambda: finetune(3, site), "a run, or the folder"),
+                       (lambda: finetune(folder, 3), "neither a name"), (lambda: finetune(3, site),
+                                                                         "a run, or the folder"),
                        (lambda: finetune(folder, site, epochs=0), "epochs=0"),
                        (lambda: finetune(folder, site, which=[]), "which"),
-                       (lambda: finetune(folder, site, lr=1e9), "not finite in epoch 1, or exploded: choose a smaller rate"),
+                       (lambda: finetune(folder, site, lr=1e9),
+                        "not finite in epoch 1, or exploded: choose a smaller rate"),
                        (lambda: finetune(folder, site, domain="inkt"), "did you mean 'inked'"),
                        (lambda: finetune(folder, site, rule="sourceval"), "did you mean 'source_val'"),
                        (lambda: finetune(plain, vectors, "bn"), "no BatchNorm layer: use which='all'"),

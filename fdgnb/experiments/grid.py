@@ -128,7 +128,8 @@ def check_seeds(seed):
 def list_pairs(dataset, names):
     "Every two of a data set's domains, to be held out together; FdgnbError where none would be left."
     if len(names) > 2: return list(map(list, combinations(names, 2)))
-    raise FdgnbError(f"target='pairs': {dataset_name(dataset)} has {len(names)} domains, and pairs leave none to train on")
+    raise FdgnbError(f"target='pairs': {dataset_name(dataset)} has {len(names)} domains, "
+                     "and pairs leave none to train on")
 
 
 def list_targets(dataset, target, load):
@@ -220,7 +221,7 @@ def check_line(cls, dataset, target, options, rounds, protocol, scale):
 def grid(
     method: str | type | list | dict,            # names, also `name(key=value)`, or {label: name or (name, hyper)}
     dataset: str | Path | Dataset | list = "digits",                           # names, folders or Datasets
-    target: str | list | None = "each",          # each domain, all pairs, one, a list held out together; None: in-domain
+    target: str | list | None = "each",          # each domain, pairs, one, a list held out together; None: in-domain
     seed: int | Iterable = range(3),                                           # one or several seeds
     rounds: int | None = None,                                                 # None: the protocol's number, or 20
     protocol: str | None = None,                                               # a name of runs.protocols

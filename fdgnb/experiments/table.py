@@ -231,7 +231,8 @@ def check_choice(rule, point, rows, columns, base):
 
 def check_results(results):
     "FdgnbError where there are no lines with a record, or its lack."
-    if not isinstance(results, pd.DataFrame) or not {"label", "method", "dataset", "target", "seed", "record"} <= {*results}:
+    columns = {"label", "method", "dataset", "target", "seed", "record"}
+    if not isinstance(results, pd.DataFrame) or not columns <= {*results}:
         raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
 
 # %% ../../nbs/experiments/06_table.ipynb #tabcode002

@@ -6,7 +6,7 @@
 __all__ = ['finetune']
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftimport01
-import copy, os, torch
+import copy, torch
 import pandas as pd
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +86,8 @@ def read_site(models, data, site):
         if len(shape) == 3 and not isinstance(data, Dataset): size = shape[1]
         data = get_dataset(data, size=size)
         if site is None and len(data.names) > 1:
-            raise FdgnbError(f"finetune: {data.name} has {len(data.names)} domains, name the site: site={data.names[0]!r}")
+            raise FdgnbError(f"finetune: {data.name} has {len(data.names)} domains, "
+                             f"name the site: site={data.names[0]!r}")
         domain = data.first if site is None else data[site]
         return domain, translate_labels(data, domain, models.classes)
     most = len(models.classes) - 1
@@ -166,8 +167,8 @@ class Tuned(Deployable):
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0004
 def settings_of(about, call):
     "The settings of a run for one pass over a site's samples, without what only a federation has."
-    own = dict(local_epochs=1, local_steps=None, batch_size=call.batch_size, lr_decay=1., lr_drops=(), drops=(), drop=0.,
-               per_round=None, augment="none", keep_optimizer=True)
+    own = dict(local_epochs=1, local_steps=None, batch_size=call.batch_size, lr_decay=1., lr_drops=(), drops=(),
+               drop=0., per_round=None, augment="none", keep_optimizer=True)
     settings = make(Settings, about["args"]["settings"], "setting")
     return replace(settings, **own, lr=settings.lr/5 if call.lr is None else call.lr)
 
@@ -200,8 +201,8 @@ def train(net, client, call):
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0005
 def finetune(
-    run: "Run | Kept | Saved | str | Path",     # a run, what `load` gives, or the folder of one
-    data: "Domain | Dataset | str | Path",      # the new site: a Domain, a folder <site>/<class>/<image>, a Dataset
+    run: Deployable | str | Path,               # a run, what `load` gives, or the folder of one
+    data: Domain | Dataset | str | Path,        # the new site: a Domain, a folder <site>/<class>/<image>, a Dataset
     which: str = "all",                         # what is trained: all, head, bn
     epochs: int = 10,                           # passes over the site's samples
     *,

@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, exists, generator, is_folder, parse_json, path_of, read_regular, writing
+from ..core import (FdgnbError, atomic_write, exists, generator, is_folder, parse_json, path_of, read_regular,
+                        writing)
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.rounds import cores, one_thread
@@ -266,7 +267,7 @@ class Saved(Kept):
 def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
 ) -> "Saved | Kept | Tuned":
-    "A run's folder as a `Saved`: result and models; as a `Kept`, its models, where `save` was never called; or a `Tuned`."
+    "A run's folder as a `Saved`: result and models; as a `Kept`, its models, without `save`; or as a `Tuned`."
     folder = path_of(folder, "load", "the folder of a run")
     has = lambda name: exists(folder/name)
     if has(TUNED) and not has("record.json"): return Tuned.read(folder)
