@@ -398,7 +398,8 @@ def tunes(draw):
     site = Dataset("site", dict(s=Domain("s", torch.from_numpy(images(9)), torch.arange(9) % 2)), ["y", "z"])
     valid = dict(run=st.sampled_from([*models(), finished()]), data=plainly(site, DATA["c"]),
                  which=plainly("all", "head", "bn"),
-                 epochs=plainly(1, 2), site=plainly(None, "s"), lr=plainly(None, .01), batch_size=plainly(2, 16), test=st.floats(0, .9),
+                 epochs=plainly(1, 2), site=plainly(None, "s"), lr=plainly(None, .01), batch_size=plainly(2, 16),
+                 test=st.floats(0, .9),
                  seed=st.integers(0, 9), rule=RULE, domain=DOMAIN)
     name, given = with_one(draw, valid)
     if not small([given["epochs"]]): given["epochs"] = 1
@@ -450,7 +451,8 @@ def tables(draw):
     which = draw(plainly("table", "table", "results"))
     if which == "results":
         store = st.builds(lambda: Path(box(), "store"))
-        name, given = with_one(draw, dict(grid=st.builds(scored), store=store, metrics=plainly((), "macro_f1", ["auc"])))
+        valid = dict(grid=st.builds(scored), store=store, metrics=plainly((), "macro_f1", ["auc"]))
+        name, given = with_one(draw, valid)
         given["store"] = inside(given["store"]) if isinstance(given["store"], str) else given["store"]
         return f"results.{name}", lambda: fdgnb.experiments.store.results(**given)
     valid = dict(results=st.builds(scored), rule=plainly("last", "target"), point=plainly("aggregated", "local"),
@@ -493,7 +495,8 @@ def owns(draw):
     import pandas as pd
     n = draw(st.integers(1, 5))
     words = [f"word {i}" for i in range(n)]
-    x, y = st.one_of(plainly(images(n), images(n)/255., images(n).tolist()), hostile), st.one_of(plainly([0, 1, 2, 0, 1][:n], list("abcab")[:n]), hostile)
+    x = st.one_of(plainly(images(n), images(n)/255., images(n).tolist()), hostile)
+    y = st.one_of(plainly([0, 1, 2, 0, 1][:n], list("abcab")[:n]), hostile)
     pair, names = (draw(x), draw(y)), plainly(None, ["a", "b", "c"], [0, 1, 2])
     which = draw(plainly("arrays", "torch", "texts", "folder"))
     if which == "arrays":

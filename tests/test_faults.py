@@ -413,7 +413,8 @@ def test_an_argument_that_is_none_is_one_line(done):
     made, _ = done
     x = torch.zeros(1, 3, 16, 16)
     assert made.table(rules=None).equals(made.table()) and list(made.table(rules="last").index) == ["last"]
-    for call, says in [(lambda: made.table(rules=[["last"]]), "unknown selection rule"), (lambda: made.table(rules=3), "rules=3"),
+    for call, says in [(lambda: made.table(rules=[["last"]]), "unknown selection rule"),
+                       (lambda: made.table(rules=3), "rules=3"),
                        (lambda: made.table(rules=[]), "wanted names"), (lambda: made.table(point=["local"]),
                                                                         "unknown point"),
                        (lambda: made.predict(x, rule=["last"]), "unknown selection rule"),
