@@ -1,11 +1,10 @@
 "A run's model, trained on a new site: the same bits, every class by its name, small sites, saved and loaded."
-import numpy as np
 import pytest, torch
 import fdgnb
 from conftest import one_line
 from fdgnb import Dataset, Domain, FdgnbError, finetune, load
 from fdgnb.core import generator
-from fdgnb.runs.finetune import part_site
+from fdgnb.runs.finetune import entries_of, part_site
 
 refused = lambda says: pytest.raises(FdgnbError, match=says)
 SHORT = dict(target="blended", rounds=2, lr=.05, batch_size=16, progress=False, eval_local=0)
@@ -137,9 +136,6 @@ def test_saved_loaded_exported_and_tuned_further(folder, site, tmp_path):
 
 def test_what_is_wrong_is_one_line(folder, site, tiny):
     vectors = Domain("v", torch.zeros(4, 5), torch.zeros(4).long())
-    x = np.zeros((4, 5), np.float32)
-    plain = fdgnb.fit("fedavg", fdgnb.from_arrays({"a": (x, [0, 1, 0, 1]), "b": (x, [0, 1, 0, 1])}), None, 1,
-                      progress=False)
     for call, says in [(lambda: finetune(folder, tiny), "name the site: site='optical'"),
                        (lambda: finetune(folder, tiny, site="blendet"), "did you mean 'blended'"),
                        (lambda: finetune(folder, vectors), r"a batch \(N, 3, 28, 28\)"),
@@ -151,7 +147,7 @@ def test_what_is_wrong_is_one_line(folder, site, tiny):
                         "not finite in epoch 1, or exploded: choose a smaller rate"),
                        (lambda: finetune(folder, site, domain="inkt"), "did you mean 'inked'"),
                        (lambda: finetune(folder, site, rule="sourceval"), "did you mean 'source_val'"),
-                       (lambda: finetune(plain, vectors, "bn"), "no BatchNorm layer: use which='all'"),
+                       (lambda: entries_of(torch.nn.Linear(2, 2), "bn"), "no BatchNorm layer: use which='all'"),
                        (lambda: finetune(folder/"none", site), "no weights in")]:
         with refused(says) as e: call()
         assert one_line(e)
