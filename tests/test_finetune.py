@@ -147,7 +147,8 @@ def test_what_is_wrong_is_one_line(folder, site, tiny):
                         "not finite in epoch 1, or exploded: choose a smaller rate"),
                        (lambda: finetune(folder, site, domain="inkt"), "did you mean 'inked'"),
                        (lambda: finetune(folder, site, rule="sourceval"), "did you mean 'source_val'"),
-                       (lambda: entries_of(torch.nn.Linear(2, 2, device="meta"), "bn"), "no BatchNorm layer: use which='all'"),
+                       (lambda: entries_of(torch.nn.Linear(2, 2, device="meta"), "bn"),
+                        "no BatchNorm layer: use which='all'"),
                        (lambda: finetune(folder/"none", site), "no weights in")]:
         with refused(says) as e: call()
         assert one_line(e)
