@@ -260,7 +260,7 @@ SETTINGS = [f.name for f in fields(Settings)]
 
 
 def list_settings(settings):
-    "Settings as the arguments of a run name them, {name: value}; what was `added` later is named where it is not default."
+    "Settings as a run's arguments name them, {name: value}; without those `added` later that are at their default."
     usual = {f.name: f.default for f in fields(settings) if f.metadata["added"]}
     return {k: v for k, v in asdict(settings).items() if k not in usual or v != usual[k]}
 

@@ -1,5 +1,5 @@
 """Bad input and bad luck: one clear line each, nothing lost."""
-import ast, dataclasses, json, re, signal, subprocess, sys, time
+import ast, dataclasses, json, os, re, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import numpy as np
 import pytest
@@ -362,3 +362,116 @@ def test_a_size_beyond_any_memory_is_refused(name):
     which, _, k = name.partition(".")
     with pytest.raises(FdgnbError, match=f"{k}=2147483647 is out of range"):
         method_class(which)(**{k: 2**31 - 1})
+
+
+# ---- paths, small files, disks
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    "(a finished run of one round, its folder with the record)."
+    out = tmp_path_factory.mktemp("done")/"run"
+    made = fdgnb.fit("fedavg", toy_images("ab"), None, 1, out=out, progress=False)
+    made.save()
+    return made, out
+
+
+def toy_images(names, n=9):
+    x = np.random.default_rng(0).integers(0, 256, (n, 3, 16, 16), dtype=np.uint8)
+    return fdgnb.from_arrays({name: (x, np.arange(n) % 3) for name in names})
+
+
+def in_one_line(call, says):
+    with pytest.raises(FdgnbError, match=says) as e: call()
+    assert "\n" not in str(e.value) and "\r" not in str(e.value)
+
+
+def test_a_path_that_is_none_is_one_line(done, tmp_path):
+    made, out = done
+    file = tmp_path/"file"
+    file.write_text("")
+    from fdgnb.runs.callbacks import Csv
+    fit = lambda **kw: fdgnb.fit("fedavg", toy_images("ab"), None, 1, progress=False, **kw)
+    for call, says in [(lambda: fdgnb.load(None), "load=None: wanted the folder of a run"),
+                       (lambda: fdgnb.load("~nobodyhere/x"), "load='~nobodyhere/x'"),
+                       (lambda: fdgnb.load("x"*999), "no record at"), (lambda: fdgnb.load("a\0b"), "wanted the folder"),
+                       (lambda: made.save(3), "out=3: wanted the path"), (lambda: made.save(file),
+                                                                          "cannot be written: File exists"),
+                       (lambda: made.save("x"*999), "cannot be written: File name too long"),
+                       (lambda: made.export(None), "export=None"), (lambda: made.export(tmp_path), "the suffix says"),
+                       (lambda: made.export(file/"m.pt2"), "cannot be written"),
+                       (lambda: Csv(None), "Csv=None"), (lambda: fit(callbacks=[Csv(tmp_path)]),
+                                                         "cannot be written: Is a directory"),
+                       (lambda: fit(callbacks=[Csv(file/"a.csv")]), "cannot be written: File exists"),
+                       (lambda: fdgnb.fit("fedavg", "~nobodyhere/x"), "dataset='~nobodyhere/x'"),
+                       (lambda: fdgnb.fit("fedavg", "x"*999), "unknown dataset 'xxx"),
+                       (lambda: fdgnb.fit("fedavg", "x"*999 + "/"), "no folder 'xxx"),
+                       (lambda: fdgnb.fit("fedavg", "a\0/"), "dataset=")]:
+        in_one_line(call, says)
+
+
+def test_an_argument_that_is_none_is_one_line(done):
+    made, _ = done
+    x = torch.zeros(1, 3, 16, 16)
+    assert made.table(rules=None).equals(made.table()) and list(made.table(rules="last").index) == ["last"]
+    for call, says in [(lambda: made.table(rules=[["last"]]), "unknown selection rule"),
+                       (lambda: made.table(rules=3), "rules=3"),
+                       (lambda: made.table(rules=[]), "wanted names"), (lambda: made.table(point=["local"]),
+                                                                        "unknown point"),
+                       (lambda: made.predict(x, rule=["last"]), "unknown selection rule"),
+                       (lambda: made.predict(x.to_sparse()), "sparse"), (lambda: made.predict(x.to("meta")), "meta"),
+                       (lambda: made.predict(x, domain=["a"]), "no client"), (lambda: made.model_of(3), "no client 3")]:
+        in_one_line(call, says)
+    assert made.predict(x.requires_grad_()).shape == (1, 3)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_is_named_and_not_waited_for(done, tmp_path, kind):
+    "In place of each of a run's files, for `fit` and for `load`."
+    _, out = done
+    def put(file): os.mkfifo(file) if kind == "pipe" else file.mkdir()
+    fit = lambda at: fdgnb.fit("fedavg", toy_images("ab"), None, 1, out=at, progress=False)
+    load = lambda at: fdgnb.load(at).predict(torch.zeros(1, 3, 16, 16))
+    refused = {"args.json": fit, "checkpoint.safetensors": fit, "record.json": load, "history.csv": load,
+               "round-0001.safetensors": load, "selected.json": load}
+    for name, read in refused.items():
+        shutil.copytree(out, at := tmp_path/name)
+        (at/name).unlink()
+        put(at/name)
+        in_one_line(lambda: read(at), "no regular file|is torn")
+    put(tmp_path/"args.json"/"other.json")
+
+
+@pytest.mark.parametrize("value", ["1e999", "[" * 200_000, "9"*400, "9"*5000, "-1", "null", '"1"', "true", "1.5"])
+def test_a_number_of_a_round_that_is_none(done, tmp_path, value):
+    shutil.copytree(done[1], tmp_path/"run")
+    (tmp_path/"run"/"selected.json").write_text('{"format": "fdgnb-selected-1", "rules": {"last": ' + value + "}}")
+    in_one_line(lambda: fdgnb.load(tmp_path/"run").model, "selected.json is torn")
+
+
+FULL = """
+import resource, sys, torch, fdgnb
+from fdgnb.runs.callbacks import Csv
+from test_faults import toy_images
+run = fdgnb.fit("fedavg", toy_images("ab"), None, 1, progress=False)
+big = [(1, "a"*50, "test", "aggregated", "accuracy", i/7) for i in range(400)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
+for do in (lambda: run.save(sys.argv[1] + "/save"), lambda: run.export(sys.argv[1] + "/m.pt2"),
+           lambda: Csv(sys.argv[1] + "/h.csv").write(big)):
+    try: do()
+    except fdgnb.FdgnbError as e: print(e)
+"""
+
+
+def test_a_full_disk_is_one_line_and_no_end_of_the_process(tmp_path):
+    "What torch's own writer of programs does not survive, and what a record and a history say."
+    told = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, cwd=ROOT/"tests")
+    lines = told.stdout.splitlines()
+    assert len(lines) == 3 and all("cannot be written: File too large" in line for line in lines), told
+    assert not [*tmp_path.glob("*.pt2")] and not [*tmp_path.glob(".*")]
+
+
+def test_a_carriage_return_in_a_name_comes_back(tmp_path):
+    made = fdgnb.fit("fedavg", toy_images(["a\rb", "b"]), None, 1, out=tmp_path, progress=False)
+    made.save()
+    back = fdgnb.load(tmp_path)
+    assert back.history.equals(made.history) and back.ledger.equals(made.ledger) and back.table().equals(made.table())

@@ -28,7 +28,7 @@ from ..runs.fit import fit, folder_of, read_args
 from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, own_modules, unpack_modules
 from ..runs.metrics import METRICS, compute_metrics
 from ..federation.rounds import cores
-from .grid import call_of
+from .grid import call_of, check_grid
 from .store import Planner, Store, failure_of, digest_of, file_name, metric_version
 from .store import metric_names, record_of, results
 
@@ -143,8 +143,7 @@ def make_pool(jobs):
 # %% ../../nbs/experiments/03_execution.ipynb #c68070da
 def check_lines(grid, jobs):
     "FdgnbError where something else than a grid is to run, or not by so many at once."
-    if not isinstance(grid, pd.DataFrame) or not {"label", "method", "data", "options"} <= {*grid}:
-        raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
+    check_grid(grid)
     declared = hp(1, "runs at once; -1: one per core", low=-cores())
     if jobs is not None and check_value("jobs", jobs, declared) == 0:
         raise FdgnbError("jobs=0: wanted runs at once, or -1: one per core")

@@ -13,7 +13,7 @@ import torch
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from .. import models
 from ..core import FdgnbError, echo, nearest, seeded
@@ -125,10 +125,18 @@ def check_seeds(seed):
     return seeds
 
 
+def list_pairs(dataset, names):
+    "Every two of a data set's domains, to be held out together; FdgnbError where none would be left."
+    if len(names) > 2: return list(map(list, combinations(names, 2)))
+    raise FdgnbError(f"target='pairs': {dataset_name(dataset)} has {len(names)} domains, "
+                     "and pairs leave none to train on")
+
+
 def list_targets(dataset, target, load):
-    "The targets of a data set's runs: `each` of its domains, or the one that is named."
-    if isinstance(target, str) and target == "each":
-        return known_domains(dataset, load) or get_dataset(dataset, **load).names
+    "The targets of a data set's runs: `each` of its domains, all `pairs` of them, or the one that is named."
+    if isinstance(target, str) and target in ("each", "pairs"):
+        names = known_domains(dataset, load) or get_dataset(dataset, **load).names
+        return list_pairs(dataset, names) if target == "pairs" else names
     names = targets_of(target, dataset, load)
     return [names[0] if len(names) == 1 else names or None]
 
@@ -213,7 +221,7 @@ def check_line(cls, dataset, target, options, rounds, protocol, scale):
 def grid(
     method: str | type | list | dict,            # names, also `name(key=value)`, or {label: name or (name, hyper)}
     dataset: str | Path | Dataset | list = "digits",                           # names, folders or Datasets
-    target: str | list | None = "each",          # each domain in turn, one, a list held out together; None: in-domain
+    target: str | list | None = "each",          # each domain, pairs, one, a list held out together; None: in-domain
     seed: int | Iterable = range(3),                                           # one or several seeds
     rounds: int | None = None,                                                 # None: the protocol's number, or 20
     protocol: str | None = None,                                               # a name of runs.protocols
@@ -248,6 +256,16 @@ def grid(
     return pd.DataFrame(rows, dtype=object)                          # numbers as Python's, None as None
 
 # %% ../../nbs/experiments/01_grid.ipynb #callofcode
+COLUMNS = "label method dataset target seed rounds protocol scale device options data".split()
+
+
+def check_grid(grid):
+    "FdgnbError on what is not the lines that `grid` makes."
+    is_grid = isinstance(grid, pd.DataFrame) and {*COLUMNS} <= {*grid}
+    if not is_grid or not all(isinstance(options, dict) for options in grid["options"]):
+        raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
+
+
 def call_of(row):
     "(arguments of `fit` by name) of a grid's line."
     names = "method", "target", "rounds", "seed", "protocol", "scale", "device"

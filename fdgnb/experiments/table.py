@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core import FdgnbError, atomic_write, nearest
+from ..core import FdgnbError, atomic_write, echo, nearest, path_of, writing
 from ..runs.metrics import POINTS, RULES, lower_is_better
 from .store import has_metric, metric_names, scores
 from .pictures import table_plot
@@ -97,10 +97,9 @@ def save_table(t, folder, stem, tidy=False):
     if tidy:
         texts["_runs.csv"] = t.runs.to_csv(index=False)
         texts["_mean.csv"] = list_means(t).to_csv(index=False)
-    try:
-        for end, text in texts.items(): atomic_write(Path(folder)/f"{stem}{end}", text)
-    except OSError as e:
-        raise FdgnbError(f"{folder} cannot be written: {e.strerror or e}") from None
+    folder = path_of(folder, "folder", "the path of a folder")
+    with writing(folder):
+        for end, text in texts.items(): atomic_write(folder/f"{stem}{end}", text)
 
 # %% ../../nbs/experiments/06_table.ipynb #1a4f3f04
 @dataclass
@@ -219,18 +218,21 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     return "; ".join(filter(None, parts))
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519
-def check_choice(rule, point, rows, columns):
+def check_choice(rule, point, rows, columns, base):
     "FdgnbError on a word that `table` does not know."
     axes = "label", "method", "dataset", "target"
     given = {"selection rule": (rule, RULES), "point": (point, (*POINTS, "adapted")), "rows": (rows, axes),
              "columns": (columns, axes)}
     for what, (word, known) in given.items():
-        if word not in known: raise FdgnbError(f"unknown {what} {word!r}{nearest(word, known)}")
+        if not isinstance(word, str) or word not in known:
+            raise FdgnbError(f"unknown {what} {echo(word)}{nearest(word, known)}")
+    if not isinstance(base, str): raise FdgnbError(f"base={echo(base)}: wanted the label of a row")
 
 
 def check_results(results):
     "FdgnbError where there are no lines with a record, or its lack."
-    if not isinstance(results, pd.DataFrame) or "record" not in results:
+    columns = {"label", "method", "dataset", "target", "seed", "record"}
+    if not isinstance(results, pd.DataFrame) or not columns <= {*results}:
         raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
 
 # %% ../../nbs/experiments/06_table.ipynb #tabcode002
@@ -254,12 +256,25 @@ def check_measured(results, metric, point):
                          f"run(grid, metrics=[{metric!r}]) measures it")
 
 
+def count_data_sets(results):
+    """{name: how many data sets have it} of the runs with a record.
+
+    Domains that are held out together are one domain then, and the data another's: compared for each such group."""
+    digests = {}
+    for r in results.itertuples():
+        together = target_name(r.target) if isinstance(r.target, (list, tuple)) else None
+        if r.record: digests.setdefault((r.dataset, together), set()).add(r.record["args"].get("data"))
+    names = {name for name, _ in digests}
+    return {name: max(len(found) for (own, _), found in digests.items() if own == name) for name in names}
+
+
 def check_data_sets(results, columns):
     "FdgnbError on several data sets where the columns do not tell them apart, or on two of one name."
-    data = {(r.dataset, r.record["args"].get("data")) for r in results.itertuples() if r.record}
-    if len(data) > 1 and columns != "dataset":
-        raise FdgnbError(f"{len(data)} data sets in one table: choose one, or columns='dataset'")
-    if len(data) > len({name for name, _ in data}):
+    several = count_data_sets(results)
+    total = sum(several.values())
+    if total > 1 and columns != "dataset":
+        raise FdgnbError(f"{total} data sets in one table: choose one, or columns='dataset'")
+    if total > len(several):
         raise FdgnbError("data sets of one name that are not the same: give them names of their own")
 
 
@@ -334,7 +349,7 @@ def table(
     not all there has (n) at its means; one that lacks a column has no bold, gain, Avg or ALL; a mean over
     targets is blank where one is missing. What a method does at test time is a row of its own in
     `add_adapted` results. Raises FdgnbError where different things would stand in one cell."""
-    check_choice(rule, point, rows, columns)
+    check_choice(rule, point, rows, columns, base)
     check_results(results)
     check_measured(results, metric, point)
     tidy = scores(results, rule, point, metric)

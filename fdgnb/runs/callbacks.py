@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from ..core import FdgnbError, echo, nearest
+from ..core import FdgnbError, echo, exists, nearest, path_of, writing
 from ..vectors import flatten
 from ..settings import check_value, hp
 from ..federation.compose import hooks_of
@@ -266,18 +266,19 @@ class Csv(Callback):
         self,
         path: str | Path,     # the file; its folder is made
     ):
-        self.path = Path(path).expanduser()
+        self.path = path_of(path, "Csv", "the path of a file")
 
-    def write(self, rows, **kw): pd.DataFrame(rows, columns=HISTORY_COLUMNS).to_csv(self.path, index=False, **kw)
+    def write(self, rows, **kw):
+        with writing(self.path): pd.DataFrame(rows, columns=HISTORY_COLUMNS).to_csv(self.path, index=False, **kw)
 
     def start(self, run):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self.path): self.path.parent.mkdir(parents=True, exist_ok=True)
         self.write(run.rows)
 
     def round(self, run, rows): self.write(rows, mode="a", header=False)
 
     def lacks(self, run):
-        if run.round == run.fed.rounds and not self.path.exists():
+        if run.round == run.fed.rounds and not exists(self.path):
             return f"{self.path} is not written, the run is finished: run.history.to_csv(path) does it"
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0008
@@ -291,11 +292,11 @@ class TensorBoard(Callback):
     ):
         if not find_spec("tensorboard"):
             raise FdgnbError("tensorboard is not installed: pip install fdgnb[track]")
-        self.folder = Path(folder).expanduser()
+        self.folder = path_of(folder, "TensorBoard", "the path of a folder")
 
     def start(self, run):
         from torch.utils.tensorboard import SummaryWriter
-        self.writer = SummaryWriter(self.folder, purge_step=run.round + 1)
+        with writing(self.folder): self.writer = SummaryWriter(self.folder, purge_step=run.round + 1)
 
     def round(self, run, rows):
         for row in rows: self.writer.add_scalar(curve_name(row), row[5], row[0])

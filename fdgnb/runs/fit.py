@@ -9,9 +9,10 @@ __all__ = ['Run', 'fit']
 import copy, difflib, inspect, json, os, secrets, time, torch
 import pandas as pd
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, echo, nearest
+from ..core import FdgnbError, atomic_write, echo, nearest, parse_json, path_of, read_regular, writing
 from ..vectors import Ledger, flatten
 from ..settings import SETTINGS, make
 from ..data.domain import Dataset
@@ -25,14 +26,23 @@ from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gap
 from .metrics import chosen_rounds, check_rule, rules_table
 from .plots import overview_plot
 from .records import save
-from .selected import (Deployable, file_of, keep_weights, name_weights, read_weights, write_weights)
+from .selected import (Deployable, about_of, file_of, keep_weights, name_weights, read_states, state_for,
+                                 states_of, write_weights)
 
 # %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
+def look_at(client):
+    "A copy of a client, so that what a method notes while one looks at its network stays in the copy."
+    client = copy.copy(client)
+    client.state, client.scratch = dict(client.state), {}
+    return client
+
+
 def network_of(fed, domain=None):
     "The network that a domain's client, or an unseen one, would now be sent, in evaluation mode."
     who = next((c for c in fed.clients if c.id == domain), None)
     if domain not in (None, fed.target) and not who:
-        raise FdgnbError(f"no client {domain!r}{nearest(domain, fed.server.clients)}")
+        raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
+    if who: who = look_at(who)
     who = who or fed.target_client or Client("unseen", {}, fed.settings)
     who.round = fed.server.round
     net = copy.deepcopy(fed.net)
@@ -73,7 +83,7 @@ class Run(Deployable):
         domain: str | None = None,      # whose network; None: an unseen client's
         rule: str | None = None,        # the round; None: now
     ) -> torch.nn.Module:
-        "The network of a domain's client now; or of an unseen one, now or in the round that a rule selects."
+        "The network of a domain's client, or of an unseen one, now or in the round that a rule selects."
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
     def table(self, **kw) -> pd.DataFrame:
@@ -97,45 +107,44 @@ class Run(Deployable):
 
 # %% ../../nbs/runs/05_fit.ipynb #selfit0001
 def selected_network(run, rule, domain=None):
-    "The network of an unseen client in the round that a rule names; FdgnbError where it has none."
-    rule = check_rule(rule)
-    if domain not in (None, run.fed.target):
-        raise FdgnbError(f"the network of client {domain!r} is not kept for a rule; an unseen client's is")
+    "The network of a client, or an unseen one's, in the round that a rule names; FdgnbError where it has none."
+    rule, fed = check_rule(rule), run.fed
     round = chosen_rounds(run.history, run.sizes, run.round).get(rule)
     if round is None: raise FdgnbError(f"the rule {rule!r} names no round: none has the scores it looks at")
-    if round == run.round: return network_of(run.fed)
-    state = run.kept.get(round)
-    if state is None:
-        if not run.out: raise FdgnbError(f"the weights of round {round} were not kept: run again")
-        state = read_weights(run.out, round)[1]
-    net = copy.deepcopy(run.fed.net)
-    return models.fill(net, state, run.fed.method.name).eval()
+    if round == run.round: return network_of(fed, domain)
+    about, states = about_of(fed), run.kept.get(round)
+    is_whole = states is not None and (domain is None or len(states) > 1 or not about["own"])
+    if not is_whole and run.out: states = read_states(run.out, round)[1]
+    if states is None: raise FdgnbError(f"the weights of round {round} were not kept: run again")
+    net = copy.deepcopy(fed.net)
+    return models.fill(net, state_for(about, states, domain, round), fed.method.name).eval()
 
 
 def keep_in(run, folder):
     "Write the weights of every rule into a folder that is not the run's own."
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
     for rule, r in run.chosen.items():
-        if r not in run.kept: run.kept[r] = selected_network(run, rule).state_dict()
-    write_weights(run, folder, final=True)
-    name_weights(run, folder)
+        if r not in run.kept: run.kept[r] = states_of(run.fed, lambda domain: run.model_of(domain, rule))
+    with writing(folder):
+        write_weights(run, folder, final=True)
+        name_weights(run, folder)
 
 
 def save_with_weights(run, out):
     "The record of a run in `out`, with its weights where that is not its own folder."
     path = save(run, out)
-    if Path(out) != run.out: keep_in(run, out)
+    if path.parent != run.out: keep_in(run, path.parent)
     return path
 
 # %% ../../nbs/runs/05_fit.ipynb #afterround
 def after_round(run, rows, callbacks):
     "After a round: keep the weights that a rule selects, tell the callbacks; whether one stops the run."
-    if any(r[3:5] == ("aggregated", "accuracy") for r in rows): keep_weights(run, lambda: network_of(run.fed))
+    if any(r[3:5] == ("aggregated", "accuracy") for r in rows): keep_weights(run, partial(network_of, run.fed))
     who = tell(callbacks, run, rows)
     run.stopped, run.reason = bool(who), stop_line(who, run) if who else ""
     final = run.stopped or run.round == run.fed.rounds
     kept = run.chosen.get("last") == run.round                     # not without evaluation, nor after a stop
-    if final and not kept: keep_weights(run, lambda: network_of(run.fed))
+    if final and not kept: keep_weights(run, partial(network_of, run.fed))
     return run.stopped
 
 
@@ -143,14 +152,13 @@ def stay(run, who):
     "Play no round, for callbacks would have stopped the run: its last weights are kept as of a stop."
     run.stopped, run.reason = True, stop_line(who, run, played=False)
     if not run.out or file_of(run.out, run.round).exists(): return
-    keep_weights(run, lambda: network_of(run.fed))
+    keep_weights(run, partial(network_of, run.fed))
     checkpoint(run)
 
 # %% ../../nbs/runs/05_fit.ipynb #foldercode
 def read_args(text, file):
     "The arguments in the bytes of an args.json; FdgnbError where these are anything else."
-    try: args = json.loads(text)
-    except (ValueError, RecursionError): args = None
+    args = parse_json(text)
     if isinstance(args, dict): return args
     raise FdgnbError(f"{file} is damaged or was not written by fdgnb: choose another folder or delete it")
 
@@ -158,12 +166,7 @@ def read_args(text, file):
 def folder_of(out, what="out"):
     "`out` as a path, None where there is none; FdgnbError where it is no path."
     if out is None or isinstance(out, str) and not out: return None
-    path = None
-    if isinstance(out, (str, os.PathLike)):
-        try: path = Path(out).expanduser()
-        except (RuntimeError, TypeError): pass                   # a user who does not exist; a path of bytes
-    if path is None: raise FdgnbError(f"{what}={echo(out)}: wanted the path of a folder")
-    return path
+    return path_of(out, what, "the path of a folder")
 
 # %% ../../nbs/runs/05_fit.ipynb #rootscode1
 def folder_args(fed):
@@ -228,7 +231,7 @@ def reserve_folder(run):
         sweep(run.out)
         mine = run.out/f".args.json.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         try: os.link(atomic_write(mine, json.dumps(args, indent=1)), file)
-        except FileExistsError: there = file.read_bytes()
+        except FileExistsError: there = read_regular(file)
         finally: mine.unlink(missing_ok=True)
     except (OSError, ValueError) as e: why = e
     if why: raise FdgnbError(f"out={echo(str(run.out))} cannot be used: {why}")

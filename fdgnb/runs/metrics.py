@@ -10,6 +10,7 @@ import torch, warnings
 import numpy as np
 import pandas as pd
 from collections import Counter
+from collections.abc import Iterable
 from importlib.util import find_spec
 from ..core import FdgnbError, Registry, echo, nearest
 from ..models import torchvision_models
@@ -73,6 +74,12 @@ ORACLE = "ORACLE: labels of the {}"
 RULES = dict(last="nothing", source_val="source validation", top5=ORACLE, target=ORACLE)
 
 # %% ../../nbs/runs/02_metrics.ipynb #rulescode1
+def check_rule_name(rule):
+    "FdgnbError where a rule is unknown."
+    if isinstance(rule, str) and rule in RULES: return
+    raise FdgnbError(f"unknown selection rule {echo(rule)}{nearest(rule, RULES)}")
+
+
 def oracle_column(sizes):
     "The column that the oracles look at: `target`, or `AVG` without one."
     return "target" if source_and_target(sizes)[1] is not None else "AVG"
@@ -92,7 +99,7 @@ def scored_rounds(history, point):
 
 def select(history, sizes, rule="source_val", point="aggregated"):
     "The rounds that a rule selects, in order: one, up to five (`top5`), or none where it has no scores."
-    if rule not in RULES: raise FdgnbError(f"unknown selection rule {rule!r}{nearest(rule, RULES)}")
+    check_rule_name(rule)
     table = values(history, sizes, point, "val" if rule == "source_val" else "test")
     if point == "local": table = table.loc[scored_rounds(history, point)]
     if rule == "last": return [int(r) for r in table.index[-1:]]
@@ -103,7 +110,7 @@ def select(history, sizes, rule="source_val", point="aggregated"):
 # %% ../../nbs/runs/02_metrics.ipynb #namedcode1
 def check_rule(rule):
     "The rule, or an FdgnbError where it is unknown or, as `top5`, the mean of several rounds."
-    if rule not in RULES: raise FdgnbError(f"unknown selection rule {rule!r}{nearest(rule, RULES)}")
+    check_rule_name(rule)
     if rule == "top5":
         raise FdgnbError("the rule 'top5' is a mean over five rounds and has no model: "
                          "choose 'last', 'source_val' or 'target'")
@@ -138,20 +145,39 @@ def label_rows(rows, keys, point):
     if point == "both": return out
     return out.set_axis(pd.Index(["adapted" if p == "adapted" else r for p, r in keys], name="rule"))
 
+# %% ../../nbs/runs/02_metrics.ipynb #tablecode0
+def check_point(point):
+    "FdgnbError where a point is none at which models are scored, nor both."
+    known = (*POINTS, "both")
+    if isinstance(point, str) and point in known: return
+    raise FdgnbError(f"unknown point {echo(point)}{nearest(point, known)}")
+
+
+def list_rules(rules):
+    "The rules of a table as a tuple, from one, several or None: all; FdgnbError on what is none."
+    if rules is None: return tuple(RULES)
+    if isinstance(rules, str): rules = (rules,)
+    if not isinstance(rules, Iterable): raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
+    rules = tuple(rules)
+    for rule in rules: check_rule_name(rule)
+    if not rules: raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
+    return tuple(dict.fromkeys(rules))
+
 # %% ../../nbs/runs/02_metrics.ipynb #tablecode1
 def rules_table(
     run,                                    # a `Run`, or what has its `history` and `sizes`
     point: str = "aggregated",              # whose model: aggregated, local (after local training) or both
     metric: str = "accuracy",               # accuracy, loss, or what the history has at the point
-    rules: tuple = tuple(RULES),            # the selection rules, a row each
+    rules: tuple | str | None = None,       # the selection rules, a row each; None: all
 ) -> pd.DataFrame:                          # by rule; of both points by (point, rule)
     """Lay out what a run scored: selection rules by domains, in fractions (accuracy) or nats (loss).
 
     Columns: each source domain's test samples, target, ALL, AVG, the rounds selected, what the rule uses. A row
     `adapted` is the last round after label-free adaptation, where there is one. Rules go by accuracy whatever
     the metric. Raises FdgnbError on an unknown point, or a metric that was not measured."""
+    check_point(point)
     points = POINTS if point == "both" else (point,)
-    if points[0] not in POINTS: raise FdgnbError(f"unknown point {point!r}{nearest(point, (*POINTS, 'both'))}")
+    rules = list_rules(rules)
     check_metric(run.history, metric, points)
     rows = {(p, r): score_row(run, r, p, metric) for p in points for r in rules}
     if "aggregated" in points and (run.history.point == "adapted").any():
@@ -402,8 +428,7 @@ def describe_classes(counts, classes):
 # %% ../../nbs/runs/02_metrics.ipynb #15e73c0d
 def stored_table(rec, point="aggregated"):
     "The table of a record, as `rules_table` gives it (accuracy, all rules)."
-    known = (*POINTS, "both")
-    if point not in known: raise FdgnbError(f"unknown point {point!r}{nearest(point, known)}")
+    check_point(point)
     points = dict(both=tuple(rec["table"]), aggregated=("aggregated", "adapted")).get(point, (point,))
     keys = [(p, rule) for p, rows in rec["table"].items() if p in points for rule in rows]
     sources, target = source_and_target(rec["sizes"])
