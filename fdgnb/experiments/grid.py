@@ -25,7 +25,7 @@ from ..federation.loop import Server
 from ..runs.fit import check_spelling
 from ..runs.metrics import RULES
 from ..runs.setup import (FitCall, SharedCall, check_choices, check_device, known_domains, merge_hyper,
-                              resolve_arguments, targets_of)
+                              is_undecided, resolve_arguments, targets_of)
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
 def split_names(methods):
@@ -129,6 +129,7 @@ def list_targets(dataset, target, load):
     "The targets of a data set's runs: `each` of its domains, or the one that is named."
     if isinstance(target, str) and target == "each":
         return known_domains(dataset, load) or get_dataset(dataset, **load).names
+    if is_undecided(target, dataset, load): dataset = get_dataset(dataset, **load)
     names = targets_of(target, dataset, load)
     return [names[0] if len(names) == 1 else names or None]
 
