@@ -79,6 +79,7 @@ def check_numbers(payload, client, whose):
     "FdgnbError naming the first entry of a client's payload whose numbers cannot be."
     has_loss = math.isfinite(client.scratch.get("loss", 0.))               # not without a step
     known = {k: v for k, v in payload.items() if has_loss or k != "scalars.loss"}
+    check_scalars(known, client.n(), whose)
     where = find_infinite(known)
     if where:
         raise FdgnbError(f"{whose} is not finite after round {client.round + 1} ({where}): "
@@ -87,7 +88,6 @@ def check_numbers(payload, client, whose):
     if where:
         raise FdgnbError(f"{whose} holds {where!r} with numbers beyond {MOST:g} after round {client.round + 1}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
-    check_scalars(known, client.n(), whose)
 
 
 def pack(payload, client, what="upload"):

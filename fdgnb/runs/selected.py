@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch import nn
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, generator, nearest, seeded
+from ..core import FdgnbError, atomic_write, echo, generator, nearest, seeded
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import decode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
 from ..federation.rounds import one_thread
 from ..settings import Settings, make
+from ..vectors import flatten
 from .checkpoints import load_checkpoint, save_checkpoint
 from .metrics import chosen_rounds, check_rule
 
@@ -192,12 +193,36 @@ def rules_in(folder):
     return rules
 
 
-def read_weights(folder, round):
-    "(about, state) of a round in a run's folder."
+def args_beside(folder):
+    "The arguments of the run whose folder this is, as its args.json or record.json says; None without one."
+    for name in ("args.json", "record.json"):
+        file = Path(folder)/name
+        if not file.is_file(): continue
+        try: told = json.loads(file.read_bytes())
+        except (ValueError, RecursionError): continue                     # who needs the file says so
+        args = told.get("args", told) if isinstance(told, dict) else None
+        if isinstance(args, dict): return args
+    return None
+
+
+def check_origin(about, file, round, args):
+    "FdgnbError where weights are of another round, or of a run with other arguments; more rounds are no difference."
+    apart = lambda args: {k: v for k, v in flatten(args).items() if k != "rounds" and not k.startswith("versions")}
+    was, now = apart(about["args"]), apart(args or about["args"])
+    other = [k for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
+    if about.get("round", round) != round: why = f"round {about['round']}"
+    elif other: why = f"another run ({other[0]}: {echo(was.get(other[0]))} there, {echo(now.get(other[0]))} here)"
+    else: return
+    raise FdgnbError(f"{file} holds the weights of {why}: delete it and run again")
+
+
+def read_weights(folder, round, args=None):
+    "(about, state) of a round in a run's folder; args: the run's, None: as the folder says."
     file = file_of(folder, round)
     if not file.exists(): raise FdgnbError(f"the weights of round {round} are not in {folder}: run again")
     states, about = load_checkpoint(file)
     if states.keys() != {"model"}: raise FdgnbError(f"{file} holds no model: delete the folder and run again")
+    check_origin(about, file, round, args or args_beside(folder))
     return about, states["model"]
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
@@ -322,7 +347,7 @@ class Kept(Deployable):
 
     def model_of(self, domain=None, rule=None):
         "The network an unseen client would get, in evaluation, in the round that a rule names (None: last)."
-        return load_network(self.out, rule or "last", domain)
+        return load_network(self.out, rule or "last", domain, self.about["args"])
 
     def __getattr__(self, name):
         if name not in "table history ledger record sizes args domains round arrays".split():
@@ -333,14 +358,14 @@ class Kept(Deployable):
     def __repr__(self): return f"Kept({', '.join(f'{k}: round {v}' for k, v in self.rules.items())})"
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode007
-def load_network(folder, rule, domain=None):
-    "The network that a rule names in a run's folder."
+def load_network(folder, rule, domain=None, args=None):
+    "The network that a rule names in a run's folder; args: the run's, where they are known."
     rules, rule = rules_in(folder), check_rule(rule)
     if domain is not None: raise FdgnbError("kept is the network of an unseen client: leave out the domain")
     if rule not in rules:
         why = "the run has not ended" if rule == "last" else "no round has the scores it looks at"
         raise FdgnbError(f"no weights under the rule {rule!r} in {folder}: {why}")
-    return build_network(*read_weights(folder, rules[rule]))
+    return build_network(*read_weights(folder, rules[rule], args))
 
 
 def to_float32(net):
