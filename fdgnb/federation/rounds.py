@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from torch.nn.utils import get_total_norm
 from fdgnb.core import FdgnbError, generator
-from fdgnb.vectors import is_vector, norm, part
+from fdgnb.vectors import COMMON, is_vector, norm, part
 from fdgnb.federation.steps import Stop, Stopped, listen_to
 from fdgnb.federation.loop import client_offer, client_update, makes_offers, server_gather, server_update
 from fdgnb.federation.compose import hooks_of
@@ -184,8 +184,8 @@ def check_upload(fed, k, upload, first, what="upload"):
             if varies: continue
             has, lacks = (k, other) if q in mine else (other, k)
             why = f"{has!r} sends {q!r}, {lacks!r} does not"
-        raise FdgnbError(f"the {what} of client {k!r} does not go with that of {other!r}: {why}; "
-                         f"what is to differ is declared: varying = ({q!r},)")
+        hint = "" if q.startswith("model.") or q in COMMON else f"; to let it differ: varying = ({q!r},) in the class"
+        raise FdgnbError(f"the {what} of client {k!r} does not go with that of {other!r}: {why}{hint}")
     return other, theirs
 
 # %% ../../nbs/federation/04_rounds.ipynb #normcode01
@@ -400,7 +400,7 @@ def find_excess(fed, rows, tried, round):
     if trained > far*(10 if ended else 1000): return "training loss", trained
     scored = [v for _, s, p, m, v in rows if (p, m) == ("aggregated", "loss") and s != "target"]
     scored = mean_of([*scored, *(v for _, v in tried)])
-    return ("loss", scored) if ended and scored > 1000*far else None
+    return ("loss", scored) if ended and scored > 1e6*far else None
 
 
 def check_progress(fed, rows, tried, round):

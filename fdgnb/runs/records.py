@@ -184,7 +184,7 @@ def describe_run(run):
     by_point = {p: {r: v.dropna().to_dict() for r, v in t.loc[p].iterrows()} for p in t.index.unique(0)}
     what = dict(format=FORMAT, args=run.fed.args(), domains=domains_of(run), classes=run.fed.data.classes)
     result = dict(sizes=run.sizes, rounds=run.round, table=by_point, costs=costs(run)["value"].to_dict())
-    if run.diverged: result["diverged"] = run.diverged
+    if getattr(run, "diverged", None): result["diverged"] = run.diverged
     return seal(to_json({**what, **result, "seconds": seconds(run), "libraries": libraries(),
                         "versions": versions_of(run.fed)}))
 
