@@ -203,8 +203,8 @@ def describe_divergence(results):
     errors = results.error if "error" in results else []
     stopped = sum("the run diverged in round" in str(e) for e in errors)
     went_on = sum(bool(r and r.get("diverged")) for r in results.record)
-    told = [f"{n} DIVERGED run{'s'*(n > 1)} {where}" for n, where in ((stopped, "left out"), (went_on, "among them")) if n]
-    return ", ".join(told)
+    counts = {"left out": stopped, "among them": went_on}
+    return ", ".join(f"{n} DIVERGED run{'s'*(n > 1)} {where}" for where, n in counts.items() if n)
 
 
 def describe_libraries(results):
