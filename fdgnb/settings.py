@@ -229,6 +229,8 @@ class Settings(DataSettings, LocalSettings):
     eval_train: int = hp(0, "rounds between scorings of the training samples; 0: after the last only", low=0)
     adapt: str = hp("last", "when a label-free adaptation is tried on the target",
                     choices=("never", "last", "every"))
+    diverge: str = hp("stop", "what becomes of a run whose loss explodes: it stops, or goes on and is marked",
+                      choices=("stop", "go"))
 
     def __post_init__(self):
         check_fractions(self.fractions)

@@ -4,11 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 import fdgnb
 from conftest import bits, broken_off, cut, run
 from fdgnb import Dataset, Domain, FdgnbError, Method, method
+from fdgnb.experiments.grid import grid
 from fdgnb.federation.compose import METHODS, method_class
-from fdgnb.runs.checkpoints import load_checkpoint
+from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint
 from fdgnb.runs.fit import Run, reserve_folder
 from fdgnb.runs.setup import Federation
 
@@ -475,3 +477,108 @@ def test_a_carriage_return_in_a_name_comes_back(tmp_path):
     made.save()
     back = fdgnb.load(tmp_path)
     assert back.history.equals(made.history) and back.ledger.equals(made.ledger) and back.table().equals(made.table())
+
+
+def gray_bars(lr, **kw):
+    "A run of noise by cnn2 that begins anew or goes on, with a step that may be far too large."
+    g = torch.Generator().manual_seed(0)
+    draw = lambda: torch.randint(256, (40, 3, 16, 16), generator=g).to(torch.uint8)
+    data = Dataset("bars", {k: Domain(k, draw(), torch.arange(40) % 4) for k in "abct"}, list("0123"))
+    usual = dict(rounds=4, target="t", backbone="cnn2", batch_size=8, workers=1, progress=False)
+    return fdgnb.fit(kw.pop("method", "fedavg"), data, lr=lr, **usual | kw)
+
+
+@pytest.mark.parametrize("eval_every", [0, 1])
+@pytest.mark.parametrize("method, lr", [("fedavg", 10.), ("fedavg", 100.), ("fedavg", 1e3), ("fedavg", 1e4),
+                                        ("fedyogi", 100.), ("fedadam", 1e6)])
+def test_a_run_that_diverges_ends(method, lr, eval_every):
+    "Its chance level stood in the table as a result."
+    one_line(lambda: gray_bars(lr, method=method, eval_every=eval_every),
+             "diverged in round|not finite after round|beyond 1e.12|the loss of client")
+
+
+def test_a_diverged_run_that_goes_on_says_so(tmp_path):
+    "The stopped one keeps its last checkpoint; the same call with diverge='go' takes it up, marks table and record."
+    one_line(lambda: gray_bars(10., out=tmp_path), r"diverged in round (\d) of 4: its training loss is .*diverge='go'")
+    kept = len(load_checkpoint(tmp_path/"checkpoint.safetensors")[1]["seconds"])
+    gone_on = gray_bars(10., out=tmp_path, diverge="go")
+    assert gone_on.diverged == kept + 1 and bits(gone_on) == bits(gray_bars(10., diverge="go"))
+    assert gone_on.table().uses.str.endswith(f"; DIVERGED in round {kept + 1}").all()
+    gone_on.save()
+    saved = fdgnb.load(tmp_path)
+    assert saved.diverged == saved.record["diverged"] == kept + 1 and saved.table().uses.str.contains("DIVERGED").all()
+    assert gray_bars(10., out=tmp_path).diverged == kept + 1                             # taken up once more
+
+
+def test_a_sound_run_is_not_marked(small, tmp_path):
+    sound = run("fedavg", small, eval_every=1, out=tmp_path)
+    sound.save()
+    assert sound.diverged is None and "diverged" not in fdgnb.load(tmp_path).record
+    assert not sound.table().uses.str.contains("DIVERGED").any()
+    assert "diverge" not in sound.fed.args()["settings"]
+
+
+@pytest.mark.parametrize("name", ["none", "own"])
+def test_a_domain_of_a_targets_name(name, tmp_path):
+    "It was trained on, without a word; a folder's domains are known once it is read."
+    x, y = torch.zeros(8, 3, 16, 16, dtype=torch.uint8), torch.arange(8) % 2
+    data = Dataset("named", {k: Domain(k, x, y) for k in (name, "b")}, ["0", "1"])
+    for d, c, i in ((d, c, i) for d in (name, "b") for c in "01" for i in range(4)):
+        file = tmp_path/"folder"/d/c/f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(file)
+    for source in (data, f"{tmp_path}/folder"):
+        fed = Federation("fedavg", source, name, 1)
+        assert (fed.target, [c.id for c in fed.clients]) == (name, ["b"])
+        assert Federation("fedavg", source, None, 1).target is None
+        assert list(grid("fedavg", source, target=name, seed=[0]).target) == [name]
+    assert Federation("mkmmd", f"{tmp_path}/folder", name, 1).target == name
+    other = "own" if name == "none" else "none"
+    assert Federation("fedavg", data, other, 1).target is None
+    one_line(lambda: Federation("mkmmd", f"{tmp_path}/folder", other, 1), "needs unlabeled samples of a target domain")
+
+
+def test_a_domain_has_a_name():
+    one_line(lambda: Domain("", torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)), "a domain without a name")
+
+
+def weights_of(folder, data, **kw):
+    "The weights of the last round, a file in the folder of a run."
+    run("fedavg", data, eval_every=1, out=folder, **kw)
+    return sorted(folder.glob("round-*.safetensors"))[-1]
+
+
+@pytest.mark.parametrize("other, says", [
+    (dict(seed=5), "the weights of another run .seed: 5 there, 0 here"),
+    (dict(lr=.1), "the weights of another run .settings.lr: 0.1 there, 0.05 here"),
+    (dict(target="inked"), "the weights of another run .target: 'inked' there"),
+    (dict(rounds=1), "the weights of round 1")], ids=["seed", "lr", "target", "round"])
+def test_weights_of_another_run(small, tmp_path, other, says):
+    "Under the name of this run's they were loaded, and taken up, as its own."
+    mine = weights_of(tmp_path/"a", small, rounds=2)
+    theirs = weights_of(tmp_path/"b", small, **dict(rounds=2) | other)
+    kept = mine.read_bytes()
+    assert fdgnb.load(tmp_path/"a").model_of() is not None
+    mine.write_bytes(theirs.read_bytes())
+    one_line(lambda: fdgnb.load(tmp_path/"a").model_of(rule="last"), f"{mine.name} holds {says}")
+    one_line(lambda: run("fedavg", small, eval_every=1, rounds=3, out=tmp_path/"a"), f"{mine.name} holds {says}")
+    mine.write_bytes(kept)
+    assert run("fedavg", small, eval_every=1, rounds=3, out=tmp_path/"a").round == 3
+
+
+def test_weights_without_a_round_are_still_read(small, tmp_path):
+    "Files of before had none, and a folder of weights alone has no arguments beside them."
+    file = weights_of(tmp_path, small, rounds=1)
+    states, about = load_checkpoint(file)
+    del about["round"]
+    save_checkpoint(file, states, about)
+    (tmp_path/"args.json").unlink()
+    assert fdgnb.load(tmp_path).model_of() is not None
+
+
+@pytest.mark.parametrize("name, hyper", [("fedbn", {}), ("dsbn", {}), ("bnstats", {}), ("tent", {}), ("fedbn+ga", {}),
+                                         ("partialfed", dict(keep="bn"))], ids=str)
+def test_a_method_of_layers_that_are_not_there(small, name, hyper):
+    "It was FedAvg, without a word."
+    one_line(lambda: Federation(name, small, "blended", 1, backbone="cnn4", **hyper),
+             f"^{name.split('+')[0]}.*: cnn4 has no BatchNorm, without which it does nothing")

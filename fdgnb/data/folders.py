@@ -8,7 +8,6 @@ __all__ = ['from_folder']
 # %% ../../nbs/data/03_folders.ipynb #98aa22a7
 import hashlib, struct, warnings, zlib
 import numpy as np
-from pathlib import Path
 from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
 from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads

@@ -73,7 +73,8 @@ def _rows(d, f, published, classes):
 def as_folder(name):
     "The path that a name with a slash is, else None; FdgnbError on a folder without its slash."
     if name is None: return None
-    if isinstance(name, Path) or "/" in name or os.sep in name: return path_of(name, "data set", "a name, or the path of a folder")
+    is_path = isinstance(name, Path) or "/" in name or os.sep in name
+    if is_path: return path_of(name, "data set", "a name, or the path of a folder")
     if name not in DATASETS.load() and is_folder(name) and not cache_entries(name):
         raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
                          f"slash")

@@ -25,7 +25,7 @@ from ..federation.loop import Server
 from ..runs.fit import check_spelling
 from ..runs.metrics import RULES
 from ..runs.setup import (FitCall, SharedCall, check_choices, check_device, known_domains, merge_hyper,
-                              resolve_arguments, targets_of)
+                              is_undecided, resolve_arguments, targets_of)
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
 def split_names(methods):
@@ -137,6 +137,7 @@ def list_targets(dataset, target, load):
     if isinstance(target, str) and target in ("each", "pairs"):
         names = known_domains(dataset, load) or get_dataset(dataset, **load).names
         return list_pairs(dataset, names) if target == "pairs" else names
+    if is_undecided(target, dataset, load): dataset = get_dataset(dataset, **load)
     names = targets_of(target, dataset, load)
     return [names[0] if len(names) == 1 else names or None]
 

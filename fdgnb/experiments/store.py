@@ -125,6 +125,7 @@ def record_of(run, metrics=()):
                scores=scores_of(run), curves=curves(run))
     first = first_reached(values(history, sizes)[oracle_column(sizes)].dropna())
     if first: rec["reached"] = first
+    if run.diverged: rec["diverged"] = run.diverged
     rec["best_val"] = to_six(values(history, sizes, split="val")["ALL"].max())
     rec |= costs_of(run)
     measured = {*history.metric}                               # not what is defined in none of the rounds

@@ -197,6 +197,15 @@ def describe_gaps(gaps, results):
             "seeds, ranks of those with most seeds, over the seeds that they share")
 
 
+def describe_divergence(results):
+    "How many runs diverged: those that were stopped for it, and those that went on and are in the table; '' of none."
+    errors = results.error if "error" in results else []
+    stopped = sum("the run diverged in round" in str(e) for e in errors)
+    went_on = sum(bool(r and r.get("diverged")) for r in results.record)
+    counts = {"left out": stopped, "among them": went_on}
+    return ", ".join(f"{n} DIVERGED run{'s'*(n > 1)} {where}" for where, n in counts.items() if n)
+
+
 def describe_libraries(results):
     "Which versions of torch the runs had; '' where all had one."
     versions = sorted({r["provenance"]["libraries"]["torch"] for r in results.record if r and "provenance" in r})
@@ -214,7 +223,7 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     gain = "gain in points, paired within target and seed"
     if n > 1: gain += ", with a 95 % bootstrap interval (uncorrected, narrow of few seeds: verdicts go by t)"
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
-    parts += [describe_gaps(gaps, results), describe_libraries(results)]
+    parts += [describe_gaps(gaps, results), describe_divergence(results), describe_libraries(results)]
     return "; ".join(filter(None, parts))
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519

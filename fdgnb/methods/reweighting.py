@@ -59,6 +59,7 @@ def water_filling(losses, n, lam):
 class ARFL(ByLoss):
     "Leave out clients whose loss is far above the others'."
     paper = "Li et al., ACM TIST 2022"
+    gaps = "arfl.loss", "arfl.n"                                   # NaN: of who has sent nothing yet
     class Hyper: reg: float = hp(1., "lambda per sample of all", low=1e-9, source="ARFL's code: 1 by default")
     def _shares(self, server, uploads):
         losses = keep_reported(server, uploads, "scalars.reweighting.loss", "arfl.loss")

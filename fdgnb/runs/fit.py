@@ -64,6 +64,11 @@ class Run(Deployable):
         return len(self.seconds)
 
     @property
+    def diverged(self) -> int | None:
+        "The round whose loss shows that the run diverged; None where none does."
+        return self.fed.diverged
+
+    @property
     def history(self) -> pd.DataFrame:
         "Tidy DataFrame: round (from 1), client, split, point, metric, value."
         return pd.DataFrame(self.rows, columns=["round", "client", "split", "point", "metric", "value"])
@@ -236,7 +241,8 @@ def reserve_folder(run):
     except (OSError, ValueError) as e: why = e
     if why: raise FdgnbError(f"out={echo(str(run.out))} cannot be used: {why}")
     run.args, old = args, args if there is None else read_args(there, file)
-    check_args(old, args, run.out, depends_on_rounds(run.fed))
+    begun = (run.out/"checkpoint.safetensors").exists()               # else nothing of another version goes on
+    check_args(old if begun else old | dict(versions=args["versions"]), args, run.out, depends_on_rounds(run.fed))
     if old != args: atomic_write(file, json.dumps(args, indent=1))
 
 # %% ../../nbs/runs/05_fit.ipynb #56fca22f
@@ -253,8 +259,12 @@ def restore(run):
     for i, c in enumerate(fed.clients): c.state = move(states[f"client.{i}"])
     run.rows, run.seconds = rows_so_far(meta["rows"], fed), meta["seconds"]
     run.book, run.grown = Ledger(meta["ledger"]), meta["args"]["rounds"] < fed.rounds
+    fed.diverged = meta.get("diverged")
+    for c in fed.clients: c.start = meta.get("start", {}).get(c.id)
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
     for who in (fed.server, *fed.clients): who.round = len(run.seconds) - 1
+    for r in sorted(set(run.chosen.values())):                # no other run's weights lie under their names
+        if file_of(run.out, r).exists(): read_states(run.out, r, run.args)
 
 
 def checkpoint(run):
@@ -263,7 +273,9 @@ def checkpoint(run):
     FdgnbError where that is not possible; the last checkpoint is kept."""
     clients = {f"client.{i}": c.state for i, c in enumerate(run.fed.clients)}
     states = {"server": run.fed.server.state} | clients
-    meta = dict(args=run.args, rows=run.rows, ledger=run.book.rows, seconds=run.seconds)
+    start = {c.id: c.start for c in run.fed.clients}
+    meta = dict(args=run.args, rows=run.rows, ledger=run.book.rows, seconds=run.seconds, start=start,
+                diverged=run.fed.diverged)
     try:
         write_weights(run, run.out, final=run.stopped or run.round == run.fed.rounds)
         save_checkpoint(run.out/"checkpoint.safetensors", states, meta)

@@ -139,6 +139,12 @@ def score_row(run, rule, point, metric="accuracy"):
     return dict(mean, rounds=", ".join(map(str, rounds)), uses=RULES[rule].format(whom))
 
 
+def mark_divergence(run):
+    "What a run's table says beside every score where its loss exploded; '' where it did not."
+    round = getattr(run, "diverged", None)
+    return f"; DIVERGED in round {round}" if round else ""
+
+
 def label_rows(rows, keys, point):
     "Rows of the table under their keys (point, rule); where one point is shown, under the rule or `adapted`."
     out = pd.DataFrame(rows, index=pd.MultiIndex.from_tuples(keys, names=["point", "rule"]))
@@ -183,6 +189,7 @@ def rules_table(
     if "aggregated" in points and (run.history.point == "adapted").any():
         unlabeled = dict(uses="target's images without labels")
         rows["adapted", "last"] = score_row(run, "last", "adapted", metric) | unlabeled
+    for row in rows.values(): row["uses"] += mark_divergence(run)
     return label_rows(list(rows.values()), list(rows), point)
 
 # %% ../../nbs/runs/02_metrics.ipynb #a19fca1a
@@ -213,6 +220,8 @@ def summarize(run):
     tested = "tested on every client's own test samples (mean over the clients)"
     if args["target"]: tested = f"tested on **{args['target']}**, which no client holds"
     first = f"**{args['method']}** on **{args['dataset']}**, {tested}: "
+    diverged = getattr(run, "diverged", None)
+    if diverged: first = f"**Diverged in round {diverged}: what follows is no result.** {first}"
     last, selected = t.loc["last", "rounds"], t.loc["source_val", "rounds"]
     if not last: return first + "not evaluated."
     parts = [f"**{100*score['last']:.1f} %** after the last of {last} rounds"]

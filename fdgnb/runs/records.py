@@ -182,11 +182,12 @@ def describe_run(run):
     """A run as a JSON-able dict.
 
     Keys: format, args, domains, classes, sizes, rounds, table[point][rule][column], costs, seconds, libraries,
-    versions (of the loop and the method), digest."""
+    versions (of the loop and the method), digest; diverged, the round, of a run that did."""
     t = rules_table(run, "both")
     by_point = {p: {r: v.dropna().to_dict() for r, v in t.loc[p].iterrows()} for p in t.index.unique(0)}
     what = dict(format=FORMAT, args=run.fed.args(), domains=domains_of(run), classes=run.fed.data.classes)
     result = dict(sizes=run.sizes, rounds=run.round, table=by_point, costs=costs(run)["value"].to_dict())
+    if getattr(run, "diverged", None): result["diverged"] = run.diverged
     return seal(to_json({**what, **result, "seconds": seconds(run), "libraries": libraries(),
                         "versions": versions_of(run.fed)}))
 
@@ -264,7 +265,7 @@ class Saved(Kept):
             raise FdgnbError(f"{folder/n} does not belong to the record beside it: run again, "
                              "or delete the folder")
         for k in ("args", "sizes", "domains", "classes"): setattr(self, k, self.record[k])
-        self.round = self.record["rounds"]
+        self.round, self.diverged = self.record["rounds"], self.record.get("diverged")
         self.history, self.ledger = (read_frame(data[f"{n}.csv"]) for n in ("history", "ledger"))
         with np.load(io.BytesIO(data["arrays.npz"]), allow_pickle=False) as f: self.arrays = dict(f)
 

@@ -24,6 +24,7 @@ from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
 from ..federation.rounds import one_thread
 from ..settings import Settings, is_given, make
+from ..vectors import flatten
 from .checkpoints import load_checkpoint, save_checkpoint
 from .metrics import chosen_rounds, check_rule
 
@@ -273,14 +274,38 @@ def rules_in(folder):
     return rules
 
 
-def read_states(folder, round):
-    "(about, states) of a round in a run's folder: the model, and what the clients have otherwise."
+def args_beside(folder):
+    "The arguments of the run whose folder this is, as its args.json or record.json says; None without one."
+    for name in ("args.json", "record.json"):
+        text = read_regular(Path(folder)/name)
+        told = None if text is None else parse_json(text)                 # who needs the file says what is wrong
+        args = told.get("args", told) if isinstance(told, dict) else None
+        if isinstance(args, dict): return args
+    return None
+
+
+def check_origin(about, file, round, args):
+    "FdgnbError where weights are of another round, or of a run with other arguments; more rounds are no difference."
+    apart = lambda args: {k: v for k, v in flatten(args).items() if k != "rounds" and not k.startswith("versions")}
+    was, now = apart(about["args"]), apart(args or about["args"])
+    other = [k for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
+    if about.get("round", round) != round: why = f"round {about['round']}"
+    elif other: why = f"another run ({other[0]}: {echo(was.get(other[0]))} there, {echo(now.get(other[0]))} here)"
+    else: return
+    raise FdgnbError(f"{file} holds the weights of {why}: delete it and run again")
+
+
+def read_states(folder, round, args=None):
+    """(about, states) of a round in a run's folder: the model, and what the clients have otherwise.
+
+    args: the run's; None: as the folder says."""
     file = file_of(folder, round)
     if not exists(file): raise FdgnbError(f"the weights of round {round} are not in {folder}: run again")
     states, about = load_checkpoint(file)
     owners = (owner == "model" or owner.startswith("own.") for owner in states)
     if "model" not in states or not all(owners):
         raise FdgnbError(f"{file} holds no model: delete the folder and run again")
+    check_origin(about, file, round, args or args_beside(folder))
     return about, states
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
@@ -410,7 +435,7 @@ class Kept(Deployable):
         """The network of a client, or the one an unseen client would get, in evaluation.
 
         rule: which names the round; None: last."""
-        return load_network(self.out, rule or "last", domain)
+        return load_network(self.out, rule or "last", domain, self.about["args"])
 
     def __getattr__(self, name):
         if name not in "table history ledger record sizes args domains round arrays".split():
@@ -421,13 +446,13 @@ class Kept(Deployable):
     def __repr__(self): return f"Kept({', '.join(f'{k}: round {v}' for k, v in self.rules.items())})"
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode007
-def load_network(folder, rule, domain=None):
-    "The network that a rule names in a run's folder."
+def load_network(folder, rule, domain=None, args=None):
+    "The network that a rule names in a run's folder; args: the run's, where they are known."
     rules, rule = rules_in(folder), check_rule(rule)
     if rule not in rules:
         why = "the run has not ended" if rule == "last" else "no round has the scores it looks at"
         raise FdgnbError(f"no weights under the rule {rule!r} in {folder}: {why}")
-    about, states = read_states(folder, rules[rule])
+    about, states = read_states(folder, rules[rule], args)
     return build_network(about, state_for(about, states, domain, rules[rule]))
 
 

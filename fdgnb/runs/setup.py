@@ -22,6 +22,7 @@ from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..federation.loop import Client, Server
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
+from ..federation.shared import require_batchnorm
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from .protocols import resolve
 from .versions import name_object
@@ -225,14 +226,19 @@ def check_device(device):
     return device
 
 
+def refuse_without_target(method):
+    "FdgnbError where a method needs a target: there is none."
+    if method.uses_target:
+        raise FdgnbError(f"method {method.name!r} needs unlabeled samples of a target domain: name a target")
+
+
 def check_choices(settings, method, targets, objects=()):
     "FdgnbError on a name that is known to be wrong, or on a target that lacks, before the data are read."
     if settings.backbone and "backbone" not in objects: models.MODELS.get(settings.backbone)
     if "augment" not in objects: AUGMENTATIONS.get(settings.augment)
     for name, *args in steps_of(settings.partition):
         if name == "load" and isinstance(args[0], str) and "/" not in args[0]: DATASETS.get(args[0])
-    if method.uses_target and not targets:
-        raise FdgnbError(f"method {method.name!r} needs unlabeled samples of a target domain: name a target")
+    if not targets: refuse_without_target(method)
     if settings.class_weights is not None: check_criterion(method)
 
 
@@ -279,12 +285,18 @@ def check_target(target, name, known, dataset):
         raise FdgnbError(f"unknown domain {echo(name)} of {where}{nearest(name, known)}")
 
 
+def is_undecided(target, dataset, load):
+    "Whether 'none' or 'own' may be the name of a domain, which is known once the data are read."
+    return isinstance(target, str) and target in ("none", "own") and not known_domains(dataset, load)
+
+
 def targets_of(target, dataset, load):
     """The names of the domains that are held out, as a list; FdgnbError on what is known to be none.
 
     target: a name, a list of names, None or 'none'; 'own': what the data set declares, or its last domain, of
-    a data set that is given by its name and has several; none of another."""
+    a data set that is given by its name and has several; none of another. A domain of that very name goes first."""
     known = known_domains(dataset, load)
+    if isinstance(target, str) and target in (known or ()): return [target]
     if target is None or isinstance(target, str) and target in ("none", ""): return []
     if isinstance(target, str) and target == "own":
         own = default_target(dataset, known)
@@ -300,6 +312,7 @@ def check_data(fed):
     "FdgnbError on what the method or the settings ask of the data and they lack."
     settings, data = fed.settings, fed.data
     ids = [c.id for c in fed.clients]
+    if not fed.target: refuse_without_target(fed.method)
     if not ids:
         raise FdgnbError(f"data set {data.name!r} has no domain left to train on besides the target {fed.target!r}")
     if settings.augment != "none" and not data.size:
@@ -340,6 +353,12 @@ def accepts_one_sample(net, x):
     return True
 
 # %% ../../nbs/runs/01_setup.ipynb #cae88251
+def check_needs(fed):
+    "FdgnbError where a method, or a part of a sum, has nothing to do in the network."
+    for key, cls in getattr(fed.method, "parts", {fed.method.name: type(fed.method)}).items():
+        if cls.needs == "batchnorm": require_batchnorm(key, fed.net)
+
+
 def check_net(fed):
     "FdgnbError on batches of one under BatchNorm; a warning where bfloat16 only costs time."
     settings, method = fed.settings, fed.method
@@ -404,11 +423,12 @@ def first_server(fed):
 
 
 def run_args(fed):
-    "What makes a run this run, as JSON: two runs with equal args give equal bits."
+    "What makes a run this run, as JSON: two runs with equal args give equal bits, as far as both go."
+    settings = {k: v for k, v in list_settings(fed.settings).items() if k != "diverge"}
     args = dict(
         method=fed.method.name, dataset=fed.data.name, data=fed.digest, target=fed.target, rounds=fed.rounds,
         protocol=fed.protocol, scale=fed.scale, seed=fed.seed, device=str(fed.device).split(":")[0],
-        settings=list_settings(fed.settings), hyper=hyper_of(fed.method))
+        settings=settings, hyper=hyper_of(fed.method))
     return json.loads(json.dumps(args))
 
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e
@@ -420,11 +440,14 @@ class Federation:
         given, self.objects = take_objects(merge_hyper(options, hyper))
         self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
+        self.diverged = None                                            # the round that showed it, from 1
         self.seed = make(FitCall, dict(seed=seed), "argument").seed
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
-        check_choices(make(Settings, settings, "setting"), self.method, targets, self.objects)
+        is_open = is_undecided(target, dataset, load)
+        check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
         data = get_dataset(dataset, size=settings.get("size"), **load)
+        if is_open: targets = targets_of(target, data, {})
         data, self.target = held_out(data, targets) if targets else (data, None)
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
         splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
@@ -434,6 +457,7 @@ class Federation:
             splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,
             data.classes, self.objects)
         check_data(self)
+        check_needs(self)
         check_net(self)
         self.server = first_server(self)
         with explain_mps(): self.method.setup(self.server)
