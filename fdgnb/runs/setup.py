@@ -70,12 +70,15 @@ def read_hyper(hyper):
     return hyper or {}
 
 
+PAPERMILLS = {"PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}         # what its --inject-paths defines
+
+
 def read_page(page, given):
     """The parameters of a notebook that have a value, checked; FdgnbError on an unknown name or a wrong value.
 
-    page: the dataclass that declares them. given: {name: value}; None: the default."""
+    page: the dataclass that declares them. given: {name: value}; None: the default; papermill's own are left out."""
     known = {f.name for f in fields(page)}
-    values = {k: v for k, v in given.items() if v is not None or k not in known}
+    values = {k: v for k, v in given.items() if (v is not None or k not in known) and k not in PAPERMILLS}
     make(page, values, "parameter")
     if "hyper" in values: values["hyper"] = read_hyper(values["hyper"])
     return values
