@@ -220,17 +220,22 @@ def run(
         for folder in places: check_writable("store", folder)
         check_writable("folder of runs under way", work)
     hidden, twice = bool(os.environ.get("CI")) if progress is None else not progress, set()
-    with tqdm(total=sum(a["rounds"] for _, a, _ in todo.values()), unit="round", desc=f"0 of {len(todo)} runs",
+    with tqdm(total=sum(a["rounds"] for _, a, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
               disable=hidden or not todo) as bar, say_stopped(hidden):
         for ended, (key, came) in enumerate(play_all(todo, store, jobs, needs, str(work), retry, metrics), 1):
             args = todo[key][1]
             bar.set_description(f"{ended} of {len(todo)} runs", refresh=False)
-            bar.set_postfix_str(f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}: {came}", refresh=False)
+            what = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"
+            bar.set_postfix_str(what + f": {came}"*(came != "done"), refresh=False)
             bar.update(args["rounds"])
             if came == "differs": twice.add(key)
     return warn_of_differences(results(grid, store, plan, metrics), [file_name(a) in twice for _, a, _ in lines])
 
 # %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
+# in 80 columns
+BAR = "{desc}: {percentage:3.0f}%|{bar:8}| {n_fmt}/{total_fmt} rounds [{elapsed}<{remaining}{postfix}]"
+
+
 @contextmanager
 def say_stopped(hidden):
     "Ctrl-C, or a machine that cannot go on: what is kept is said in one line."
