@@ -53,6 +53,10 @@ class FitCall(SharedCall):
 @dataclass(frozen=True)
 class RunPage(Settings, FitCall):
     "The parameters of the notebook `run`: what `fit` takes, and modules of the user's."
+    dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
+    target: object = hp("own", "the domain held out, or [a, b]; none: in-domain; None: the data set's own")
+    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12", low=1)
+    out: object = hp(None, "folder of the run; None: one below runs/ that only this run uses")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
 
 
