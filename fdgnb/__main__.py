@@ -6,7 +6,7 @@
 __all__ = ['UsageError', 'main']
 
 # %% ../nbs/command.ipynb #cmd0000004
-import inspect, sys
+import inspect, sys, textwrap
 import typer
 import yaml
 from dataclasses import fields
@@ -169,8 +169,10 @@ def compare(
     if len(failed) == len(made): raise FdgnbError(f"no run ended: {failed.error.iloc[0]}")
     shown, base = add_adapted(made), given["base"] if given["base"] in names else names[0]
     result = table(shown, given["rule"], base=base, metric=given["metric"])
-    print(describe_comparison(made).replace("**", ""), result, sep="\n\n")
-    print("Avg: mean of the columns. ALL: over the samples of all of them.", verdicts(result), sep="\n\n")
+    for part in describe_comparison(made).replace("**", "").split("\n\n"): print(textwrap.fill(part, 80))
+    print("", result, sep="\n")
+    if "Avg" in result.mean: print("Avg: mean of the columns. ALL: over the samples of all of them.")
+    print(f"\n{verdicts(result)}")
     if folder:
         result.save(folder, "table", tidy=True)
         save_pictures(made, shown, result, folder)

@@ -224,7 +224,7 @@ def run(
               disable=hidden or not todo) as bar, say_stopped(hidden):
         for ended, (key, came) in enumerate(play_all(todo, store, jobs, needs, str(work), retry, metrics), 1):
             args = todo[key][1]
-            bar.set_description(f"{ended} of {len(todo)} runs", refresh=False)
+            bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
             what = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"
             bar.set_postfix_str(what + f": {came}"*(came != "done"), refresh=False)
             bar.update(args["rounds"])
