@@ -156,3 +156,11 @@ def test_make_shows_rounds_and_leaves_pages(tmp_path, broken):
     assert page.count('<p class="caption">') == page.count("<img") == 5
     assert page.count('<details class="code">') > 5 and "papermill nbs/compare.ipynb" not in page
     assert page.count("of 2 runs:") == 1                                              # not every step of the bar
+
+
+def test_an_export_warns_of_nothing(tmp_path, recwarn):
+    "torch's exporter warns of its own code."
+    pytest.importorskip("onnxscript")
+    small = slice_of(fdgnb.get_dataset("digits"), 30)
+    fdgnb.fit("fedavg", small, target="inked", rounds=1, progress=False).export(tmp_path/"a.onnx")
+    assert not [w for w in recwarn if issubclass(w.category, FutureWarning)]
