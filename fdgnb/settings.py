@@ -6,7 +6,7 @@
 __all__ = ['hp', 'switch', 'variant', 'Settings']
 
 # %% ../nbs/02_settings.ipynb #ea8986ce
-import builtins, functools, inspect, json, math
+import builtins, functools, inspect, json, math, re
 import numpy as np
 from dataclasses import Field, asdict, dataclass, field, fields
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
@@ -44,6 +44,13 @@ def to_whole(value):
     return int(value) if is_whole else value
 
 
+def read_exponents(value):
+    "Turn the word `1e-3`, which YAML 1.1 reads as a text, into a number, in lists too; any other value stays."
+    if isinstance(value, tuple): return tuple(map(read_exponents, value))
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", value)
+    return float(value) if is_number else value
+
+
 def choose(value, choices):
     "The one of `choices` that has the type and the value of `value`; pydantic's error where there is none."
     for choice in choices:
@@ -52,6 +59,7 @@ def choose(value, choices):
 
 # %% ../nbs/02_settings.ipynb #fittercode
 LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
+NUMBERS = (int, float, tuple[float, ...])
 STRICT = dict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
@@ -78,6 +86,7 @@ def annotate(f):
         low, high = limits_of(f)
         allowed = Annotated[allowed, Limits(ge=low, le=high)]
     if kind_of(f) is int: allowed = Annotated[allowed, BeforeValidator(to_whole)]
+    if kind_of(f) in NUMBERS: allowed = Annotated[allowed, BeforeValidator(read_exponents)]
     if about.get("choices") is not None:
         allowed = Annotated[Any, AfterValidator(functools.partial(choose, choices=about["choices"]))]
     further = about.get("also")

@@ -6,14 +6,17 @@
 __all__ = ['Table', 'table']
 
 # %% ../../nbs/experiments/06_table.ipynb #tabimp0001
+import textwrap
 import numpy as np
 import pandas as pd
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import get_terminal_size
 from ..core import FdgnbError, atomic_write, echo, nearest, path_of, writing
+from ..settings import format_value
 from ..runs.metrics import POINTS, RULES, lower_is_better
 from .store import has_metric, metric_names, scores
-from .pictures import table_plot
+from .pictures import ADAPTED, table_plot
 from .statistics import is_copy, gain_of, mean_ranks
 
 # %% ../../nbs/experiments/06_table.ipynb #ba2ad302
@@ -102,9 +105,9 @@ def save_table(t, folder, stem, tidy=False):
         for end, text in texts.items(): atomic_write(folder/f"{stem}{end}", text)
 
 # %% ../../nbs/experiments/06_table.ipynb #1a4f3f04
-@dataclass
+@dataclass(repr=False)
 class Table:
-    "A comparison, as `table` gives it; it shows itself on a page."
+    "A comparison, as `table` gives it; it shows itself on a page, and as text where it is printed."
     mean: pd.DataFrame                                   # labels by columns, fractions in [0, 1]
     sd: pd.DataFrame                                     # standard deviation over seeds (n - 1)
     n: pd.DataFrame                                      # seeds of a cell
@@ -145,9 +148,13 @@ class Table:
 
     def _repr_html_(self): return self.text("<b>{}</b>").style.set_caption(self.caption).to_html()
 
-    def plot(self):
+    def __repr__(self):
+        wide = get_terminal_size().columns
+        return "\n".join([*textwrap.wrap(self.caption, wide), self.text("{}").to_string(line_width=wide)])
+
+    def plot(self, **kw):
         "Dots with their deviation, a column a group (`table_plot`)."
-        return table_plot(self.mean, self.sd, self.metric)
+        return table_plot(self.mean, self.sd, self.metric, **kw)
 
     def save(self, folder: str | Path, stem: str, tidy: bool = False):
         "Write stem.csv, .tex and .md; tidy: also the numbers behind them (`save_table`)."
@@ -387,9 +394,6 @@ def table(
                  inside=columns == "target" and bool(tidy.target.isna().all()))
 
 # %% ../../nbs/experiments/06_table.ipynb #99057a39
-ADAPTED = " (adapted)"
-
-
 def adapted_scores(scores):
     "The scores after adaptation as those of every rule at the point `aggregated`; {} where there are none."
     last = scores.get("adapted", {}).get("last")
@@ -466,3 +470,29 @@ def all_points(results, metric="accuracy", **kw):
     aggregated: the server's model; local: mean over the clients' own models; adapted: to the target."""
     there = [p for p in (*POINTS, "adapted") if len(scores(results, "last", p, metric))]
     return pd.DataFrame({p: avg_of(table(results, "last", p, metric=metric, **kw)) for p in there})
+
+# %% ../../nbs/experiments/06_table.ipynb #describecd1
+def describe_comparison(results):
+    "Methods, data, settings and hardware of a grid's results in two sentences of Markdown."
+    records = [r for r in results.record if r]
+    if not records: return "No run has ended."
+
+    def say(pick): return " or ".join(dict.fromkeys(format_value(pick(r)) for r in records))
+    def setting(name): return say(lambda r: r["args"]["settings"][name])
+
+    held = [str(t) for t in dict.fromkeys(results.target.map(target_name)) if t is not None]
+    where = f"held out in turn: {', '.join(held)}" if held else "in-domain: every client tested on its own samples"
+    if len(held) == 1: where = f"held out: {held[0]}"
+    limit = setting("limit")
+    how = [f"{say(lambda r: r['rounds'])} rounds", f"backbone {setting('backbone')}",
+           f"learning rate {setting('lr')}", f"batches of {setting('batch_size')}",
+           f"local epochs {setting('local_epochs')}",
+           "all samples" if limit == "all" else f"at most {limit} samples of a domain (limit)"]
+    protocol = say(lambda r: r["args"]["protocol"] or "none")
+    if protocol != "none": how.append(f"protocol {protocol} at scale {say(lambda r: r['args']['scale'] or 'paper')}")
+    seeds = ", ".join(map(str, dict.fromkeys(results.seed)))
+    made = [say(lambda r: r["provenance"]["hardware"]), say(lambda r: r["args"]["device"]),
+            f"torch {say(lambda r: r['provenance']['libraries']['torch'])}"]
+    return (f"**{', '.join(dict.fromkeys(results.label))}** on **{say(lambda r: r['args']['dataset'])}**, {where}; "
+            f"{'seed' if results.seed.nunique() == 1 else 'seeds'} {seeds}.\n\n"
+            f"Every run: {', '.join(how)}. Made on {', '.join(made)}.")

@@ -6,13 +6,13 @@
 __all__ = ['Run', 'fit']
 
 # %% ../../nbs/runs/05_fit.ipynb #53f03277
-import copy, difflib, inspect, json, os, secrets, time, torch
+import copy, difflib, hashlib, inspect, json, os, secrets, time, torch
 import pandas as pd
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, echo, nearest, parse_json, path_of, read_regular, writing
+from ..core import FdgnbError, atomic_write, echo, nearest, parse_json, path_of, read_regular, root, writing
 from ..vectors import Ledger, flatten
 from ..settings import SETTINGS, make
 from ..data.domain import Dataset
@@ -20,6 +20,7 @@ from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
 from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, plan_scores, run_round
 from .versions import parts_of, reads_rounds, versions_of
+from .imports import import_modules
 from .setup import FitCall, Federation, explain_mps
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
 from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
@@ -309,7 +310,7 @@ def interruptible(run, quiet, resume=True):
 
 def play(run, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
     "The rounds of a run that are still to be done."
-    from tqdm.auto import tqdm
+    from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
     fed = run.fed
     down = downloads(fed.method, fed.server)
     with closing(Threads(fed.net, workers, fed.device)) as engine:
@@ -386,3 +387,21 @@ def fit(
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)
     if run.stopped: print(run.reason)
     return run
+
+# %% ../../nbs/runs/05_fit.ipynb #preparecode
+PLAYED = "workers checkpoint_every progress resume callbacks".split()          # how a run is played, not what it is
+
+
+def prepare_run(given):
+    """(federation, folder, arguments of `fit`) of the parameters of a `RunPage`, modules of the user's imported.
+
+    Without a protocol 12 rounds; without `out` a folder below runs/ that only these arguments use."""
+    call = dict(given)
+    import_modules(call.pop("imports", ""))                          # before anything of theirs is named
+    out = folder_of(call.pop("out", None))
+    if not call.get("protocol"): call.setdefault("rounds", 12)
+    fed = Federation(**{k: v for k, v in call.items() if k not in PLAYED})
+    args = json.dumps(fed.args(), sort_keys=True).encode()
+    code = hashlib.blake2b(args, digest_size=4).hexdigest()
+    name = f"{fed.data.name}-{fed.target or 'none'}-{fed.method.name}-seed{fed.seed}-{code}"
+    return fed, out or root()/"runs"/name, call

@@ -145,11 +145,31 @@ def mark_divergence(run):
     return f"; DIVERGED in round {round}" if round else ""
 
 
+class Scores(pd.DataFrame):
+    "A table of scores; printed it is rounded and 80 columns wide, and a star says that an oracle chose the rounds."
+    @property
+    def _constructor(self): return pd.DataFrame                      # what is computed from it is any table
+
+    def __repr__(self):
+        if not {"rounds", "uses"} <= set(self): return super().__repr__()
+        oracles = self["uses"].astype(str).str.startswith("ORACLE")
+        rounds = self["rounds"].astype(str).str.replace(" ", "") + np.where(oracles, "*", "")
+        numbers = self.drop(columns=["rounds", "uses"]).map(lambda v: "" if pd.isna(v) else f"{v:.3f}")
+        lines = [numbers.assign(rounds=rounds).to_string(line_width=80)]
+        if oracles.any(): lines.append(f"* chosen by an oracle, by {self['uses'][oracles].iloc[0].partition(': ')[2]}")
+        diverged = self["uses"].astype(str).str.extract("; (DIVERGED.*)")[0].dropna()
+        lines += diverged.unique().tolist()
+        return "\n".join(lines)
+
+
 def label_rows(rows, keys, point):
-    "Rows of the table under their keys (point, rule); where one point is shown, under the rule or `adapted`."
+    """Rows of the table under their keys (point, rule); where one point is shown, under the rule or `adapted`.
+
+    The target's column comes first."""
     out = pd.DataFrame(rows, index=pd.MultiIndex.from_tuples(keys, names=["point", "rule"]))
-    if point == "both": return out
-    return out.set_axis(pd.Index(["adapted" if p == "adapted" else r for p, r in keys], name="rule"))
+    out = Scores(out[sorted(out, key=lambda name: name != "target")])
+    if point != "both": out.index = pd.Index(["adapted" if p == "adapted" else r for p, r in keys], name="rule")
+    return out
 
 # %% ../../nbs/runs/02_metrics.ipynb #tablecode0
 def check_point(point):
@@ -178,7 +198,7 @@ def rules_table(
 ) -> pd.DataFrame:                          # by rule; of both points by (point, rule)
     """Lay out what a run scored: selection rules by domains, in fractions (accuracy) or nats (loss).
 
-    Columns: each source domain's test samples, target, ALL, AVG, the rounds selected, what the rule uses. A row
+    Columns: target, each source domain's test samples, ALL, AVG, the rounds selected, what the rule uses. A row
     `adapted` is the last round after label-free adaptation, where there is one. Rules go by accuracy whatever
     the metric. Raises FdgnbError on an unknown point, or a metric that was not measured."""
     check_point(point)
@@ -441,5 +461,6 @@ def stored_table(rec, point="aggregated"):
     points = dict(both=tuple(rec["table"]), aggregated=("aggregated", "adapted")).get(point, (point,))
     keys = [(p, rule) for p, rows in rec["table"].items() if p in points for rule in rows]
     sources, target = source_and_target(rec["sizes"])
-    names = [*map(column, sources), *OWN] if target is not None else [*map(column, sources), *OWN[1:]]
-    return label_rows([rec["table"][p][rule] for p, rule in keys], keys, point).reindex(columns=names)
+    names = [*OWN[:1]*(target is not None), *map(column, sources), *OWN[1:]]
+    rows = label_rows([rec["table"][p][rule] for p, rule in keys], keys, point)
+    return Scores(rows.reindex(columns=names))

@@ -517,7 +517,9 @@ def write_onnx(net, x, notes):
     models.torchvision_models()                                        # the exporter imports torchvision
     batch = torch.export.Dim("batch", min=1, max=2**20)
     names = dict(input_names=["images"], output_names=["logits"])
-    program = torch.onnx.export(net, (x,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, **names)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)                 # torch's, of its own code
+        program = torch.onnx.export(net, (x,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, **names)
     program.model.metadata_props.update({k: json.dumps(v) for k, v in notes.items()})
     return program.model_proto.SerializeToString()
 

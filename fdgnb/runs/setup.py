@@ -56,6 +56,10 @@ class FitCall(SharedCall):
 @dataclass(frozen=True)
 class RunPage(Settings, FitCall):
     "The parameters of the notebook `run`: what `fit` takes, and modules of the user's."
+    dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
+    target: object = hp("own", "the domain held out, or [a, b]; none: in-domain; None: the data set's own")
+    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12", low=1)
+    out: object = hp(None, "folder of the run; None: one below runs/ that only this run uses")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
 
 
@@ -73,12 +77,15 @@ def read_hyper(hyper):
     return hyper or {}
 
 
+PAPERMILLS = {"PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}         # what its --inject-paths defines
+
+
 def read_page(page, given):
     """The parameters of a notebook that have a value, checked; FdgnbError on an unknown name or a wrong value.
 
-    page: the dataclass that declares them. given: {name: value}; None: the default."""
+    page: the dataclass that declares them. given: {name: value}; None: the default; papermill's own are left out."""
     known = {f.name for f in fields(page)}
-    values = {k: v for k, v in given.items() if v is not None or k not in known}
+    values = {k: v for k, v in given.items() if (v is not None or k not in known) and k not in PAPERMILLS}
     make(page, values, "parameter")
     if "hyper" in values: values["hyper"] = read_hyper(values["hyper"])
     return values
