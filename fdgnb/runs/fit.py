@@ -18,7 +18,8 @@ from ..settings import SETTINGS, make
 from ..data.domain import Dataset
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
-from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, plan_scores, run_round
+from ..federation.rounds import (Threads, closing, keep_large_blocks, one_thread, plan_scores, repeatable,
+                                     run_round)
 from .versions import parts_of, reads_rounds, versions_of
 from .imports import import_modules
 from .setup import FitCall, Federation, explain_mps
@@ -381,7 +382,7 @@ def fit(
     if run.round == fed.rounds: return run
     keep_large_blocks()
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
-    with one_thread(), explain_mps(), start_and_end(callbacks, run) as who:
+    with one_thread(), repeatable(fed.device), explain_mps(), start_and_end(callbacks, run) as who:
         if who: stay(run, who)
         else:
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)
