@@ -21,7 +21,9 @@ def play(method, sites, **kw):
 
 
 def bits(run):
-    return {k: v.cpu() for k, v in run.fed.server.state.items() if torch.is_tensor(v)}
+    "The server's tensors; entries that may be NaN by design left out."
+    state, gaps = run.fed.server.state, run.fed.method.gaps
+    return {k: v.cpu() for k, v in state.items() if torch.is_tensor(v) and k not in gaps}
 
 
 def are_equal(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
@@ -39,7 +41,7 @@ def test_a_backbone_is_repeatable(backbone, sites):
     draw = np.random.default_rng(0)
     look = lambda: (draw.integers(0, 256, (24, 3, 64, 64), dtype=np.uint8), np.arange(24) % 3)
     data = fdgnb.from_arrays({k: look() for k in "abd"})
-    first, again = play("fedavg", data, backbone=backbone), play("fedavg", data, backbone=backbone)
+    first, again = (play("fedavg", data, backbone=backbone, lr=.001) for _ in range(2))
     assert are_equal(bits(first), bits(again))
 
 
