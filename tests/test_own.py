@@ -41,8 +41,12 @@ SAMPLES = {
     "normalized": (x/128 - 1, "undo the normalization"),
     "NaN": (spoiled(np.nan), "1 pixels are NaN or infinite"),
     "infinite": (spoiled(np.inf), "numpy.nan_to_num"),
-    "16 bits": (x.astype(np.uint16)*200, "by their own range"),
-    "negative": (x.astype(int) - 9, "beyond 0 to 255"),
+    "32 bits": (x.astype(int)*2000, "scale them to [0, 1]"),
+    "negative": (x.astype(int) - 9, "scale it to [0, 1]"),
+    "no pixels": (np.zeros((6, 3, 0, 0)), "hold no numbers"),
+    "a tensor without numbers": (torch.zeros(6, 3, 8, 8, device="meta"), "the device meta"),
+    "masked": (np.ma.masked_array(x, x > 99), "samples under a mask"),
+    "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples are PIL images"),
     "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[:, :3]"),
     "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes; resize them"),
     "ragged lists": ([[1, 2], [3]], "several shapes"),
@@ -86,7 +90,9 @@ def test_a_sample_whose_file_cannot_be_read(tmp_path):
     for name in ("cut.png", "gone.png"):
         ds = Files([lambda: (Image.fromarray(x[0, 0]), 0), lambda: read(name)])
         says(lambda: fdgnb.from_torch(dict(a=ds), size=8), "domain 'a': sample 1 cannot be read")
-    with pytest.raises(ZeroDivisionError): fdgnb.from_torch(dict(a=Files([lambda: 1/0])))
+    with pytest.raises(FdgnbError, match="sample 0 cannot be read .ZeroDivisionError") as e:
+        fdgnb.from_torch(dict(a=Files([lambda: 1/0])))
+    assert one_line(e) and isinstance(e.value.__cause__, ZeroDivisionError)
 
 
 def test_check_of_a_folder_says_what_a_run_refuses(tmp_path, capsys):
@@ -97,7 +103,15 @@ def test_check_of_a_folder_says_what_a_run_refuses(tmp_path, capsys):
             for i in range(3): Image.fromarray(x[i].transpose(1, 2, 0)).save(tmp_path/"shop"/d/c/f"{i}.png")
     assert main(["check", str(tmp_path/"shop")]) == 0
     said = capsys.readouterr().out
-    assert "publ" not in said and said.rstrip().endswith("damaged images")
+    assert "publ" not in said and said.rstrip().endswith("counted and decoded")
+    assert "cannot be read" not in said
+    (tmp_path/"shop"/"south"/"cat"/"1.png").write_bytes(b"no image")
+    assert main(["check", str(tmp_path/"shop")]) == 0
+    said = capsys.readouterr().out
+    assert "images of south that cannot be read: 1" in said and "1.png" in said and "a run refuses them" in said
+    assert main(["check", str(tmp_path/"shop"), "--no-decode"]) == 0
+    assert "cannot be read" not in (said := capsys.readouterr().out) and "counted, not decoded" in said
+    (tmp_path/"shop"/"south"/"cat"/"1.png").unlink()
     (tmp_path/"shop"/"north"/"cat"/"0.png").rename(tmp_path/"shop"/"north"/"cat"/"0.dcm")
     for f in (tmp_path/"shop"/"south"/"dog").iterdir(): f.unlink()
     assert main(["check", str(tmp_path/"shop")]) == 0
@@ -217,14 +231,16 @@ def test_texts_that_are_wrong(tmp_path, monkeypatch):
     for source, part in cases: says(lambda: fdgnb.from_texts(source), part)
     says(lambda: fdgnb.from_texts(TABLE, classes=["bad", "good"]), "classes={label: name}")
     if not text.find_missing(): says(lambda: fdgnb.from_texts(TABLE, encoder="minilmm"), "did you mean 'minilm'?")
-    files = dict(cut=b'text,label,domain\n"a,0,b\n', none=b"", latin=b"text,label,domain\ncaf\xe9,0,b\n",
+    files = dict(cut=b'text,label,domain\n"a,0,b\n', none=b"", odd=b"text,label,domain\n\x81,0,b\n",
+                 unmarked="text,label,domain\na,0,b\n".encode("utf-16-le"),
                  wide=b"text,label,domain\na,0,b\na,0,b,c,d\n", zeros=b"\0"*99)
     for name, b in files.items():
         (tmp_path/f"{name}.csv").write_bytes(b)
         says(lambda: fdgnb.from_texts(tmp_path/f"{name}.csv"), f"{name}.csv")
     (tmp_path/"texts/books/good").mkdir(parents=True)
     (tmp_path/"texts/books/good/1.txt").write_bytes(b"caf\xe9")
-    says(lambda: fdgnb.from_texts(tmp_path/"texts"), "1.txt", "damaged: get it again")
+    with pytest.warns(UserWarning, match="1.txt' is not UTF-8; read as cp1252"), pytest.raises(AssertionError):
+        fdgnb.from_texts(tmp_path/"texts")
     (tmp_path/"texts/books/good/1.txt").write_text("fine")
     (tmp_path/"texts/books/good/2.txt").symlink_to(tmp_path/"gone")
     zeros = lambda texts, *args, **kw: np.zeros((len(texts), 4), np.float32)

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/02_cache.ipynb #22a93310
-import errno, hashlib, json, os, re, secrets, shutil, tempfile, time, warnings
+import errno, hashlib, json, math, os, re, secrets, shutil, sys, tempfile, time, warnings
 import numpy as np
 from platformdirs import user_cache_path
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +28,11 @@ def data_dir():
     return Path(os.environ.get("FDGNB_DATA") or root()/"data").expanduser()
 
 
+def is_off():
+    "Whether nothing that was decoded is to be kept on the disk: FDGNB_CACHE=off."
+    return os.environ.get("FDGNB_CACHE", "").casefold() == "off"
+
+
 def cache_places():
     "The folders in which decoded data may be kept, the first choice first."
     if os.environ.get("FDGNB_CACHE"): return [Path(os.environ["FDGNB_CACHE"]).expanduser()]
@@ -36,6 +41,7 @@ def cache_places():
 
 def cache_dir():
     "The folder of decoded data (made if missing): the first of `cache_places()` that may be written."
+    if is_off(): raise FdgnbError("FDGNB_CACHE=off: nothing is kept on the disk; leave it out, or name a folder")
     places = cache_places()
     for p in places:
         if _writable(p): return p
@@ -130,12 +136,25 @@ def _sweep(folder, days=1):
         if time.time() - folder.stat().st_mtime > days * 86400: shutil.rmtree(folder, ignore_errors=True)
     except FileNotFoundError: pass
 
+
+_told = set()                                            # the folders that this process has named
+
+
+def tell_place(folder):
+    "Say on stderr, once in a process, in which folder decoded data is kept."
+    if folder in _told: return
+    _told.add(folder)
+    place = str(folder).replace(str(Path.home()), "~", 1)
+    print(f"fdgnb keeps decoded data in {place} (FDGNB_CACHE names another folder; FDGNB_CACHE=off keeps none)",
+          file=sys.stderr)
+
 # %% ../../nbs/data/02_cache.ipynb #e47bfe81
 def cache_arrays(key, make, stream=False):
     """The arrays of `make()` (a dict), made once and kept under `key` in `cache_dir()`, memory-mapped.
 
     stream=True, for data beyond memory: make(folder) gets the unpublished folder, and may return arrays
-    that it mapped there (x in x.npy)."""
+    that it mapped there (x in x.npy). FDGNB_CACHE=off: made every time, in memory, with None for the folder."""
+    if is_off(): return make(None) if stream else make()
     folder = cache_dir()/key
     for _ in range(5):
         try:
@@ -153,14 +172,25 @@ def cache_arrays(key, make, stream=False):
             _write(made, arrays)
             del arrays
             _publish(made, folder)
+            tell_place(folder.parent)
         except OSError as e:
             raise FdgnbError(f"cannot keep decoded data in {str(folder.parent)!r}: {e.strerror or e}; set "
-                             f"FDGNB_CACHE to a folder with room") from None
+                             f"FDGNB_CACHE to a folder with room, or to off") from None
         finally: shutil.rmtree(made, ignore_errors=True)
     raise FdgnbError(f"cached data {str(folder)!r} changes while it is being read; is another program "
                      f"writing there?")
 
 # %% ../../nbs/data/02_cache.ipynb #d2758fb8
+def has_entry(key):
+    "Whether something is kept under a key."
+    return not is_off() and (cache_dir()/key).exists()
+
+
+def forget(key):
+    "Remove what is kept under a key."
+    if has_entry(key): shutil.rmtree(cache_dir()/key, ignore_errors=True)
+
+
 def cache_words(*what):
     "Words as they begin the key of an entry."
     return re.sub(r"[^\w-]+", "_", "-".join(map(str, what)))[:80]
@@ -174,6 +204,34 @@ def cache_key(*what, files=()):
     return f"{cache_words(*what)}-{digest}"
 
 # %% ../../nbs/data/02_cache.ipynb #a5decc67
+def format_bytes(n):
+    "Bytes in words: 512 bytes, 3.4 MB."
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= unit: return f"{n/unit:.1f} {name}"
+    return f"{n} bytes"
+
+
+def check_room(n, what):
+    "FdgnbError where the disk of the cache (or, with FDGNB_CACHE=off, all memory) cannot hold n bytes of `what`."
+    if is_off():
+        room = os.sysconf("SC_PHYS_PAGES")*os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+        where = "of memory are there in all"
+    else:
+        room = shutil.disk_usage(cache_dir()).free
+        where = f"are free in {str(cache_dir())!r}; set FDGNB_CACHE to a folder with room"
+    if n > room:
+        raise FdgnbError(f"{what} needs {format_bytes(n)} decoded, and {format_bytes(room)} {where}; or take a "
+                         f"smaller size")
+
+
+def allocate(folder, shape, dtype):
+    "An empty array: mapped from folder/x.npy, its room on the disk taken, or, without a folder, in memory."
+    if folder is None: return np.empty(shape, dtype)
+    x = np.lib.format.open_memmap(folder/"x.npy", "w+", dtype, shape)
+    reserve(folder/"x.npy")
+    return x
+
+
 def reserve(file):
     "Take a file's room on the disk now: a full disk is then an OSError here and not a crash in the middle."
     if hasattr(os, "posix_fallocate"):
@@ -204,6 +262,7 @@ def _stat(path):
 
 def cache_entries(name=None, folder=None, days=1):
     "{folder: bytes} of the entries, those of data set `name` or all, and of leftovers `days` old."
+    if is_off() and not folder: return {}
     folder, start = folder or cache_dir(), "" if name is None else f"{cache_words(name)}-"
     whole = [p.parent for p in folder.glob("*/manifest.json")]
     whole = [p for p in whole if p.name.startswith(start) and p.name[0] != "."]

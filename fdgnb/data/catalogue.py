@@ -10,7 +10,7 @@ import inspect, os
 from pathlib import Path
 from ..core import FdgnbError, Registry, echo, nearest
 from .domain import Dataset
-from .folders import from_folder
+from .folders import from_folder, is_folder, to_path
 
 # %% ../../nbs/data/04_catalogue.ipynb #41377f0e
 DATASETS = Registry("dataset", "fdgnb.data")
@@ -73,9 +73,9 @@ def get_dataset(
     if not isinstance(name, (str, Path)): raise _refuse_name(name)
     is_path = isinstance(name, Path) or "/" in name or os.sep in name
     if is_path:
-        own = dict(path=name) if size is None else dict(path=name, size=size)
+        own = dict(path=to_path(name)) if size is None else dict(path=to_path(name), size=size)
         return _load_with(from_folder, name, own, options)
-    if name not in DATASETS.load() and Path(name).is_dir():
+    if name not in DATASETS.load() and is_folder(name):
         raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
                          f"slash")
     return _load_with(DATASETS.get(name), name, dict(size=size), options)

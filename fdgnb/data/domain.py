@@ -69,6 +69,8 @@ class Dataset:
     citation: str = ""  # whose data they are
     terms: str = ""  # how they may be used
     defaults: dict = field(default_factory=dict)  # settings that suit it: {"backbone": "cnn2"}
+    white: int = 255  # the whole number that counts as white in the images it was made of
+    encoder: dict = None  # of texts: {"encoder": "minilm", "tokens": 128}
 
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")

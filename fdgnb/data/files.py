@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/17_files.ipynb #aa15a822
-import json, pickle, struct, tokenize, unicodedata, warnings, zipfile, zlib
+import codecs, json, os, pickle, struct, tokenize, unicodedata, warnings, zipfile, zlib
 import numpy as np
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -57,9 +57,34 @@ def read_json(file):
     with reading(file, "json"): return json.loads(Path(file).read_bytes())
 
 
-def read_text(file):
-    "A UTF-8 text file; a byte order mark is left out."
-    with reading(file, "text"): return Path(file).read_text("utf-8-sig")
+MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+         codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}         # UTF-32's begins like UTF-16's
+
+
+def read_text(file, guess=False):
+    """A text file: UTF-8, or what its byte order mark says; FdgnbError on another encoding.
+
+    guess: read what is neither as the Western text of Windows, and say so."""
+    with reading(file, "text"):
+        content = Path(file).read_bytes()
+        marked = next((kind for mark, kind in MARKS.items() if content.startswith(mark)), "utf-8")
+        try: text = content.decode(marked)
+        except UnicodeDecodeError:
+            if not guess or marked != "utf-8": raise
+            text = _guess_text(file, content)
+    if guess and "\0" in text:
+        raise FdgnbError(f"{str(file)!r} holds zero bytes, as UTF-16 without a byte order mark does: save it as UTF-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _guess_text(file, content):
+    "Bytes that are not UTF-8 as the Western text of Windows, aloud; FdgnbError where they are no text."
+    try: text = content.decode("cp1252")
+    except UnicodeDecodeError:
+        raise FdgnbError(f"{str(file)!r} is neither UTF-8 nor cp1252: save it as UTF-8") from None
+    warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
+                  f"if it is another")
+    return text
 
 # %% ../../nbs/data/17_files.ipynb #c29b8f76
 def to_labels(y, file):
@@ -82,17 +107,51 @@ def join_path(folder, name, source):
     return folder/name
 
 # %% ../../nbs/data/17_files.ipynb #745817f7
+SYSTEM = {"@eadir", "#recycle", "#snapshot", "$recycle.bin", "__macosx", "__pycache__", "desktop.ini",
+          "lost+found", "system volume information", "thumbs.db"}
+
+
+def is_ignored(name):
+    "Whether a file or folder is hidden, or made by a system and not by whoever collected the data."
+    return name.startswith(".") or name.casefold() in SYSTEM
+
+
+def list_below(folder):
+    "What lies anywhere below a folder and is no folder, by name, without what `is_ignored`."
+    below = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_ignored(name)]
+        below += [Path(parent, name) for name in names if not is_ignored(name)]
+    return sorted(below)
+
+
 def is_lost(path):
     "Whether a path is a dangling link or a special file (a pipe, a socket, a device)."
     return not (path.is_file() or path.is_dir())
 
 
 def warn_of_lost(paths):
-    "Warn of the dangling links and special files among paths, with their number; hidden ones do not count."
-    lost = [p for p in paths if p.name[0] != "." and is_lost(p)]
+    "Warn of the dangling links and special files among paths, with their number; ignored ones do not count."
+    lost = [p for p in paths if not is_ignored(p.name) and is_lost(p)]
     if not lost: return
     s = "s" if len(lost) > 1 else ""
     warnings.warn(f"passed over {len(lost)} dangling link{s} or special file{s}, the first: {str(lost[0])!r}")
+
+
+def check_listed(lists, listed, is_there):
+    """Warn of the files named by `lists` (a name) that are not there; FdgnbError where none is.
+
+    listed: {part: files}; is_there(file)."""
+    absent = {part: [file for file in files if not is_there(file)] for part, files in listed.items()}
+    lost, n = sum(absent.values(), []), sum(map(len, listed.values()))
+    if not lost: return
+    first = f"the first: {str(lost[0])!r}"
+    if len(lost) == n:
+        raise FdgnbError(f"none of the {n} files that {lists} name is there, {first}: put them there, or take "
+                         f"the lists away")
+    gone = [part for part, files in listed.items() if files and len(absent[part]) == len(files)]
+    none = f"; nothing is left of the part {' and '.join(gone)}" if gone else ""
+    warnings.warn(f"{len(lost)} of {n} files that {lists} name are not there, {first}{none}")
 
 
 def check_name(path):

@@ -6,13 +6,14 @@
 __all__ = ['from_folder']
 
 # %% ../../nbs/data/03_folders.ipynb #98aa22a7
-import hashlib, shutil, struct, warnings, zlib
+import hashlib, struct, warnings, zlib
 import numpy as np
 from pathlib import Path
-from ..core import FdgnbError, nearest
+from ..core import FdgnbError, echo, nearest
 from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
-from .cache import cache_dir, cache_arrays, map_in_threads, reserve
-from .files import NO_ACCESS, check_name, warn_of_lost
+from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads
+from .files import NO_ACCESS, check_name, is_ignored, list_below, warn_of_lost
+from .scale import check_range, check_white, decide_white, to_bytes
 
 # %% ../../nbs/data/03_folders.ipynb #76bfb730
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -47,64 +48,112 @@ def _shorten(error):
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 # %% ../../nbs/data/03_folders.ipynb #b97200a9
-def decode(file, size):
-    "An image file or stream -> uint8 (3, size, size); FdgnbError that says why it cannot be read."
+def read_levels(im, size=None, gray=False):
+    """An upright PIL image, resized where a size is given: (its pixels before any scaling, its largest pixel).
+
+    Of 8 bits: uint8 (h, w, 3), or (h, w) of a gray one if `gray`. Of more: float32 (h, w)."""
     from PIL import Image
-    im = open_image(file)
     if im.mode == "F": raise FdgnbError("floating-point pixels; save it with 8 or 16 bits")
     if im.mode.startswith("I"):
-        im = Image.fromarray((np.asarray(im).clip(0, 65535)//256).astype(np.uint8))
-    if "A" in im.mode or "transparency" in im.info:
-        im = im.convert("RGBA")
-        im = Image.alpha_composite(Image.new("RGBA", im.size, "white"), im)
-    return np.asarray(im.convert("RGB").resize((size, size), Image.BICUBIC)).transpose(2, 0, 1)
+        im = im.convert("I")
+        low, high = im.getextrema()
+        check_range(low, high, 65535)
+        im = im.convert("F")
+    else:
+        im = _without_alpha(im)
+        im = im.convert("L" if gray and im.mode in ("1", "L") else "RGB")
+        high = int(np.max(im.getextrema()))
+    if size: im = im.resize((size, size), Image.BICUBIC)
+    return np.asarray(im), int(high)
+
+
+def _without_alpha(im):
+    "A PIL image over white where it is transparent."
+    from PIL import Image
+    if "A" not in im.mode and "transparency" not in im.info: return im
+    im = im.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", im.size, "white"), im)
+
+
+def scale_levels(levels, high, white=None):
+    "What `read_levels` gives as bytes; white: of the data set, None: 255 of 8 bits, 65535 of more."
+    is_deep = levels.dtype != np.uint8
+    own = (white or 65535) if is_deep else min(white or 255, 255)
+    check_range(0, high, own)
+    return to_bytes(levels, own)
+
+
+def decode_with_high(file, size, white=None):
+    "(uint8 (3, size, size), largest pixel of 8 bits, largest of more) of an image file or stream."
+    levels, high = read_levels(open_image(file), size)
+    x, is_deep = scale_levels(levels, high, white), levels.ndim == 2
+    x = np.repeat(x[None], 3, 0) if is_deep else x.transpose(2, 0, 1)
+    return x, 0 if is_deep else high, high if is_deep else 0
+
+
+def decode(file, size, white=None):
+    """An image file or stream -> uint8 (3, size, size); FdgnbError that says why it cannot be read.
+
+    white: the whole number that counts as white; None: 255 in 8 bits, 65535 in more."""
+    return decode_with_high(file, size, white)[0]
 
 # %% ../../nbs/data/03_folders.ipynb #e4f26812
-def _decode_all(files, labels, size, title, folder):
-    "Decode `files` into folder/x.npy; arrays x, y, and kept: the index in `files` of each row."
-    x = np.lib.format.open_memmap(folder/"x.npy", "w+", np.uint8, (len(files), 3, size, size))
-    reserve(folder/"x.npy")
+def _decode_all(files, labels, size, white, title, folder):
+    """Decode `files`, into folder/x.npy where there is a folder; arrays x, y, kept and high.
+
+    kept: the index in `files` of each row. high: the largest pixel of 8 bits, and of more."""
+    x = allocate(folder, (len(files), 3, size, size), np.uint8)
 
     def decode_one(i):
-        try: x[i] = decode(files[i], size)
-        except FdgnbError: return False
-        return True
+        try: x[i], *high = decode_with_high(files[i], size, white)
+        except FdgnbError: return None
+        return high
 
-    is_good = np.array(map_in_threads(decode_one, range(len(files)), title, "image"), bool)
-    kept = np.flatnonzero(is_good)
+    highs = map_in_threads(decode_one, range(len(files)), title, "image")
+    kept = np.flatnonzero([high is not None for high in highs])
+    high = np.max([(0, 0), *(highs[i] for i in kept)], axis=0)
     y = np.asarray(labels, np.int64)[kept]
-    return dict(x=x if is_good.all() else np.array(x[kept]), y=y, kept=kept)
+    return dict(x=x if len(kept) == len(files) else np.array(x[kept]), y=y, kept=kept, high=high)
 
 # %% ../../nbs/data/03_folders.ipynb #7bd8edf1
-def _fingerprint(base, files, labels, size):
-    "Changes when a file, its label, the pixel size, the place or the decoder does."
+def _fingerprint(base, files, labels, size, scale):
+    "Changes when a file, its label, the pixel size, the place, the scale or the decoder does."
     from PIL import __version__
-    lines = [f"1 {__version__} {size} {base.absolute()}"]
+    lines = [f"1 {__version__} {size} {base.absolute()}{scale}"]
     for file, label in zip(files, labels):
         stat = file.stat()
         lines.append(f"{file.relative_to(base)}\t{label}\t{stat.st_size}\t{stat.st_mtime_ns}")
     return hashlib.blake2b("\n".join(lines).encode("utf8", "surrogateescape"), digest_size=12).hexdigest()
 
 
-def _reason(file, size):
+def reason_against(file, size=64, white=None):
     "Why an image cannot be read, in one line; None if it can."
-    try: decode(file, size)
+    try: decode(file, size, white)
     except FdgnbError as e: return str(e)
 
 # %% ../../nbs/data/03_folders.ipynb #daf9b0e9
-def read_images(name, base, files, labels, size, on_error, dataset):
-    "Domain `name` of `dataset` from files below `base`, decoded or cached; on_error: raise, or skip aloud."
+def key_of(name, base, files, labels, size, dataset, scale=""):
+    "The key of a domain of files in the cache."
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in f"{dataset}-{name}")[:80]
-    key = f"{safe}-{size}-{_fingerprint(base, files, labels, size)}"
+    return f"{safe}-{size}-{_fingerprint(base, files, labels, size, scale)}"
+
+
+def read_images(name, base, files, labels, size, on_error, dataset, white=None, scale=""):
+    """(domain `name` of `dataset` from files below `base`, decoded or cached; its largest pixels).
+
+    on_error: raise, or skip aloud. scale: what the key says of `white`."""
+    key = key_of(name, base, files, labels, size, dataset, scale)
     title = f"{dataset}/{name}"
-    arrays = cache_arrays(key, lambda folder: _decode_all(files, labels, size, title, folder), stream=True)
+    make = lambda folder: _decode_all(files, labels, size, white, title, folder)
+    arrays = cache_arrays(key, make, stream=True)
     kept = set(arrays["kept"].tolist())
     lost = [file for i, file in enumerate(files) if i not in kept]
-    if not lost: return Domain.from_arrays(name, arrays)
-    first, why = repr(str(lost[0])), _reason(lost[0], size)
+    high = arrays["high"].tolist() if "high" in arrays else [0, 0]             # an older entry has none
+    if not lost: return Domain.from_arrays(name, arrays), high
+    first, why = repr(str(lost[0])), reason_against(lost[0], size, white)
     if why is None:                     # it can be read now: the disk or its rights were at fault
-        shutil.rmtree(cache_dir()/key, ignore_errors=True)
-        return read_images(name, base, files, labels, size, on_error, dataset)
+        forget(key)
+        return read_images(name, base, files, labels, size, on_error, dataset, white, scale)
     if on_error == "raise":
         more = f" ({len(lost)} such images in {name!r})" if len(lost) > 1 else ""
         raise FdgnbError(f"cannot read image {first}{more}: {why}; repair or remove it, or pass "
@@ -114,27 +163,35 @@ def read_images(name, base, files, labels, size, on_error, dataset):
         raise FdgnbError(f"{who}: none of its {len(files)} images can be read; the first is {first}: {why}")
     warnings.warn(f"{who}: skipped {len(lost)} of {len(files)} images that cannot be read, the first is "
                   f"{first}")
-    return Domain.from_arrays(name, arrays)
+    return Domain.from_arrays(name, arrays), high
 
 # %% ../../nbs/data/03_folders.ipynb #98a7258b
+def to_path(path):
+    "A path, `~` replaced; FdgnbError on what is none, and on a user who is not known."
+    try: return Path(path).expanduser()
+    except (TypeError, RuntimeError, ValueError) as e: raise FdgnbError(f"no folder {echo(path)}: {e}") from None
+
+
+def is_folder(path):
+    "Whether a folder lies at a path, which may be too long for one."
+    try: return Path(path).is_dir()
+    except (OSError, ValueError): return False
+
+
 def list_subfolders(path):
-    "The folders in `path`, by name, without hidden ones."
-    return sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] not in "._" and check_name(p))
-
-
-def _below(folder):
-    "What lies anywhere below a folder and is no folder, by name, without hidden ones."
-    return sorted(f for f in folder.rglob("*") if f.name[0] != "." and (f.is_symlink() or not f.is_dir()))
+    "The folders in `path`, by name, without ignored ones and those that begin with an underscore."
+    folders = [p for p in path.iterdir() if p.is_dir() and not is_ignored(p.name) and p.name[0] != "_"]
+    return sorted(p for p in folders if check_name(p))
 
 
 def list_images(folder):
     "The image files anywhere below a folder, by name."
-    return [f for f in _below(folder) if f.suffix.lower() in IMAGES and f.is_file()]
+    return [f for f in list_below(folder) if f.suffix.lower() in IMAGES and f.is_file()]
 
 
 def warn_of_others(folders):
     "Warn of what lies in class folders and is not taken for an image."
-    below = [f for p in folders for f in _below(p)]
+    below = [f for p in folders for f in list_below(p)]
     warn_of_lost(below)
     others = [f for f in below if f.suffix.lower() not in IMAGES and f.is_file()]
     if not others: return
@@ -167,6 +224,27 @@ def _choose_classes(name, wanted, tree):
         if c not in known: raise FdgnbError(f"unknown class {c!r} of {name}{nearest(c, known)}")
     return list(wanted or known)
 
+# %% ../../nbs/data/03_folders.ipynb #scaledfold
+def read_folders(name, labeled, size, on_error, white):
+    """({domain: Domain}, white) of {domain: (folder, files, labels)}.
+
+    Decoded once; anew where the range of all domains says that white is neither 255 nor, of more than 8 bits, 65535."""
+    made, highs = _read_at(name, labeled, size, on_error, white)
+    usual = 65535 if any(wide for _, wide in highs.values()) else 255
+    decided = decide_white(name, highs, white)
+    if white is None and decided != usual: made, _ = _read_at(name, labeled, size, on_error, decided)
+    return made, decided
+
+
+def _read_at(name, labeled, size, on_error, white):
+    "({domain: Domain}, {domain: largest pixels}) at a white; FdgnbError where they have no room."
+    scale = f" white {white}"
+    missing = [d for d, of in labeled.items() if not has_entry(key_of(d, *of, size, name, scale))]
+    n = sum(len(labeled[d][1]) for d in missing)
+    if n: check_room(n*3*size**2, f"{name}: {n:,} images of {size} pixels a side")
+    read = {d: read_images(d, *of, size, on_error, name, white, scale) for d, of in labeled.items()}
+    return {d: dom for d, (dom, _) in read.items()}, {d: high for d, (_, high) in read.items()}
+
 # %% ../../nbs/data/03_folders.ipynb #565eb84d
 def from_folder(
     path: str,  # a folder of <domain>/<class>/<image>, or its Path
@@ -174,26 +252,27 @@ def from_folder(
     classes: list[str] = None,  # which, in which order; None: all, by name
     domains: list[str] = None,  # which, in which order; None: all, by name
     on_error: str = "raise",  # or "skip": leave out images that cannot be read, and say so
+    white: int = None,  # the whole number that counts as white, like 4095 of 12 bits; None: by the range of all images
 ) -> Dataset:  # RGB images, uint8 (N, 3, size, size)
-    """Read anyone's images, `path/<domain>/<class>/<image>`, antialiased to squares; decoded once and kept.
+    """Read anyone's images, `path/<domain>/<class>/<image>`, antialiased to squares; decoded once, kept in the cache.
 
     A class may be absent from a domain. FdgnbError, in one line with the remedy, on a folder of another form and on
     what cannot be read."""
-    path, size = Path(path).expanduser(), check_size(size)
+    path, size = to_path(path), check_size(size)
     check_on_error(on_error)
-    if not path.is_dir():
-        raise FdgnbError(f"no folder {str(path)!r}: wanted a folder of <domain>/<class>/<image>")
+    check_white(white)
+    if not is_folder(path):
+        raise FdgnbError(f"no folder {echo(str(path), 80)}: wanted a folder of <domain>/<class>/<image>")
     warn_of_lost(sorted(path.iterdir()))
     name, there = check_name(path.absolute()), {p.name: p for p in list_subfolders(path)}
     if not there:
         raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
     folders = {d: there[d] for d in choose_domains(name, domains, there)}
     tree = _scan(folders)
-    classes = _choose_classes(name, classes, tree)
-    made = {}
+    classes, labeled = _choose_classes(name, classes, tree), {}
     for d, by_class in tree.items():
         pairs = [(f, i) for i, c in enumerate(classes) for f in by_class.get(c, [])]
         if not pairs: raise FdgnbError(f"domain {d!r} of {name} has none of the classes {', '.join(classes)}")
-        files, labels = zip(*pairs)
-        made[d] = read_images(d, folders[d], files, labels, size, on_error, name)
-    return Dataset(name, made, classes, defaults=suggest_settings(made, size))
+        labeled[d] = folders[d], *zip(*pairs)
+    made, white = read_folders(name, labeled, size, on_error, white)
+    return Dataset(name, made, classes, defaults=suggest_settings(made, size), white=white)

@@ -15,11 +15,11 @@ from ..core import FdgnbError, generator, nearest
 from ..settings import arg, check_value
 from .domain import Dataset, Domain, check_on_error, check_size, choose_domains, renumber
 from .domain import split_indices, suggest_backbone
-from .cache import cache_key, cache_arrays, data_dir, map_in_threads, reserve
+from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads
 from .files import damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
-from .text import TOKENS, check_tokens, encode, find_encoder
+from .text import TOKENS, about_encoder, check_tokens, encode, find_encoder
 
 # %% ../../nbs/data/07_found.ipynb #c45beb65
 @dataclass
@@ -101,6 +101,7 @@ def find_parts(folders, classes, aliases={}):
     files, labels, parts = [], [], {}
     for part, folder in folders.items():
         own, y = _class_files(folder, classes, aliases)
+        if not own: raise FdgnbError(f"{str(folder)!r} has no images of the {len(classes)} classes: fill or remove it")
         parts[part] = np.arange(len(files), len(files) + len(own))
         files += own
         labels.append(y)
@@ -170,8 +171,7 @@ def _to_uint8(a):
 def _decode_samples(f, size, title, on_error, folder):
     "Pixels or compressed images -> folder/x.npy; arrays x, y (row numbers of `f`) of what could be read."
     samples, n, bad = f.all_samples(), len(f.y), {}
-    x = np.lib.format.open_memmap(folder/"x.npy", "w+", np.uint8, (n, f.channels, size, size))
-    reserve(folder/"x.npy")
+    x = allocate(folder, (n, f.channels, size, size), np.uint8)
 
     def read_one(i):
         try:
@@ -194,7 +194,7 @@ def _read(name, d, f, size, on_error):
     "A `Found` of images as a Domain; its `y` are row numbers of `f` (what is unreadable may be missing)."
     if f.kind == "files":
         base = Path(os.path.commonpath([p.parent for p in f.samples()]))
-        return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)
+        return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)[0]
     key = cache_key(name, d, size, f.channels, f.tag, on_error, files=f.files)
     title = f"{name}/{d}"
     arrays = cache_arrays(key, lambda folder: _decode_samples(f, size, title, on_error, folder), stream=True)
@@ -300,10 +300,11 @@ def _one_domain(load, d, f, size, on_error, options):
 def _load(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
-    made, odd, sides = {}, [], []
+    made, odd, sides, encoder = {}, [], [], None
     for d, get in find_domains(load, domains, options).items():
         f = get()
         made[d] = _one_domain(load, d, f, size, on_error, options)
+        if f.kind == "text": encoder = about_encoder(options.get("encoder", "minilm"), options.get("tokens"))
         found = np.bincount(f.y, minlength=len(info["class_names"]))
         difference = _differs(found, f.published or info["published"].get(d))
         if difference: odd.append(f"{d} {difference}")
@@ -316,7 +317,7 @@ def _load(load, size, domains, on_error, options):
         warnings.warn(f"{name} in {home!r} is a copy of {min(sides)} pixels a side: {size} pixels are only "
                       f"that, enlarged")
     return Dataset(name, made, list(info["class_names"]), info["citation"], info["terms"],
-                   _defaults(info, size))
+                   _defaults(info, size), encoder=encoder)
 
 # %% ../../nbs/data/07_found.ipynb #ca657fab
 def source(name, description, published, classes, size, where, home=None, citation="", terms="none stated",

@@ -6,52 +6,82 @@
 __all__ = ['from_arrays', 'from_torch', 'from_texts']
 
 # %% ../../nbs/data/16_own.ipynb #own00004
-import hashlib, os, torch, warnings
+import hashlib, io, os, torch, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, nearest
 from .domain import Dataset, Domain, suggest_settings, check_size
-from .files import damage_error, read_text, reading, warn_of_lost
-from .folders import list_subfolders
+from .files import damage_error, list_below, read_text, reading, warn_of_lost
+from .folders import list_subfolders, read_levels, scale_levels
+from .scale import check_range, check_white, decide_white, highs_of, read_whole
 from .found import Found, encode_domain
+from .text import about_encoder
 
 # %% ../../nbs/data/16_own.ipynb #own00007
-def to_bytes(image, where):
-    "A PIL image upright, gray or RGB of 8 bits, as `decode` reads a file; FdgnbError on floats."
-    from PIL import Image, ImageOps
-    im = ImageOps.exif_transpose(image)
-    if im.mode == "F":
-        raise FdgnbError(f"{where}: a PIL image of floating-point pixels; give arrays scaled to [0, 1]")
-    if im.mode == "I" and 0 <= im.getextrema()[0] and im.getextrema()[1] < 256:    # 32 bits that hold bytes
-        im = Image.fromarray(np.asarray(im).astype(np.uint8))
-    elif im.mode.startswith("I"):
-        im = Image.fromarray((np.asarray(im).clip(0, 65535)//256).astype(np.uint8))
-    if "A" in im.mode or "transparency" in im.info:
-        im = im.convert("RGBA")
-        im = Image.alpha_composite(Image.new("RGBA", im.size, "white"), im)
-    return im.convert("L" if im.mode in ("1", "L") else "RGB")
+def read_pil(image, where, size=None):
+    "(pixels, largest) of a PIL image upright, as `read_levels` gives them; FdgnbError that names the sample."
+    from PIL import ImageOps
+    try: return read_levels(ImageOps.exif_transpose(image), size, gray=True)
+    except FdgnbError as e: raise FdgnbError(f"{where}: {e}") from None
 
 
-def to_image(image, size=None, where="image"):
-    "A PIL image (resized to `size` a side where one is given), an array or a tensor: as an array."
+def is_pil(image):
+    "Whether a sample is an image of PIL."
     from PIL import Image
-    if isinstance(image, Image.Image):
-        image = to_bytes(image, where)
-        return np.asarray(image if size is None else image.resize((size, size), Image.BICUBIC))
-    if size is not None:
-        raise FdgnbError(f"{where}: size= is for PIL images; resize {type(image).__name__}s in the data set")
-    return to_dense(image, where).numpy() if torch.is_tensor(image) else np.asarray(image)
+    return isinstance(image, Image.Image)
 
 
 def to_dense(x, where):
-    "A tensor on the CPU, without its gradient; FdgnbError on a sparse one."
+    "A tensor on the CPU, without its gradient; FdgnbError on one that is sparse or has no numbers."
     if x.layout != torch.strided: raise FdgnbError(f"{where}: a sparse tensor; give its to_dense()")
+    if x.is_meta: raise FdgnbError(f"{where}: a tensor on the device meta, which holds no numbers")
     return x.detach().cpu()
+
+
+def to_numpy(x, where):
+    "A tensor or what numpy takes as an array; FdgnbError on a tensor of another kind of numbers."
+    if not torch.is_tensor(x): return np.asarray(x)
+    x = to_dense(x, where)
+    if x.dtype == torch.bfloat16: x = x.float()
+    try: return x.numpy()
+    except (TypeError, RuntimeError):
+        raise FdgnbError(f"{where}: a tensor of type {x.dtype}; give its numbers, as by x.float()") from None
+
+
+def join_samples(rows, where):
+    "Samples of one kind and shape as one array, PIL images (pairs of `read_pil`) as `Deep`; else FdgnbError."
+    are_pil = {isinstance(row, tuple) for row in rows}
+    if len(are_pil) > 1: raise FdgnbError(f"{where}: some samples are PIL images, others are not")
+    if are_pil == {True}: return Deep(rows, where)
+    if len({row.shape for row in rows}) > 1: raise FdgnbError(f"{where}: {SHAPES}")
+    return np.stack(rows) if rows else np.empty(0)
+
+
+SHAPES = ("samples of several shapes; resize them to one, or, of PIL images in from_torch, give size=, like "
+          "size=64")
+
+
+class Deep:
+    "PIL images that wait for the white of their data set: pixels as `read_levels` gives them, by row."
+    def __init__(self, rows, where):
+        self.rows, self.where = rows, where
+        if len({levels.shape[:2] for levels, _ in rows}) > 1:
+            raise FdgnbError(f"{where}: {SHAPES}")
+
+    def highs(self):
+        "(largest pixel of 8 bits, largest of more)."
+        of = lambda is_deep: [high for x, high in self.rows if (x.dtype != np.uint8) == is_deep]
+        return max(of(False), default=0), max(of(True), default=0)
+
+    def to_bytes(self, white):
+        "The images as bytes (N, h, w) or, where one has colors, (N, h, w, 3)."
+        rows = [scale_levels(levels, high, white) for levels, high in self.rows]
+        if any(x.ndim == 3 for x in rows): rows = [x if x.ndim == 3 else np.stack([x]*3, -1) for x in rows]
+        return np.stack(rows)
 
 # %% ../../nbs/data/16_own.ipynb #asarray001
 def _floats(y):
     "What labels that are floating-point numbers are, and the remedy."
-    if np.isnan(y).any(): return "NaN: leave those samples out, then give y.astype(int)"
     if (y == np.round(y)).all(): return "floating-point: give y.astype(int)"
     return "fractions, wanted whole numbers or words"
 
@@ -59,25 +89,25 @@ def _floats(y):
 def as_array(x, where):
     "Samples in any container as one numeric array (N, ...); FdgnbError with the remedy otherwise."
     if isinstance(x, (list, tuple)): x = _stack(x, where)
-    if torch.is_tensor(x):
-        x = to_dense(x, where)
-        x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
-    x = np.asarray(x)
+    if isinstance(x, Deep): return x
+    if isinstance(x, np.ma.MaskedArray) and np.ma.getmaskarray(x).any():
+        raise FdgnbError(f"{where}: samples under a mask; fill them, as by x.filled(0), or leave them out")
+    x = to_numpy(x, where)
     if x.dtype.kind not in "biuf":
         words = "; from_folder reads image files, from_texts encodes texts" if x.dtype.kind in "UOST" else ""
         raise FdgnbError(f"{where}: samples of type {x.dtype}, wanted numbers{words}")
     if not x.ndim or not len(x): raise FdgnbError(f"{where}: no samples")
+    if not x.size: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} hold no numbers")
+    if x.dtype == np.longdouble: x = x.astype(np.float64)
     return np.ascontiguousarray(x, x.dtype.newbyteorder("="))
 
 
 def _stack(samples, where):
-    "A list of samples as one array; FdgnbError where they differ in shape."
-    try: rows = [to_image(v, None, where) for v in samples]
+    "A list of samples as one array, of PIL images as `Deep`; FdgnbError where they differ in shape."
+    try: rows = [read_pil(v, where) if is_pil(v) else to_numpy(v, where) for v in samples]
     except ValueError:
         raise FdgnbError(f"{where}: lists of several lengths; make each sample one array") from None
-    if len({v.shape for v in rows}) > 1:
-        raise FdgnbError(f"{where}: samples of several shapes; resize them to one")
-    return np.stack(rows) if rows else np.empty(0)
+    return join_samples(rows, where)
 
 # %% ../../nbs/data/16_own.ipynb #42de6d8c
 def _from_fractions(x, where):
@@ -86,7 +116,7 @@ def _from_fractions(x, where):
         bad = (~np.isfinite(x)).sum()
         raise FdgnbError(f"{where}: {bad:,} pixels are NaN or infinite; replace them, as by numpy.nan_to_num")
     low, high = float(x.min()), float(x.max())
-    if 0 <= low and high <= 1: return (torch.from_numpy(x)*255).round()
+    if 0 <= low and high <= 1: return np.rint(x*255)
     remedy = "undo the normalization, as by x*std + mean, or rescale to [0, 1]"
     if 0 <= low and high <= 255: remedy = "divide by 255"
     if -.5 <= low and high <= 1.5: remedy = "clip them, as by x.clip(0, 1)"
@@ -94,40 +124,105 @@ def _from_fractions(x, where):
                      f"{remedy}")
 
 
-def as_images(x, where="x"):
-    """Images (N, H, W), (N, C, H, W) or (N, H, W, C), bytes or fractions of 1 -> uint8 (N, C, H, W).
-
-    FdgnbError, with the remedy, on other shapes and ranges; `where` names the samples in it."""
-    x = as_array(x, where)
+def to_nchw(x, where):
+    "An array of images (N, H, W), (N, C, H, W) or (N, H, W, C) as (N, C, H, W); FdgnbError on other shapes."
     if x.ndim == 3: x = x[:, None]
     if x.ndim != 4: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} are no images")
     is_channels_last = x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3)
     if is_channels_last: x = x.transpose(0, 3, 1, 2)
-    if x.shape[1] not in (1, 3):
-        raise FdgnbError(f"{where}: images of {x.shape[1]} channels; wanted 1 or 3: leave the others out, as "
-                         f"by x[:, :3]")
+    if x.shape[1] in (1, 3): return x
+    raise FdgnbError(f"{where}: images of {x.shape[1]} channels; wanted 1 or 3: leave the others out, as by x[:, :3]")
+
+
+def as_images(x, where="x", white=255):
+    """Images (N, H, W), (N, C, H, W) or (N, H, W, C) -> uint8 (N, C, H, W).
+
+    Fractions of 1, or whole numbers up to `white`; FdgnbError, with the remedy, on other shapes and ranges. where: the
+    samples' name in it."""
+    x = as_array(x, where)
+    if isinstance(x, Deep): x, white = x.to_bytes(white), 255
+    x = to_nchw(x, where)
     if x.dtype.kind == "b": x = x.astype(np.float32)
     if x.dtype.kind == "f": x = _from_fractions(x, where)
-    elif x.min() < 0 or x.max() > 255:
-        raise FdgnbError(f"{where}: whole-number pixels beyond 0 to 255, {x.min()} to {x.max()}; wanted "
-                         f"bytes: scale them to [0, 1] by their own range, as x/4095 of 12 bits")
+    else: x = read_whole(x, white, where)
     return torch.as_tensor(x).to(torch.uint8).contiguous()
+
+
+def highs_in(x):
+    "The largest pixels of what `as_array` gives, as `decide_white` takes them."
+    return x.highs() if isinstance(x, Deep) else highs_of(x)
 
 # %% ../../nbs/data/16_own.ipynb #4bc771eb
 def as_labels(y, where):
     "Labels in any container as an array (N,) of int64 or str; FdgnbError with the remedy otherwise."
+    import pandas as pd
+    if isinstance(y, np.ma.MaskedArray) and np.ma.getmaskarray(y).any():
+        raise FdgnbError(f"{where}: labels under a mask; leave those samples out")
+    if isinstance(y, (list, tuple)): y = [_to_label(v, where) for v in y]
     is_column = getattr(y, "shape", ())[1:] == (1,)                         # (N, 1), as MedMNIST has them
-    y = to_dense(y, where).numpy() if torch.is_tensor(y) else np.asarray(y)
-    if is_column: y = y[:, 0]
-    if y.ndim == 2 and y.shape[1] > 1:
+    values = _objects(y) if isinstance(y, list) else to_numpy(y, where)
+    if is_column: values = values[:, 0]
+    if values.ndim == 2 and values.shape[1] > 1: _refuse_matrix(values, where)
+    if values.ndim != 1: raise FdgnbError(f"{where}: labels of shape {values.shape}, wanted (N,)")
+    missing = np.flatnonzero(pd.isna(values))
+    if len(missing):
+        raise FdgnbError(f"{where}: {len(missing)} labels are missing (NaN or None), the first of sample "
+                         f"{missing[0]}: leave those samples out; wanted whole numbers or words")
+    return _numbers_or_words(values, where)
+
+
+def _objects(values):
+    "A list as an array of objects, one each, or as a matrix where each is a row of numbers."
+    if values and all(np.ndim(v) == 1 and not isinstance(v, str) for v in values):
+        if len({len(v) for v in values}) == 1: return np.asarray(values)
+    out = np.empty(len(values), object)
+    out[:] = values
+    return out
+
+
+def _refuse_matrix(y, where):
+    "FdgnbError on a row of numbers as the label of each sample: one-hot, or several labels a sample."
+    is_one_hot = y.dtype.kind in "biuf" and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()
+    if is_one_hot:
         raise FdgnbError(f"{where}: labels of shape {y.shape}, wanted (N,); of one-hot ones take y.argmax(1)")
-    if y.ndim != 1: raise FdgnbError(f"{where}: labels of shape {y.shape}, wanted (N,)")
-    is_text = y.dtype.kind == "T" or y.dtype.kind == "O" and all(isinstance(v, str) for v in y)
-    if is_text: y = y.astype(str)
+    raise FdgnbError(f"{where}: labels of shape {y.shape}, several of a sample, which is not supported; wanted one "
+                     f"class of each, (N,)")
+
+
+def _numbers_or_words(y, where):
+    "An array (N,) without gaps as int64 or str; FdgnbError where it is neither."
+    if not len(y): return np.zeros(0, np.int64)
+    if y.dtype.kind == "O": y = _one_type(y, where)
+    if y.dtype.kind in "UT": return y.astype(str)
     if y.dtype.kind == "f": raise FdgnbError(f"{where}: labels that are {_floats(y)}")
-    if y.dtype.kind not in "biuU":
+    if y.dtype.kind not in "biu":
         raise FdgnbError(f"{where}: labels of type {y.dtype}; wanted whole numbers or words")
-    return y if y.dtype.kind == "U" else y.astype(np.int64)
+    if len(y) and int(y.max()) > np.iinfo(np.int64).max:
+        raise FdgnbError(f"{where}: the label {y.max()} is beyond 64 bits with a sign; number the classes from 0")
+    return y.astype(np.int64)
+
+
+def _one_type(y, where):
+    "An array of objects as one of words or of numbers; FdgnbError where it holds both, or others."
+    is_word = np.array([isinstance(v, str) for v in y], bool)
+    if is_word.all(): return y.astype(str)
+    number = (int, float, np.number, np.bool_)
+    odd = next((i for i, v in enumerate(y) if not is_word[i] and not isinstance(v, number)), None)
+    if odd is not None:
+        raise FdgnbError(f"{where}: the label of sample {odd} is of type {type(y[odd]).__name__}; wanted whole numbers "
+                         f"or words")
+    if is_word.any():
+        a, b = int(np.flatnonzero(is_word)[0]), int(np.flatnonzero(~is_word)[0])
+        raise FdgnbError(f"{where}: labels are words and numbers, {y[a]!r} of sample {a} and {y[b]!r} of sample {b}; "
+                         f"wanted one of them")
+    return np.array(y.tolist())
+
+
+def _to_label(value, where="labels"):
+    "A number in an array or a tensor as Python's; anything else stays."
+    if torch.is_tensor(value): value = to_numpy(value, where)
+    is_single = isinstance(value, (np.ndarray, np.generic)) and value.size == 1
+    return value.item() if is_single else value
 
 
 def order_classes(labels, classes, name):
@@ -142,32 +237,55 @@ def order_classes(labels, classes, name):
         order = names if kinds == {"U"} else list(range(len(names)))
     else:
         raise FdgnbError(f"{name}: classes={str(classes)[:60]!r}; wanted a list of names or {{label: name}}")
+    twice = [c for i, c in enumerate(names) if c in names[:i]]
+    if twice: raise FdgnbError(f"{name}: classes= names {twice[0]!r} twice; wanted a list of different names")
     lost = [c for c in found if c not in order]
+    if lost and kinds == {"U"}:
+        raise FdgnbError(f"{name}: {lost[0]!r} is a label, and `classes` does not name it{nearest(lost[0], names)}")
     if lost:
         raise FdgnbError(f"{name}: {str(found)[:60]} are the labels, but `classes` does not name "
                          f"{lost[0]!r}; give classes={{label: name}} of all")
     return order, names
 
 # %% ../../nbs/data/16_own.ipynb #own00011
-def as_samples(x, where):
+def as_samples(x, where, white=255):
     "Images (any form of `as_images`) as uint8 (N, C, H, W), or vectors (N, D) as finite float32."
     x = as_array(x, where)
-    if x.ndim != 2: return as_images(x, where)
+    if isinstance(x, Deep) or x.ndim != 2: return as_images(x, where, white)
     x = torch.from_numpy(x).float()
     if not x.isfinite().all():
         raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
     return x
+
+
+def read_domains(name, samples, white):
+    "({domain: samples} as a Domain keeps them, white) of {domain: samples in any form}, on one scale."
+    check_white(white)
+    x = {d: as_array(own, f"domain {d!r}") for d, own in samples.items()}
+    images = {d: own for d, own in x.items() if isinstance(own, Deep) or own.ndim != 2}
+    for d, own in images.items(): check_images(own, f"domain {d!r}")
+    white = decide_white(name, {d: highs_in(own) for d, own in images.items()}, white)
+    return {d: as_samples(own, f"domain {d!r}", white) for d, own in x.items()}, white
+
+
+def check_images(x, where):
+    "FdgnbError unless what `as_array` gives has the shape of images, and whole numbers that pixels can have."
+    if isinstance(x, Deep): return
+    to_nchw(x, where)
+    if x.dtype.kind in "iu": check_range(x.min(), x.max(), 65535, f"{where}: ")
 
 # %% ../../nbs/data/16_own.ipynb #own011p1
 def from_arrays(
     domains: dict,  # {name: (x, y)}: images or vectors, and labels, as arrays, tensors or lists; or {name: Domain}
     classes: list = None,  # names in order, or {label: name}; None: the labels themselves
     name: str = "arrays",  # the data set's, as results show it
+    white: int = None,  # the whole number that counts as white, like 4095 of 12 bits; None: by the range of all images
 ) -> Dataset:  # images uint8 (N, C, H, W), or vectors float32 (N, D)
     """Make a data set of arrays in memory.
 
-    x: images (N, H, W), (N, C, H, W) or (N, H, W, C), bytes or fractions of 1; or vectors (N, D). y: whole numbers or
-    words (N,), with gaps or without. FdgnbError, in one line with the remedy, on what is none of these."""
+    x: images (N, H, W), (N, C, H, W) or (N, H, W, C), fractions of 1 or whole numbers up to `white`; or vectors (N, D).
+    y: whole numbers or words (N,), with gaps or without. FdgnbError, in one line with the remedy, on what is none of
+    these."""
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_arrays takes a dict {domain: (x, y)} of at least one domain")
     if len({str(d) for d in domains}) < len(domains): raise FdgnbError(f"{name}: two domains of one name")
@@ -177,9 +295,11 @@ def from_arrays(
         where = f"domain {d!r}"
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise FdgnbError(f"{where}: wanted a pair (x, y), of samples and labels")
-        x[str(d)] = as_samples(pair[0], where)
+        x[str(d)] = pair[0]
         y[str(d)] = as_labels(pair[1], where)
-    return label_domains(name, x, y, classes, {})
+    order_classes(list(y.values()), classes, name)                       # refused before any pixel is read
+    x, white = read_domains(name, x, white)
+    return label_domains(name, x, y, classes, {}, white=white)
 
 # %% ../../nbs/data/16_own.ipynb #labeled001
 def group_alike(words):
@@ -196,23 +316,34 @@ def warn_of_alike(name, words):
                       f"in case or spaces alone; write them alike if they are one")
 
 
-def label_domains(name, x, y, classes, defaults):
-    "A Dataset of samples and labels (`as_labels`) by domain, its classes in the order of `order_classes`."
+def warn_of_gaps(name, words):
+    "Warn of classes named as numpy and pandas write a missing value, for words among numbers become that."
+    gaps = [word for word in words if word.casefold() in ("nan", "nat", "none", "<na>")]
+    if gaps: warnings.warn(f"{name}: {gaps[0]!r} is a class; leave those samples out if it means a missing label")
+
+
+def label_domains(name, x, y, classes, defaults, **about):
+    """A Dataset of samples and labels (`as_labels`) by domain, its classes in the order of `order_classes`.
+
+    about: further fields of the Dataset."""
     order, names = order_classes(list(y.values()), classes, name)
-    warn_of_alike(name, [v for v in order if isinstance(v, str)])
+    words = [v for v in order if isinstance(v, str)]
+    warn_of_alike(name, words)
+    warn_of_gaps(name, words)
     place = {label: i for i, label in enumerate(order)}
     numbers = {d: torch.tensor([place[v] for v in labels.tolist()]).long() for d, labels in y.items()}
-    data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names)
+    data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names, **about)
     data.defaults = suggest_settings(data.domains, data.size) | defaults
     return data
 
 # %% ../../nbs/data/16_own.ipynb #own00014
 def _item(ds, i, where):
-    "Sample i of a data set; FdgnbError where its file cannot be read."
+    "Sample i of a data set; FdgnbError, with the data set's own error behind it, where it raises."
     try: return ds[i]
-    except OSError as e:
+    except Exception as e:                   # anyone's code: whatever it raises is said with its sample
         why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
-        raise FdgnbError(f"{where}: sample {i} cannot be read ({why})") from None
+        cause = None if isinstance(e, OSError) else e
+        raise FdgnbError(f"{where}: sample {i} cannot be read ({why})") from cause
 
 
 def _read_pairs(ds, where, size, title):
@@ -225,37 +356,117 @@ def _read_pairs(ds, where, size, title):
         row = _item(ds, i, where)
         if not isinstance(row, (tuple, list)) or len(row) != 2:
             raise FdgnbError(f"{where}: sample {i} is no pair (image, label)")
-        x.append(to_image(row[0], size, where))
-        y.append(_to_label(row[1]))
-    if len({v.shape for v in x}) > 1:
-        raise FdgnbError(f"{where}: images of several shapes; give size=, like size=64, with PIL images, or "
-                         f"resize them in the data set")
-    return np.stack(x) if x else np.empty(0), y
+        x.append(_read_sample(row[0], size, where, i))
+        y.append(_to_label(row[1], where))
+    return join_samples(x, where), y
 
 
-def _to_label(value):
-    "A number in an array or a tensor as Python's; anything else stays."
-    is_single = value.numel() == 1 if torch.is_tensor(value) else np.size(value) == 1
-    return value.item() if is_single and hasattr(value, "item") else value
+def _read_sample(image, size, where, i):
+    "A sample of a data set: of a PIL image what `read_pil` gives, else an array."
+    if is_pil(image): return read_pil(image, f"{where}, sample {i}", size)
+    if size is not None:
+        raise FdgnbError(f"{where}: size= is for PIL images; resize {type(image).__name__}s in the data set")
+    return to_numpy(image, where)
+
+# %% ../../nbs/data/16_own.ipynb #ownnames01
+def _own_names(ds, where):
+    "{label: name} of a data set that names its classes; None of one that does not. `class_to_idx` goes first."
+    numbers, names = getattr(ds, "class_to_idx", None), getattr(ds, "classes", None)
+    if isinstance(numbers, dict) and numbers:
+        own = {i: str(c) for c, i in numbers.items()}
+        if len(own) < len(numbers):
+            raise FdgnbError(f"{where}: class_to_idx gives two classes one number; number each class")
+    elif isinstance(names, dict): own = {label: str(c) for label, c in names.items()}
+    elif isinstance(names, (list, tuple, np.ndarray)): own = dict(enumerate(map(str, names)))
+    else: return None
+    if len(set(own.values())) < len(own): raise FdgnbError(f"{where}: two of its classes have one name")
+    return own or None
+
+
+def names_by_sample(ds, where):
+    """[{label: name} or None of each sample], by the data set's own `classes` and `class_to_idx`.
+
+    Looks through `.dataset` with `.indices` (Subset, random_split) and `.datasets` (ConcatDataset)."""
+    own = _own_names(ds, where)
+    if own: return [own]*len(ds)
+    if isinstance(getattr(ds, "datasets", None), (list, tuple)):
+        rows = [names for part in ds.datasets for names in names_by_sample(part, where)]
+    elif hasattr(ds, "dataset") and hasattr(ds.dataset, "__len__"):
+        rows = names_by_sample(ds.dataset, where)
+        if hasattr(ds, "indices"): rows = [rows[i] for i in ds.indices]
+    else: return [None]*len(ds)
+    if len(rows) != len(ds) and all(names == rows[0] for names in rows): rows = rows[:1]*len(ds)
+    if len(rows) == len(ds): return rows
+    raise FdgnbError(f"{where}: {type(ds).__name__} has {len(ds)} samples, the data sets in it {len(rows)}, and they "
+                     f"number their classes differently; give it an attribute `classes`")
+
+
+def translate_labels(y, names, where):
+    "Labels by their own data set's {label: name} as names; FdgnbError on a label that it does not name."
+    out = []
+    for i, (label, own) in enumerate(zip(y, names)):
+        if isinstance(label, str) and label in own.values(): out.append(label)
+        elif _is_in(label, own): out.append(own[label])
+        else:
+            raise FdgnbError(f"{where}: the label {str(label)[:40]} of sample {i} is none that its data set names "
+                             f"({str(own)[:80]}): leave it out, or correct `classes`")
+    return out
+
+
+def _is_in(label, names):
+    "Whether a label is a key of {label: name}."
+    try: return label in names
+    except TypeError: return False
+
+
+def merge_names(listed):
+    "The union of several lists of names: in their order where all are one list, else by name."
+    first, *rest = listed
+    return list(first) if all(names == first for names in rest) else sorted({c for names in listed for c in names})
 
 # %% ../../nbs/data/16_own.ipynb #own014p1
 def from_torch(
     domains: dict,  # {name: a map-style torch data set of (image, label)}
     size: int = None,  # pixels a side, for PIL images; None: they are of one size already
-    classes: list = None,  # as in `from_arrays`; None: the data sets' own `classes`, or the labels
+    classes: list = None,  # as in `from_arrays`; None: the data sets' own names, or the labels
     name: str = "torch",  # the data set's, as results show it
+    white: int = None,  # as in `from_arrays`
 ) -> Dataset:
-    """Make a data set of torch data sets, each sample read once.
+    """Make a data set of torch data sets, each sample read once, its label by the names that its own set gives.
 
     FdgnbError, in one line with the remedy, on samples that are no pairs and on images of several shapes."""
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_torch takes a dict {domain: map-style data set} of at least one domain")
     if size is not None: size = check_size(size)
     arrays = {d: _read_pairs(ds, f"domain {d!r}", size, f"{name}/{d}") for d, ds in domains.items()}
-    named = {tuple(map(str, getattr(ds, "classes", None) or ())) for ds in domains.values()}
-    if len(named) > 1 and classes is None:
-        raise FdgnbError(f"{name}: the domains name different classes; give classes=")
-    return from_arrays(arrays, classes or list(named.pop()) or None, name)
+    named = {d: names_by_sample(ds, f"domain {d!r}") for d, ds in domains.items()}
+    if not any(own for rows in named.values() for own in rows): return from_arrays(arrays, classes, name, white)
+    if isinstance(classes, dict) and not any(isinstance(c, str) for c in classes): classes = list(classes.values())
+    named = {d: _fill_names(rows, classes, f"domain {d!r}") for d, rows in named.items()}
+    arrays = {d: (x, translate_labels(y, named[d], f"domain {d!r}")) for d, (x, y) in arrays.items()}
+    if classes is None: classes = merge_names(_listed_names(domains, named))
+    return from_arrays(arrays, classes, name, white)
+
+
+def _fill_names(rows, classes, where):
+    "The names of each sample; those of a set that gives none are `classes`, or FdgnbError without."
+    if all(rows): return rows
+    if isinstance(classes, (list, tuple)):
+        given = dict(enumerate(map(str, classes)))
+        return [own or given for own in rows]
+    raise FdgnbError(f"{where}: its data set does not name its classes, and others here do; give it an attribute "
+                     f"`classes`, the names in the order of its own labels")
+
+
+def _listed_names(domains, named):
+    "The lists of names of all data sets: `classes` where it holds the same names, else in the order of labels."
+    lists = []
+    for d, rows in named.items():
+        for own in {id(own): own for own in rows}.values():
+            told = getattr(domains[d], "classes", None)
+            told = list(map(str, told)) if isinstance(told, (list, tuple)) else []
+            lists.append(told if sorted(told) == sorted(own.values()) else [own[k] for k in sorted(own)])
+    return lists
 
 # %% ../../nbs/data/16_own.ipynb #76a8edc2
 COLUMNS = ("text", "label", "domain")
@@ -263,12 +474,12 @@ COLUMNS = ("text", "label", "domain")
 
 def _text_rows(folder):
     "(text, label, domain) of <folder>/<domain>/<class>/*.txt."
-    warn_of_lost(sorted(folder.rglob("*")))
+    warn_of_lost(list_below(folder))
     rows = []
     for domain in list_subfolders(folder):
         for label in list_subfolders(domain):
-            files = [f for f in sorted(label.rglob("*.txt")) if f.is_file() and f.name[0] != "."]
-            rows += [(read_text(f), label.name, domain.name) for f in files]
+            files = [f for f in list_below(label) if f.suffix == ".txt" and f.is_file()]
+            rows += [(read_text(f, guess=True), label.name, domain.name) for f in files]
     if not rows: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
     return rows
 
@@ -288,11 +499,11 @@ def _table_rows(table, where):
 
 
 def read_csv(file):
-    "A CSV file (UTF-8, with a header) as a DataFrame; a word like NA is a text, an empty cell is missing."
+    "A CSV file with a header as a DataFrame; a word like NA is a text, an empty cell is missing."
     import pandas as pd
+    text = io.StringIO(read_text(file, guess=True))
     try:
-        with reading(file, "text"):
-            return pd.read_csv(file, keep_default_na=False, na_values=[""], encoding="utf-8-sig")
+        with reading(file, "text"): return pd.read_csv(text, keep_default_na=False, na_values=[""])
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise damage_error(file, e) from None
 
 # %% ../../nbs/data/16_own.ipynb #e9bc0244
@@ -331,7 +542,7 @@ def from_texts(
     y = {d: as_labels(own_labels, f"domain {d!r}") for d, own_labels in labels.items()}
     order_classes(list(y.values()), classes, own)                     # refused before anything is encoded
     x = {d: _vectors_of(own_texts, encoder, tokens) for d, own_texts in texts.items()}
-    return label_domains(name or own, x, y, classes, dict(batch_size=16))
+    return label_domains(name or own, x, y, classes, dict(batch_size=16), encoder=about_encoder(encoder, tokens))
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p2
 def _vectors_of(texts, encoder, tokens):

@@ -10,7 +10,7 @@ import re
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError
-from .files import Packed, damage_error, join_path, read_json, to_labels
+from .files import Packed, check_listed, damage_error, join_path, read_json, to_labels
 from .found import Found, find_classes, find_parts, read_list
 from .found import find_home, to_nhw, fold_name, source, find_subfolder
 
@@ -31,11 +31,9 @@ def _kfold(folders, domain, names):
     lists = dict(train=find_list("train"), val=find_list("crossval"))
     if None in lists.values(): return {}
     row = {shorten(name): i for i, name in enumerate(names)}
-    parts = {}
-    for part, path in lists.items():
-        files = [shorten(file) for file, _ in read_list(path, PACS_CLASSES, 1)]
-        parts[part] = [row[file] for file in files if file in row]
-    return parts
+    listed = {part: [file for file, _ in read_list(path, PACS_CLASSES, 1)] for part, path in lists.items()}
+    check_listed(f"{domain}_train/crossval_kfold.txt", listed, lambda file: shorten(file) in row)
+    return {part: [row[shorten(file)] for file in files if shorten(file) in row] for part, files in listed.items()}
 
 
 def _packed(pack):
@@ -128,15 +126,17 @@ _VLCS_NAMES = dict(Caltech101=("Caltech101", "CALTECH"), LabelMe=("LabelMe",), S
         citation="C. Fang, Y. Xu, D. N. Rockmore, Unbiased Metric Learning, ICCV 2013",
         note="the sum of the published figures was checked, those by domain and class are from memory")
 def vlcs():
-    "VLCS from vlcs/<domain>/<class>/* or vlcs/<DOMAIN>/{train,test}/<0..4>/*."
+    "VLCS from vlcs/<domain>/<class>/* or vlcs/<DOMAIN>/{train,crossval,test}/<0..4>/*; crossval is the part val."
     home, numbers = find_home("vlcs"), {c: (str(i),) for i, c in enumerate(VLCS_CLASSES)}
+    names = dict(train="train", val="crossval", test="test")
 
     def find_domain(folder):
-        parts = {part: find_subfolder(folder, part) for part in ("train", "test")}
-        if all(parts.values()): return find_parts(parts, VLCS_CLASSES, numbers)
+        parts = {part: find_subfolder(folder, name) for part, name in names.items()}
+        if parts["train"] and parts["test"]:
+            return find_parts({part: p for part, p in parts.items() if p}, VLCS_CLASSES, numbers)
         return find_classes(find_subfolder(folder, "full") or folder, VLCS_CLASSES, numbers)
 
-    folders = {d: find_subfolder(home, *names) for d, names in _VLCS_NAMES.items()}
+    folders = {d: find_subfolder(home, *own) for d, own in _VLCS_NAMES.items()}
     return {d: lambda folder=folder: find_domain(folder) for d, folder in folders.items() if folder}
 
 # %% ../../nbs/data/08_photos.ipynb #cdbb151f
@@ -247,14 +247,17 @@ zigzag""".split()
 def _listed(lists, top, classes):
     "A domain from official lists {part: file}, restricted to `classes`."
     number, files, y, parts = {fold_name(c): i for i, c in enumerate(DOMAINNET_CLASSES)}, [], [], {}
-    want = {number[fold_name(c)]: i for i, c in enumerate(classes)}
+    want, listed = {number[fold_name(c)]: i for i, c in enumerate(classes)}, {}
     for part, path in lists.items():
-        listed = read_list(path, DOMAINNET_CLASSES, 0)
-        mine = [(join_path(top, file, path), want[c]) for file, c in listed if c in want]
-        mine = [(file, c) for file, c in mine if file.is_file()]
+        rows = read_list(path, DOMAINNET_CLASSES, 0)
+        listed[part] = {join_path(top, file, path): want[c] for file, c in rows if c in want}
+    there = {file for own in listed.values() for file in own if file.is_file()}
+    check_listed(lists["train"].name.replace("_train.", "_train/test."), listed, lambda file: file in there)
+    for part, own in listed.items():
+        mine = [file for file in own if file in there]
         parts[part] = np.arange(len(files), len(files) + len(mine))
-        files += [f for f, _ in mine]
-        y += [c for _, c in mine]
+        files += mine
+        y += [own[file] for file in mine]
     return Found(y, "files", lambda: files, files, parts)
 
 

@@ -6,14 +6,16 @@
 __all__ = []
 
 # %% ../../nbs/data/13_prepare.ipynb #ffc4bbea
-import argparse, hashlib, inspect, json, os, sys, warnings
+import argparse, hashlib, inspect, io, json, os, sys, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, nearest, root
-from .cache import cache_dir, cache_entries, clean_cache, data_dir
+from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes, map_in_threads
 from .catalogue import DATASETS, get_dataset, list_datasets
 from .domain import choose_domains
-from .folders import IMAGES, _PIL, list_images, list_subfolders
+from .folders import IMAGES, _PIL, decode_with_high, is_folder, list_images, list_subfolders, to_path
+from .files import is_ignored, list_below
+from .scale import decide_white
 from .found import Found, find_domains, sum_counts
 from .own import group_alike
 
@@ -71,8 +73,8 @@ def _rows(d, f, published, classes):
 def as_folder(name):
     "The path that a name with a slash is, else None; FdgnbError on a folder without its slash."
     if name is None: return None
-    if isinstance(name, Path) or "/" in name or os.sep in name: return Path(name).expanduser()
-    if name not in DATASETS.load() and Path(name).is_dir() and not cache_entries(name):
+    if isinstance(name, Path) or "/" in name or os.sep in name: return to_path(name)
+    if name not in DATASETS.load() and is_folder(name) and not cache_entries(name):
         raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
                          f"slash")
 
@@ -80,7 +82,7 @@ def as_folder(name):
 def _find_folder(path, domains, options):
     "(Found by domain, classes, remarks) of a folder of <domain>/<class>/<image>."
     if options: raise FdgnbError(f"{str(path)!r}: a folder has no options, and {[*options][0]!r} is one")
-    there = {p.name: p for p in list_subfolders(path)} if path.is_dir() else {}
+    there = {p.name: p for p in list_subfolders(path)} if is_folder(path) else {}
     if not there:
         raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
     folders = {d: there[d] for d in choose_domains(path.absolute().name, domains, there)}
@@ -112,9 +114,10 @@ def _remarks(path, folders, tree):
     files = [f for by_class in tree.values() for own in by_class.values() for f in own]
     class_folders = [folders[d]/c for d, by_class in tree.items() for c in by_class]
     beside = [f for folder in (path, *folders.values()) for f in sorted(folder.iterdir())]
-    below = [f for folder in class_folders for f in sorted(folder.rglob("*"))]
+    below = [f for folder in class_folders for f in list_below(folder)]
     is_image = lambda f: f.suffix.lower() in IMAGES and f.is_file()
-    is_other = lambda f: f.suffix.lower() not in IMAGES and f.is_file() and f.name[0] != "."
+    is_other = lambda f: f.suffix.lower() not in IMAGES and f.is_file()
+    inside = [f for folder in class_folders for f in sorted(folder.rglob("*"))]
 
     empty = [folders[d]/c for d, by_class in tree.items() for c in by_class if not by_class[c]]
     empty += [folders[d] for d, by_class in tree.items() if not by_class]
@@ -122,7 +125,8 @@ def _remarks(path, folders, tree):
     unread = [f for f in below if is_other(f)]
     alike = [" and ".join(names) for names in group_alike(classes)]
     loose = [f for f in beside if is_image(f)]
-    hidden = [f for f in beside if f.name[0] in "._" and f.is_dir()]
+    hidden = [f for f in beside if f.is_dir() and (f.name[0] == "_" or is_ignored(f.name))]
+    hidden += [f for f in inside if f.is_dir() and is_ignored(f.name)]
     paged = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
     alone = classes if len(classes) == 1 else []
     remarks = [("folders without images", empty, "a run refuses them: fill or remove them"),
@@ -130,19 +134,50 @@ def _remarks(path, folders, tree):
                ("files whose names do not end like an image's", unread, "they are not read"),
                ("classes that differ in case or spaces alone", alike, "they are different classes"),
                ("images beside the class folders", loose, "they are not read"),
-               ("folders whose names begin with a dot or an underscore", hidden, "they are not read"),
+               ("folders that are hidden, a system's own, or begin with an underscore", hidden, "they are not read"),
                ("TIFF files of several pages", paged, "only the first page is read"),
                ("one class", alone, "a run refuses it")]
     return [f"{what}: {len(names)}, the first: {str(names[0])!r}; {why}" for what, names, why in remarks if names]
 
+# %% ../../nbs/data/13_prepare.ipynb #checkdecod
+def _try_decode(sample):
+    "The largest pixels of an image (of 8 bits, of more), or why it cannot be read."
+    try: return decode_with_high(sample if isinstance(sample, Path) else io.BytesIO(sample), 64)[1:]
+    except FdgnbError as e: return str(e)
+
+
+def _decode_remarks(name, found):
+    "What a run would refuse or skip of the images of {domain: Found}, in lines; each image is decoded."
+    lines, highs = [], {}
+    for d, f in found.items():
+        if f.kind not in ("files", "jpeg"): continue
+        samples = f.all_samples()
+        read = map_in_threads(lambda i, s=samples: _try_decode(s[i]), range(len(f.y)), f"{name}/{d}", "image")
+        bad = [i for i, out in enumerate(read) if isinstance(out, str)]
+        highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, str))], axis=0).tolist()
+        if not bad: continue
+        first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
+        lines.append(f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; a run "
+                     f"refuses them, on_error=\"skip\" leaves them out")
+    return lines + _scale_remarks(name, highs)
+
+
+def _scale_remarks(name, highs):
+    "What `decide_white` says of the largest pixels of domains, in lines."
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try: decide_white(name, highs)
+        except FdgnbError as e: return [str(e)]
+    return [str(w.message) for w in said]
+
 # %% ../../nbs/data/13_prepare.ipynb #bda04f69
-def check(name, domains=None, **options):
+def check(name, domains=None, decode=True, **options):
     """DataFrame (domain, class, found, published, equal) of what is on the disk; class "all" is the total.
 
     name: a data set, or the path of a folder <domain>/<class>/<image>. attrs: name; missing (domains);
     within (duplicates by domain), across_domains, across_classes; parts; note; remarks (lines, of a folder);
-    own (whether it is a folder).
-    Decodes no image files."""
+    own (whether it is a folder); decoded.
+    decode: read each image too, and say in `remarks` what a run would refuse or skip; nothing is kept."""
     import pandas as pd
     folder, remarks = as_folder(name), []
     if folder:
@@ -152,6 +187,7 @@ def check(name, domains=None, **options):
         load = DATASETS.get(name)
         found, classes = _find_all(load, domains, options)
         info = load.info
+    if decode: remarks = remarks + _decode_remarks(name, found)
     published = info.get("published", info["counts"])
     rows = [row for d, f in found.items() for row in _rows(d, f, f.published or published.get(d), classes)]
     columns = ["domain", "class", "found", "published", "equal"]
@@ -161,7 +197,7 @@ def check(name, domains=None, **options):
     parts = {d: {part: len(rows) for part, rows in f.parts.items()} for d, f in found.items()}
     out.attrs = dict(name=name, missing=[d for d in wanted if d not in found], within=within,
                      across_domains=across_domains, across_classes=across_classes, parts=parts,
-                     note=info.get("note", ""), remarks=remarks, own=folder is not None)
+                     note=info.get("note", ""), remarks=remarks, own=folder is not None, decoded=decode)
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
@@ -210,7 +246,7 @@ def _verdict(t):
     "The last line: equal, not published, or where the counts differ; and what is not here."
     odd = list(dict.fromkeys(t[t["equal"] == False]["domain"]))
     missing = f"; not here: {', '.join(t.attrs['missing'])}" if t.attrs["missing"] else ""
-    if t.attrs["own"]: verdict = "counted, not decoded: `prepare` would name damaged images"
+    if t.attrs["own"]: verdict = "counted and decoded" if t.attrs["decoded"] else "counted, not decoded"
     elif t[t["class"] == "all"].published.isna().all(): verdict = "no published counts"
     elif odd: verdict = f"counts differ from the published ones in {', '.join(odd)}"
     else: verdict = "counts equal to the published ones"
@@ -231,8 +267,8 @@ def _check_text(t):
     return "\n".join([*lines, *about["remarks"], _verdict(t)])
 
 # %% ../../nbs/data/13_prepare.ipynb #93c17f5e
-USAGE = ("list | check NAME [--domain D] [--strict] | prepare NAME [--size N] [--domain D] "
-         "[--option NAME=VALUE] [--skip-broken] | prepare [NAME] --clean; NAME: a data set, or ./FOLDER")
+USAGE = ("list | check NAME [--domain D] [--strict] [--no-decode] | prepare NAME [--size N] [--domain D] "
+         "[--option NAME=VALUE] [--skip-broken] | cache [NAME] [--clear]; NAME: a data set, or ./FOLDER")
 
 
 class _Line(argparse.ArgumentParser):
@@ -245,15 +281,19 @@ def _parser():
               description="What data sets there are, what of them lies here, and decoding ahead of time.")
     sub = p.add_subparsers(dest="command", required=True, parser_class=_Line)
     sub.add_parser("list", help="all names")
-    c = sub.add_parser("check", help="counts beside the published ones, duplicates")
+    c = sub.add_parser("check", help="counts beside the published ones, duplicates, damaged images")
     m = sub.add_parser("prepare", help="decode into the cache")
     c.add_argument("name", help="a data set, or ./FOLDER")
     m.add_argument("name", nargs="?", help="a data set, or ./FOLDER")
-    m.add_argument("--clean", action="store_true", help="free what the cache holds, of NAME or of all")
+    m.add_argument("--clean", action="store_true", help="the same as cache [NAME] --clear")
+    k = sub.add_parser("cache", help="what is kept of decoded data, and where")
+    k.add_argument("name", nargs="?", help="a data set, or ./FOLDER; without: all")
+    k.add_argument("--clear", action="store_true", help="remove it")
     for q in (c, m):
         q.add_argument("--domain", action="append", help="this domain only (may be repeated)")
     c.add_argument("--strict", action="store_true", help="exit code 1 where counts differ or domains are "
                                                          "missing")
+    c.add_argument("--no-decode", action="store_true", help="count alone, without reading the images")
     m.add_argument("--size", type=int, help="pixels a side")
     m.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
     m.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
@@ -273,11 +313,13 @@ def _options(pairs):
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #c8bf3331
-def format_bytes(n):
-    "Bytes in words: 512 bytes, 3.4 MB."
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= unit: return f"{n/unit:.1f} {name}"
-    return f"{n} bytes"
+def cache_lines(name=None):
+    "Lines of what the cache holds, of a data set or folder `name`, or all: each entry with its size, and where."
+    folder, place = as_folder(name), cache_dir()
+    entries = cache_entries(folder.resolve().name if folder else name)
+    lines = [f"{format_bytes(n):>10}  {p.name}" for p, n in entries.items()]
+    whose = f" of {name}" if name else ""
+    return [*lines, f"{format_bytes(sum(entries.values()))}, {len(entries)} entries{whose}, in {str(place)!r}"]
 
 
 def clean(name=None):
@@ -340,7 +382,8 @@ def _run(a):
         t = list_datasets().astype({"images": object, "size": object})
         print(t.fillna("-").to_string(index=False))
     if a.command == "prepare": _prepare(a)
+    if a.command == "cache": print("\n".join((clean if a.clear else cache_lines)(a.name)))
     if a.command != "check": return 0
-    t = check(a.name, a.domain)
+    t = check(a.name, a.domain, decode=not a.no_decode)
     print(_check_text(t))
     return int(a.strict and not is_as_published(t))

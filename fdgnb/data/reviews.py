@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../nbs/data/10_reviews.ipynb #3162104f
 import gzip, json, re
-from .files import damage_error, reading
+from .files import damage_error, is_ignored, reading
 from .found import Found, find_home, source, find_subfolder
 
 # %% ../../nbs/data/10_reviews.ipynb #d310c2dc
@@ -32,7 +32,7 @@ def _element(tag, review):
 def _review_files(folder):
     "The files of a domain: the packed one, or the bad and the good reviews; none where there are none."
     if not folder: return []
-    packed = sorted(folder.glob("*.jsonl.gz"))[:1]
+    packed = [p for p in sorted(folder.glob("*.jsonl.gz")) if not is_ignored(p.name)][:1]
     if packed: return packed
     raw = [folder/f"{verdict}.review" for verdict in ("negative", "positive")]
     return raw if all(p.is_file() for p in raw) else []

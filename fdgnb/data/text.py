@@ -15,7 +15,7 @@ from pickle import UnpicklingError
 from safetensors import SafetensorError
 from ..core import FdgnbError, seeded
 from ..settings import arg, check_value
-from .cache import map_in_threads, reserve
+from .cache import allocate, map_in_threads
 from .files import damage_error, read_json, read_text
 from ..models import torchvision_models, weights_dir
 
@@ -89,6 +89,11 @@ TOKENS = dict(minilm=128, bert=256)                      # read of a text unless
 TOKEN_LIMIT = arg(int, "what an encoder reads of a text; None: its own number", low=3, high=512)
 
 
+def about_encoder(encoder="minilm", tokens=None):
+    "What `encode` has to be told to encode texts in the same way later, as JSON."
+    return dict(encoder=encoder, tokens=tokens or TOKENS.get(encoder))
+
+
 def check_tokens(tokens):
     "FdgnbError unless None or a number of tokens that an encoder can read."
     check_value("tokens", tokens, TOKEN_LIMIT)
@@ -103,10 +108,7 @@ def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="e
     words = tokenizer(list(texts), truncation=True, max_length=tokens)["input_ids"]
     ids = [torch.tensor(i) for i in words]
     shape = len(ids), model.config.hidden_size*(tokens if is_flat else 1)
-    if folder:
-        out = np.lib.format.open_memmap(folder/"x.npy", "w+", np.float32, shape)
-        reserve(folder/"x.npy")                          # a full disk is said now
-    else: out = np.empty(shape, np.float32)
+    out = allocate(folder, shape, np.float32)
 
     @torch.no_grad()
     def encode_batch(rows):

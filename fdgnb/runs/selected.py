@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/09_selected.ipynb #selimport1
-import copy, io, json, math, os, secrets, torch, warnings
+import copy, io, json, os, secrets, torch, warnings
 import numpy as np
 from functools import cached_property
 from importlib.util import find_spec
@@ -15,7 +15,10 @@ from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, generator, nearest, seeded
 from ..data.domain import SCALES, Domain, Split, to_float
-from ..data.folders import decode
+from ..data.folders import open_image, read_levels, scale_levels
+from ..data.own import as_array, as_images, to_nchw
+from ..data.scale import white_of
+from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
 from ..federation.rounds import one_thread
@@ -60,76 +63,100 @@ def as_stream(image):
     return stream
 
 
-def read_file(file, size):
-    "An image file, or an image of PIL, as a run's own are read: uint8 (3, size, size)."
+def read_file(file, size, white=None, channels=3):
+    """An image file, or an image of PIL, as a run's own are read: uint8 (channels, size, size).
+
+    white: the whole number that counts as white in the run; None: by the image's own range."""
+    is_gray = channels == 1
     try:
-        return decode(file if isinstance(file, (str, Path)) else as_stream(file), size)
+        stream = file if isinstance(file, (str, Path)) else as_stream(file)
+        levels, high = read_levels(open_image(stream), size, is_gray)
+        x = scale_levels(levels, high, white or white_of(high))
+        if is_gray and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
     except (FdgnbError, OSError) as e:
         raise FdgnbError(f"{getattr(file, 'filename', '') or file}: {e}") from None
+    return np.broadcast_to(x, (channels, *x.shape)) if x.ndim == 2 else x.transpose(2, 0, 1)
 
 
-def read_samples(images, about):
-    "A Domain's samples; files, or images of PIL, as bytes (N, 3, H, W); anything else as it is."
-    if isinstance(images, Domain): return images.x
-    files = [images] if is_file(images) else images
-    if not isinstance(files, (list, tuple)) or not files or not all(map(is_file, files)): return images
+def read_files(files, about):
+    "Image files, or images of PIL, as bytes (N, C, H, W); FdgnbError where the run's samples are none."
     channels, *sides = shape_of(about)
-    if channels != 3 or len(set(sides)) != 1:
-        raise FdgnbError(f"files are read as (3, size, size), the run's samples are {shape_of(about)}: give arrays")
-    return torch.from_numpy(np.stack([read_file(f, sides[0]) for f in files]))
+    if not sides: raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
+    if len(set(sides)) > 1:
+        raise FdgnbError(f"files are read as squares, the run's samples are {shape_of(about)}: give arrays")
+    white = about.get("white", 65535)                                    # an older folder says none
+    return torch.from_numpy(np.stack([read_file(f, sides[0], white, channels) for f in files]))
+
+
+def list_of(images, is_kind):
+    "One thing, or several in a list, as a list; None where they are not all of a kind."
+    several = [images] if is_kind(images) else images
+    if hasattr(several, "tolist") and getattr(several, "dtype", None) is not None and not torch.is_tensor(several):
+        several = several.tolist() if several.dtype.kind in "OUT" else None
+    is_list = isinstance(several, (list, tuple)) and len(several)
+    return list(several) if is_list and all(map(is_kind, several)) else None
+
+
+def encode_texts(texts, about):
+    "Texts as the vectors of the encoder that encoded the run's own."
+    empty = [i for i, text in enumerate(texts) if not text.strip()]
+    if empty: raise FdgnbError(f"predict: {len(empty)} texts are empty, the first in place {empty[0]}")
+    return torch.from_numpy(encode(texts, **about["encoder"]))
 
 # %% ../../nbs/runs/09_selected.ipynb #selfiles02
-def explain_misfit(x, shape):
-    "What is wrong with a batch whose samples should have a shape, and the remedy."
-    channels = shape[0]
-    wanted = f"(N, {', '.join(map(str, shape))})"
-    hint = ""
-    if x.ndim == 4 and len(x) and x.shape[1] == channels:
+def wanted_of(about):
+    "What `predict` takes, in words."
+    batch = f"(N, {', '.join(map(str, shape_of(about)))})"
+    return f"texts, or their vectors {batch}" if about.get("encoder") else f"a batch {batch}"
+
+
+def explain_misfit(x, about):
+    "What is wrong with a batch whose samples have another shape than the run's, and the remedy."
+    hint, shape = "", shape_of(about)
+    if x.ndim == 4 and len(x) and x.shape[1] == shape[0]:
         hint = "; the run saw another size: resize as it did, or give the image files themselves"
-    elif x.ndim == 4 and x.shape[-1] == channels != x.shape[1]:
-        hint = "; the channels stand last: move them with .permute(0, 3, 1, 2)"
-    return f"predict takes a batch {wanted}, not {tuple(x.shape)}{hint}"
+    return f"predict takes {wanted_of(about)}, not {tuple(x.shape)}{hint}"
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode002
-def as_tensor(images):
-    "Arrays or lists of numbers as a tensor; FdgnbError on anything else."
-    if torch.is_tensor(images): return images
-    try:
-        return torch.as_tensor(images)
-    except (TypeError, ValueError, RuntimeError):
-        kind = type(images).__name__
-        raise FdgnbError(f"predict takes a tensor, an array, a list of numbers or image files, not {kind}") from None
-
-
-def check_numbers(x, vectors):
-    "FdgnbError on images that are neither bytes nor floats in [0, 1], or on vectors that are not finite."
-    if x.dtype == torch.uint8: return
+def check_floats(x, vectors):
+    "FdgnbError on pixels that are no fractions of 1, or on vectors that are not finite."
     least, most = float(x.min()), float(x.max())
-    finite = math.isfinite(least + most)
-    if finite and (vectors or 0 <= least and most <= 1): return
+    if np.isfinite(least + most) and (vectors or 0 <= least and most <= 1): return
     takes = "finite numbers" if vectors else "bytes (uint8), or floats in [0, 1]"
     raise FdgnbError(f"predict takes {takes}; these reach from {least:g} to {most:g}")
 
 
-def as_batch(images, about):
-    "Images or vectors as a run stores them, from arrays, files or a Domain; FdgnbError otherwise."
-    x = as_tensor(read_samples(images, about))
+def fit_shape(x, about):
+    "An array as a batch of the run's samples: of one alone, and of images with their channels last, too."
     shape = shape_of(about)
-    vectors = len(shape) == 1
-    if x.dtype != torch.uint8 or vectors: x = x.float()
     if x.ndim == len(shape) and x.shape[0] == shape[0]: x = x[None]
+    is_gray = x.ndim == 3 == len(shape) and shape[0] == 1
+    is_channels_last = x.ndim == 4 == len(shape) + 1 and x.shape[1] != shape[0] == x.shape[-1]
+    if is_gray or is_channels_last: x = to_nchw(x, "predict")
     known = len(shape) if "shape" in about else 2                     # an older folder says the height alone
-    if x.ndim != len(shape) + 1 or x.shape[1:known + 1] != shape[:known] or not len(x):
-        raise FdgnbError(explain_misfit(x, shape))
-    check_numbers(x, vectors)
+    if x.ndim != len(shape) + 1 or x.shape[1:known + 1] != shape[:known]: raise FdgnbError(explain_misfit(x, about))
     return x
+
+
+def as_batch(images, about):
+    "Images as bytes, or vectors, as a run stores them, from arrays, files, texts or a Domain; FdgnbError otherwise."
+    vectors = len(shape_of(about)) == 1
+    if isinstance(images, Domain): return torch.from_numpy(fit_shape(images.x.numpy(), about))
+    texts = list_of(images, lambda v: isinstance(v, str)) if about.get("encoder") else None
+    files = list_of(images, is_file)
+    if texts: return encode_texts(texts, about)
+    if files: return read_files(files, about)
+    x = fit_shape(as_array(images, "predict"), about)
+    if vectors or x.dtype.kind == "f": check_floats(x, vectors)
+    if vectors: return torch.from_numpy(x).float()
+    return as_images(x, "predict", about.get("white", 255))
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode003
 def about_of(fed):
     "What the network of a federation is built from, as JSON."
     d = fed.data
     return dict(args=fed.args(), classes=list(map(str, d.classes)), in_channels=d.in_channels, size=d.size,
-                shape=list(d.first.x.shape[1:]))
+                shape=list(d.first.x.shape[1:]), white=d.white, encoder=d.encoder)
 
 
 def build_network(about, state):
@@ -214,7 +241,7 @@ class Deployable:
 
     def predict(
         self,
-        images,                      # bytes or floats in [0, 1] of the run's size, image files, PIL's images, a Domain
+        images,                      # pixels of the run's size and scale, image files, PIL's images, texts, a Domain
         rule: str | None = None,     # whose round: source_val or last, the default; target is an oracle's
     ) -> torch.Tensor:               # logits (N, n_classes); `classes` names the columns
         "Logits of images or, in a run of vectors, of vectors; FdgnbError on what does not fit the run's samples."
