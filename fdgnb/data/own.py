@@ -9,12 +9,13 @@ __all__ = ['from_arrays', 'from_torch', 'from_texts']
 import hashlib, io, os, torch, warnings
 import numpy as np
 from pathlib import Path
-from ..core import FdgnbError, nearest
+from ..core import FdgnbError, echo, nearest
 from .domain import Dataset, Domain, suggest_settings, check_size
 from .files import damage_error, list_below, read_text, reading, warn_of_lost
 from .folders import list_subfolders, read_levels, scale_levels
 from .scale import check_range, check_white, decide_white, highs_of, read_whole
 from .found import Found, encode_domain
+from .splits import attach_splits
 from .text import about_encoder
 
 # %% ../../nbs/data/16_own.ipynb #own00007
@@ -276,9 +277,12 @@ def check_images(x, where):
 
 # %% ../../nbs/data/16_own.ipynb #own011p1
 def from_arrays(
-    domains: dict,  # {name: (x, y)}: images or vectors, and labels, as arrays, tensors or lists; or {name: Domain}
+    domains: dict,  # {name: (x, y) or (x, y, groups)}: images or vectors, and labels, in any array; or {name: Domain}
     classes: list = None,  # names in order, or {label: name}; None: the labels themselves
     name: str = "arrays",  # the data set's, as results show it
+    groups: dict = None,  # {domain: a word or number per sample, as of a patient}: each group stays in one part
+    split: dict = None,  # {domain: {"train": rows, "val": rows, "test": rows}}, masks, or a part's name per sample
+    stratify: bool = None,  # the parts have the classes in equal shares; None: as the run's settings say
     white: int = None,  # the whole number that counts as white, like 4095 of 12 bits; None: by the range of all images
 ) -> Dataset:  # images uint8 (N, C, H, W), or vectors float32 (N, D)
     """Make a data set of arrays in memory.
@@ -289,17 +293,31 @@ def from_arrays(
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_arrays takes a dict {domain: (x, y)} of at least one domain")
     if len({str(d) for d in domains}) < len(domains): raise FdgnbError(f"{name}: two domains of one name")
-    x, y = {}, {}
+    x, y, groups, split = {}, {}, _by_name(name, "groups", groups), _by_name(name, "split", split)
     for d, pair in domains.items():
-        if isinstance(pair, Domain): pair = pair.x, pair.y
+        if isinstance(pair, Domain):
+            if pair.groups is not None: groups.setdefault(str(d), pair.groups)
+            if pair.split and not pair.official: split.setdefault(str(d), pair.split)
+            pair = pair.x, pair.y
         where = f"domain {d!r}"
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise FdgnbError(f"{where}: wanted a pair (x, y), of samples and labels")
+        if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
+            raise FdgnbError(f"{where}: wanted a pair (x, y), of samples and labels, or (x, y, groups)")
+        if len(pair) == 3 and str(d) in groups:
+            raise FdgnbError(f"{where}: groups are given twice, beside the labels and by groups=")
+        if len(pair) == 3: groups[str(d)] = pair[2]
         x[str(d)] = pair[0]
         y[str(d)] = as_labels(pair[1], where)
     order_classes(list(y.values()), classes, name)                       # refused before any pixel is read
     x, white = read_domains(name, x, white)
-    return label_domains(name, x, y, classes, {}, white=white)
+    data = label_domains(name, x, y, classes, {}, white=white)
+    return attach_splits(data, groups or None, split or None, stratify)
+
+
+def _by_name(name, what, given):
+    "A copy of {domain: values} with words as keys, empty of None; FdgnbError on what is no dict."
+    if given is None: return {}
+    if isinstance(given, dict): return {str(d): values for d, values in given.items()}
+    raise FdgnbError(f"{name}: {what}={echo(given)}; wanted a dict {{domain: one value for each of its samples}}")
 
 # %% ../../nbs/data/16_own.ipynb #labeled001
 def group_alike(words):
