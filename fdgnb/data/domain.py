@@ -79,6 +79,7 @@ class Dataset:
     terms: str = ""  # how they may be used
     defaults: dict = field(default_factory=dict)  # settings that suit it: {"backbone": "cnn2"}
     white: int = 255  # the whole number that counts as white in the images it was made of
+    window: tuple = None  # (low, high): what became 0 and 255 where pixels were no bytes; None: none was given
     encoder: dict = None  # of texts: {"encoder": "minilm", "tokens": 128}
 
     def __post_init__(self):
@@ -227,28 +228,43 @@ def _split_generator():
     return generator(0, purpose="split")
 
 # %% ../../nbs/data/01_domain.ipynb #groupscd01
+TRIES = 10                                               # orders of the groups of which the best is taken
+
+
 def _split_groups(groups, y, fractions, rng):
     "The parts of `split_indices` with every group in one; y: the labels to stratify by, or None."
     number = groups.unique(return_inverse=True)[1]
     kinds = torch.zeros_like(number) if y is None else y.unique(return_inverse=True)[1]
     counts = torch.zeros(int(number.max()) + 1, int(kinds.max()) + 1, dtype=torch.float64)
     counts.index_put_((number, kinds), torch.ones(len(number), dtype=torch.float64), accumulate=True)
-    shares = counts/counts.sum(0)
-    left, parts = torch.randperm(len(shares), generator=rng).tolist(), {}
-    for part, share in (("val", fractions[1]), ("test", fractions[2])):
-        parts[part] = _take_groups(shares, left, share)
-        gone = set(parts[part])
-        left = [g for g in left if g not in gone]
+    shares = (counts/counts.sum(0)).numpy()
+    orders = [torch.randperm(len(shares), generator=rng).tolist() for _ in range(1 if y is None else TRIES)]
+    parts = min((_deal_groups(shares, order, fractions) for order in orders), key=lambda p: _miss(shares, p, fractions))
     rows = lambda own: torch.isin(number, torch.tensor(own, dtype=torch.int64)).nonzero().flatten()
-    return {part: rows(own) for part, own in dict(train=left, **parts).items()}
+    return {part: rows(own) for part, own in parts.items()}
+
+
+def _deal_groups(shares, order, fractions):
+    "{part: groups}, each group in `order` offered to the validation part, then to the test part; the rest train."
+    parts = {}
+    for part, share in (("val", fractions[1]), ("test", fractions[2])):
+        parts[part] = _take_groups(shares, order, share)
+        gone = set(parts[part])
+        order = [g for g in order if g not in gone]
+    return dict(train=order, **parts)
+
+
+def _miss(shares, parts, fractions):
+    "How far the parts are from their share of each class."
+    return sum(((shares[parts[part]].sum(0) - f)**2).sum() for part, f in zip(("train", "val", "test"), fractions))
 
 
 def _take_groups(shares, order, share):
     "The groups, of those in `order` and never all of them, whose samples are about a share of each class."
-    lacks, taken = torch.full_like(shares[0], share), []
-    off = lambda g: float(((lacks - shares[g])**2).sum())
+    lacks, taken = np.full_like(shares[0], share), []
+    off = lambda g: ((lacks - shares[g])**2).sum()
     for g in order:
-        is_nearer = off(g) <= float((lacks**2).sum()) + 1e-12
+        is_nearer = off(g) <= (lacks**2).sum() + 1e-12
         if share and is_nearer and len(taken) + 1 < len(order):
             taken.append(g)
             lacks = lacks - shares[g]

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/19_splits.ipynb #splitscd1
-import torch, warnings
+import re, torch, warnings
 import numpy as np
 from dataclasses import replace
 from ..core import FdgnbError, echo, nearest
@@ -79,7 +79,7 @@ def read_split(given, n, where):
     else: parts = _rows_by_name(list_values(given, n, where, "split"))
     for part in parts:
         if part not in PARTS:
-            raise FdgnbError(f"{where}: split has a part {echo(part)}{nearest(part, PARTS)}; wanted train, val and test")
+            raise FdgnbError(f"{where}: split has a part {echo(part)}{nearest(part, PARTS)}")
     parts = {part: parts.get(part, torch.arange(0)) for part in PARTS}
     if not len(parts["train"]): raise FdgnbError(f"{where}: its split has no training samples; wanted a part 'train'")
     _check_apart(parts, n, where)
@@ -102,7 +102,7 @@ def _read_rows(rows, n, where):
         raise FdgnbError(f"{where}: a mask of {len(rows)} samples, but there are {n}")
     if not rows.size and rows.ndim == 1: return torch.arange(0)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise FdgnbError(f"{where}: wanted whole numbers, the rows of its samples, or a mask, not {echo(rows.tolist())}")
+        raise FdgnbError(f"{where}: wanted rows (whole numbers) or a mask, not {echo(rows.tolist())}")
     low, high = int(rows.min()), int(rows.max())
     if low < 0 or high >= n: raise FdgnbError(f"{where}: rows {low} to {high}, but the samples are 0 to {n - 1}")
     return torch.from_numpy(rows.astype(np.int64))
@@ -154,3 +154,49 @@ def attach_splits(data, groups=None, split=None, stratify=None, exempt=()):
     defaults = data.defaults
     if stratify is not None: defaults = defaults | dict(stratify=check_value("stratify", stratify, STRATIFY))
     return replace(data, domains={d: replace(dom, **added[d]) for d, dom in data.domains.items()}, defaults=defaults)
+
+# %% ../../nbs/data/19_splits.ipynb #splitscd8
+def name_files(what, how, root, files, level):
+    """{domain: value of each file} of {domain: files below `root`}; FdgnbError that names the file without a value.
+
+    how: a function of the path, an expression with one group, "folder" (the folder `level` steps below the root); None
+    and a dict of values stay."""
+    if how is None or isinstance(how, dict): return how
+    if callable(how): read = how
+    elif isinstance(how, str) and how == "folder": read = _by_folder(what, root, level)
+    else: read = _by_expression(what, how, root)
+    return {d: [_name_file(what, read, file) for file in own] for d, own in files.items()}
+
+
+def _name_file(what, read, file):
+    "What `read` gives for a file; FdgnbError where it raises, or gives no group."
+    try: value = read(file)
+    except FdgnbError: raise
+    except Exception as e:                   # anyone's function: whatever it raises is said with its file
+        why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
+        raise FdgnbError(f"{what}: the function fails on {str(file)!r} ({why})") from e
+    if what == "groups" and _plain(value) is None: raise FdgnbError(f"groups: no group for {str(file)!r}")
+    return value
+
+
+def _by_folder(what, root, level):
+    "A function that gives the name of the folder which a file lies in, `level` steps below the root."
+    def read(file):
+        steps = file.relative_to(root).parts
+        if level < len(steps) - 1: return steps[level]
+        raise FdgnbError(f"{what}=\"folder\": {str(file)!r} lies in no folder of its own below that of its class")
+    return read
+
+
+def _by_expression(what, pattern, root):
+    "A function that gives what the one group of a regular expression finds in a file's path below the root."
+    wanted = f"{what}={echo(pattern)}: wanted r\"patient(\\d+)\" (one group), a function of the path, or \"folder\""
+    try: expression = re.compile(pattern)
+    except (re.error, TypeError, RecursionError, OverflowError): raise FdgnbError(wanted) from None
+    if not isinstance(pattern, str) or expression.groups != 1: raise FdgnbError(wanted)
+
+    def read(file):
+        found = expression.search(file.relative_to(root).as_posix())
+        if found and found[1]: return found[1]
+        raise FdgnbError(f"{what}={echo(pattern)} finds nothing in {str(file.relative_to(root))!r}")
+    return read

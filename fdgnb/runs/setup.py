@@ -351,8 +351,8 @@ def load_data(dataset, size, load, targets, **given):
     options = {k: v for k, v in given.items() if k not in by_domain}
     if options and isinstance(dataset, Dataset):
         what, value = next(iter(options.items()))
-        raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for {dataset.name!r} is "
-                         f"loaded already")
+        raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for data set "
+                         f"{dataset.name!r} is loaded already")
     data = get_dataset(dataset, size=size, **{**load, **options})
     return attach_splits(data, exempt=list(map(str, targets)), **by_domain)
 
