@@ -473,3 +473,16 @@ def test_compressed_dicom_without_a_decoder_and_dicom_without_pydicom(tmp_path, 
     says(lambda: fdgnb.from_folder(tmp_path/"f", size=16), "1.dcm", "pip install 'pylibjpeg[all]'")
     monkeypatch.setattr("fdgnb.data.dicom.find_spec", lambda name: None)
     says(lambda: fdgnb.from_folder(tmp_path/"f", size=16), "pip install 'fdgnb[dicom]'")
+
+
+def test_groups_of_text_files_by_path(tmp_path, monkeypatch):
+    monkeypatch.setattr("fdgnb.data.own._vectors_of", lambda texts, *_: torch.zeros(len(texts), 4))
+    for d in "ab":
+        for i in range(8):
+            file = tmp_path/"t"/d/"xy"[i % 2]/f"{d}{i//2}_{i}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"text {i}")
+    plain = fdgnb.from_texts(tmp_path/"t")
+    data = fdgnb.from_texts(tmp_path/"t", groups=r"([ab]\d)_", split=lambda f: "test" if f.stem[-1] == "7" else "train")
+    assert plain["a"].groups is None and data["a"].groups.tolist() == [0, 1, 2, 3]*2
+    assert data["b"].split["test"].tolist() == [7] and data["b"].y.tolist() == [0]*4 + [1]*4

@@ -516,21 +516,19 @@ COLUMNS = ("text", "label", "domain")
 
 
 def _text_rows(folder, groups=None, split=None):
-    "Columns of <folder>/<domain>/<class>/*.txt: text, label, domain, and what `name_files` gives."
+    "(text, label, domain, group, part) of <folder>/<domain>/<class>/*.txt, by what `name_files` gives; None without."
     warn_of_lost(list_below(folder))
-    files, labels = {}, {}
-    for domain in list_subfolders(folder):
-        for label in list_subfolders(domain):
-            own = [f for f in list_below(label) if f.suffix == ".txt" and f.is_file()]
-            files.setdefault(domain.name, []).extend(own)
-            labels.setdefault(domain.name, []).extend([label.name]*len(own))
-    if not any(files.values()):
-        raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
-    by_file = [name_files(what, how, folder, files, 2) for what, how in (("groups", groups), ("split", split))]
-    rows = {what: sum(v.values(), []) for what, v in zip(("group", "part"), by_file) if v is not None}
-    texts = [read_text(f, guess=True) for own in files.values() for f in own]
-    domains = [d for d, own in files.items() for _ in own]
-    return dict(text=texts, label=sum(labels.values(), []), domain=domains, **rows)
+    is_text = lambda f: f.suffix == ".txt" and f.is_file()
+    files = {d.name: [(f, c.name) for c in list_subfolders(d) for f in list_below(c) if is_text(f)]
+             for d in list_subfolders(folder)}
+    paths = {d: [f for f, _ in own] for d, own in files.items()}
+    by_file = [name_files(*what, folder, paths, 2) or {} for what in (("groups", groups), ("split", split))]
+    rows = []
+    for d, own in files.items():
+        group, part = (values.get(d, [None]*len(own)) for values in by_file)
+        rows += [(read_text(f, guess=True), c, d, *also) for (f, c), *also in zip(own, group, part)]
+    if not rows: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
+    return rows
 
 
 def _columns_of(table, where, wanted, optional=()):
@@ -597,7 +595,9 @@ def _rows_of(source, groups=None, split=None):
                          "label, domain")
     if not is_table(source) and is_folder(to_path(source)):
         path = to_path(source)
-        return _text_rows(path, groups, split), path.absolute().name
+        columns = dict(zip(("text", "label", "domain", "group", "part"), zip(*_text_rows(path, groups, split))))
+        unused = [meaning for meaning, how in (("group", groups), ("part", split)) if how is None]
+        return {meaning: list(v) for meaning, v in columns.items() if meaning not in unused}, path.absolute().name
     return _read_columns(source, COLUMNS, groups, split, "texts")[:2]
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p1
