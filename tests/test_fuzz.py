@@ -4,7 +4,9 @@ pytest.importorskip("hypothesis")
 import fuzz
 from hypothesis import HealthCheck, given, settings
 
-EXAMPLES = dict(call=25, setting=30, method=25, partition=30, file=20, loader=20)
+EXAMPLES = dict(call=25, setting=30, method=25, partition=30, file=20, loader=20, load=25, predict=30, export=5,
+                adapt=10,
+                run=30, tune=20, callback=20, grid=25, table=25, search=10, own=25)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def test_accepted_or_refused_in_one_line(kind):
     def one(case): seen.append(fuzz.outcome(case[1]))
     one()
     # a damaged file is mostly found to be damaged
-    assert seen.count("accepted") >= len(seen)*dict(file=.05).get(kind, .2)
+    assert seen.count("accepted") >= len(seen)*dict(file=.05, load=.03, adapt=.05, own=.1).get(kind, .2)
 
 
 def test_the_fuzz_finds_a_planted_bug(monkeypatch):

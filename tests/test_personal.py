@@ -75,11 +75,6 @@ def test_local_with_one_client_is_fedavg(tiny):
     assert same(run("local", one).model_of("optical").state_dict(), run("fedavg", one).fed.server.model)
 
 
-def test_dsbn_without_batchnorm_is_fedavg(tiny):
-    a, b = (run(name, tiny, backbone="cnn4").fed.server.model for name in ("dsbn", "fedavg"))
-    assert same(a, b)
-
-
 @pytest.mark.parametrize("kw", [dict(clip=.5), dict(momentum=.9, keep_optimizer=True)])
 def test_ditto_without_pull_is_fedavg_and_local_side_by_side(tiny, kw):
     ditto, alone = run("ditto", tiny, lam=0., **kw), run("local", tiny, **kw)

@@ -120,12 +120,55 @@ def test_what_has_no_model_says_so(vary, tiny, tmp_path):
         assert one_line(e)
         with refused("unknown selection rule 'sourceval'; did you mean 'source_val'"):
             one.model_of(rule="sourceval")
-    with refused("client 'inked' is not kept for a rule"): run.model_of("inked", rule="last")
+    for one in (run, load(tmp_path/"a")):
+        with refused("no client 'inkd'; did you mean 'inked'") as e: one.model_of("inkd", rule="source_val")
+        assert one_line(e)
     blind = fdgnb.fit(**vary | dict(rounds=2, eval_every=0), out=tmp_path/"b")
     with refused("'source_val' names no round"): blind.model_of(rule="source_val")
     with refused("under the rule 'target' in"): load(tmp_path/"b").model_of(rule="target")
     assert equal(load(tmp_path/"b").model_of().state_dict(), blind.model.state_dict())
     with refused("no record at"): load(tmp_path/"c")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "ditto", "local", "lgfedavg", "partialfed", "fdse", "dsbn"])
+def test_every_client_s_model_is_kept_with_the_run(name, tiny, tmp_path):
+    "Of each rule, in memory and read back without the data; an unseen client's is the target's."
+    run = fdgnb.fit(name, tiny, rounds=2, out=tmp_path, local_steps=2, eval_local=0, **SHORT | dict(lr=.3))
+    kept, x = load(tmp_path), tiny["blended"].x[:8]
+    for c in run.fed.clients:
+        assert equal(kept.model_of(c.id).state_dict(), run.model_of(c.id).state_dict())
+        assert torch.equal(kept.predict(x, domain=c.id), run.model_of(c.id)(x/255))
+        is_own = not equal(run.model_of(c.id).state_dict(), run.model.state_dict())
+        assert is_own == (name != "fedavg")
+        for rule in RULES:
+            assert equal(kept.model_of(c.id, rule).state_dict(), run.model_of(c.id, rule).state_dict())
+    assert equal(kept.model_of("blended").state_dict(), run.model.state_dict())
+
+
+def test_a_round_s_own_models_are_those_of_a_run_of_so_many_rounds(vary, tmp_path):
+    how = vary | dict(method="fedbn")
+    run = fdgnb.fit(**how, out=tmp_path)
+    for rule, r in metrics.chosen_rounds(run.history, run.sizes, run.round).items():
+        until = fdgnb.fit(**how | dict(rounds=r))
+        for c in ("inked", "optical"):
+            wanted = until.model_of(c).state_dict()
+            assert equal(run.model_of(c, rule).state_dict(), wanted)
+            assert equal(load(tmp_path).model_of(c, rule).state_dict(), wanted)
+
+
+def test_own_models_cost_their_size_and_large_ones_are_kept_once(vary, tmp_path, monkeypatch):
+    "FedBN's files grow by the BatchNorm layers, FedAvg's not; beyond a limit only the last round has them."
+    size = lambda folder: max(f.stat().st_size for f in folder.glob("round-*"))
+    for name in ("fedavg", "fedbn", "ditto"): fdgnb.fit(**vary | dict(method=name, rounds=1), out=tmp_path/name)
+    assert size(tmp_path/"fedavg") < size(tmp_path/"fedbn") < 1.2*size(tmp_path/"fedavg")
+    assert size(tmp_path/"ditto") > 3*size(tmp_path/"fedavg")
+    monkeypatch.setattr(selected, "MOST_OWN", 10)
+    run = fdgnb.fit(**vary | dict(method="fedbn"), out=tmp_path/"limited")
+    chosen, kept = metrics.chosen_rounds(run.history, run.sizes, run.round), load(tmp_path/"limited")
+    rule = next(rule for rule, r in chosen.items() if r < run.round)
+    for one in (run, kept):
+        with refused("were too large to be kept: rule='last' has them") as e: one.model_of("inked", rule)
+        assert one_line(e) and equal(one.model_of("inked").state_dict(), run.model_of("inked").state_dict())
 
 
 def test_damage_is_one_line(vary, tmp_path):

@@ -6,8 +6,11 @@
 __all__ = ['AUGMENTATIONS']
 
 # %% ../../nbs/data/11_augment.ipynb #a7990bd3
+import inspect, random, torch
+import numpy as np
 from dataclasses import dataclass
-from ..core import FdgnbError, Registry, drawing_from
+from ..core import FdgnbError, Registry, drawing_from, generator
+from ..models import attempt
 from ..settings import format_value
 
 # %% ../../nbs/data/11_augment.ipynb #568796af
@@ -90,3 +93,51 @@ def list_augmentations():
         does = ", ".join(f"{k}={format_value(v)}" for k, v in set_.items()) or "nothing"
         rows.append(dict(augment=name, does=does, source=augment.source))
     return pd.DataFrame(rows).set_index("augment")
+
+# %% ../../nbs/data/11_augment.ipynb #givenaug02
+def takes(f, *args):
+    "Whether a callable can be called with these arguments, as far as its signature says."
+    try: inspect.signature(f).bind(*args)
+    except (TypeError, ValueError): return False
+    return True
+
+
+def is_transform(f):
+    "Whether a callable changes one image and is given nothing else: torchvision's, or a function of one argument."
+    of_torchvision = any(c.__module__.startswith("torchvision.transforms") for c in type(f).__mro__)
+    return of_torchvision or not takes(f, None, None) and takes(f, None)
+
+
+def as_augment(given, name="own"):
+    "`f(x, rng)` on a batch of what `augment=` was given: a function, or a transform of one image."
+    alone = is_transform(given)
+    call = (lambda x, rng: torch.stack([given(image) for image in x])) if alone else given
+
+    def change(x, rng):
+        says = f"augment: {name} raises on {'an image' if alone else 'a batch'} of shape {tuple(x.shape[alone:])}"
+        with drawing_from(rng): out = attempt(lambda: call(x, rng), says)
+        if not torch.is_tensor(out) or (out.shape, out.dtype) != (x.shape, x.dtype):
+            was = f"{out.dtype} {tuple(out.shape)}" if torch.is_tensor(out) else type(out).__name__
+            raise FdgnbError(f"augment: {name} turns {x.dtype} {tuple(x.shape)} into {was}: shape and type must stay")
+        return out
+    return change
+
+
+def global_states():
+    "Where the generators stand that are the process's own: torch's, Python's, NumPy's."
+    return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+
+
+def check_augment(augment, x, name="own", tries=8):
+    "FdgnbError where an augmentation of a batch does not follow from its generator alone; global states stay."
+    before, python, numpy = global_states(), random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for i in range(tries):
+                one, same = (augment(x.clone(), generator(i, purpose="trial")) for _ in range(2))
+                if torch.equal(one, same) and global_states() == before: continue
+                raise FdgnbError(f"augment: {name} does not draw from the generator that it is given alone: write "
+                                 "f(x, generator), and draw with torch.rand(..., generator=generator)")
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

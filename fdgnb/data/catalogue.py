@@ -8,9 +8,9 @@ __all__ = ['DATASETS', 'get_dataset', 'list_datasets']
 # %% ../../nbs/data/04_catalogue.ipynb #3a0d3a33
 import inspect, os
 from pathlib import Path
-from ..core import FdgnbError, Registry, echo, nearest
+from ..core import FdgnbError, Registry, echo, exists, is_folder, nearest, path_of
 from .domain import Dataset
-from .folders import from_folder, is_folder, to_path
+from .folders import from_folder
 
 # %% ../../nbs/data/04_catalogue.ipynb #41377f0e
 DATASETS = Registry("dataset", "fdgnb.data")
@@ -73,7 +73,10 @@ def get_dataset(
     if not isinstance(name, (str, Path)): raise _refuse_name(name)
     is_path = isinstance(name, Path) or "/" in name or os.sep in name
     if is_path:
-        own = dict(path=to_path(name)) if size is None else dict(path=to_path(name), size=size)
+        path = path_of(name, "dataset", "a name, or the path of a folder")
+        if not exists(path):
+            raise FdgnbError(f"no folder {echo(str(path))}: wanted a folder of <domain>/<class>/<image>")
+        own = dict(path=path) if size is None else dict(path=path, size=size)
         return _load_with(from_folder, name, own, options)
     if name not in DATASETS.load() and is_folder(name):
         raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "

@@ -33,6 +33,7 @@ class Domain:
     groups: torch.Tensor = None  # int64 (N,): samples of one number, as of one patient, stay in one part
 
     def __post_init__(self):
+        if not self.name: raise FdgnbError("a domain without a name: give it one, like 'site 1'")
         if len(self.x) != len(self.y) or not len(self.y):
             raise FdgnbError(f"domain {self.name!r}: {len(self.x)} inputs and {len(self.y)} labels; wanted "
                              f"as many of one as of the other, and at least one")

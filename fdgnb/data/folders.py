@@ -9,7 +9,7 @@ __all__ = ['from_folder', 'pick_files']
 import hashlib, struct, warnings, zlib
 import numpy as np
 from pathlib import Path
-from ..core import FdgnbError, echo, nearest
+from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
 from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads
 from .dicom import array_to_image, check_window, dicom_to_image, is_dicom, read_array
@@ -185,18 +185,6 @@ def read_images(name, base, files, labels, size, on_error, dataset, white=None, 
     return Domain.from_arrays(name, arrays), high, sorted(kept)
 
 # %% ../../nbs/data/03_folders.ipynb #98a7258b
-def to_path(path):
-    "A path, `~` replaced; FdgnbError on what is none, and on a user who is not known."
-    try: return Path(path).expanduser()
-    except (TypeError, RuntimeError, ValueError) as e: raise FdgnbError(f"no folder {echo(path)}: {e}") from None
-
-
-def is_folder(path):
-    "Whether a folder lies at a path, which may be too long for one."
-    try: return Path(path).is_dir()
-    except (OSError, ValueError): return False
-
-
 def list_subfolders(path):
     "The folders in `path`, by name, without ignored ones and those that begin with an underscore."
     folders = [p for p in path.iterdir() if p.is_dir() and not is_ignored(p.name) and p.name[0] != "_"]
@@ -297,7 +285,7 @@ def from_folder(
 
     A class may be absent from a domain. FdgnbError, in one line with the remedy, on a folder of another form and on
     what cannot be read."""
-    path, size = to_path(path), check_size(size)
+    path, size = path_of(path, "path", "a folder of <domain>/<class>/<image>"), check_size(size)
     check_on_error(on_error)
     check_white(white)
     window = check_window(window)

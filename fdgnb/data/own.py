@@ -9,11 +9,11 @@ __all__ = ['from_arrays', 'from_torch', 'from_texts', 'from_table']
 import hashlib, io, os, torch, warnings
 import numpy as np
 from pathlib import Path
-from ..core import FdgnbError, echo, nearest
+from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_on_error, check_size
 from .files import damage_error, list_below, read_text, reading, warn_of_lost
 from .dicom import check_window
-from .folders import is_folder, list_subfolders, pick_files, read_folders, read_levels, scale_levels, to_path
+from .folders import list_subfolders, pick_files, read_folders, read_levels, scale_levels
 from .scale import check_range, check_white, decide_white, highs_of, read_whole
 from .found import Found, encode_domain
 from .splits import attach_splits, name_files
@@ -583,7 +583,7 @@ def _read_columns(source, wanted, groups, split, what):
     "({meaning: values}, name, folder) of a DataFrame or a CSV file with the columns `wanted`."
     wanted = _wanted_columns(wanted, groups, split)
     if is_table(source): return _columns_of(source, "the table", wanted, ("part",)), what, None
-    file = to_path(source)
+    file = path_of(source, what, "a CSV file")
     if not file.is_file(): raise FdgnbError(f"no {'folder and no '*(what == 'texts')}CSV file {str(file)!r}")
     return _columns_of(read_csv(file), repr(str(file)), wanted, ("part",)), file.stem, file.parent
 
@@ -593,8 +593,8 @@ def _rows_of(source, groups=None, split=None):
     if not is_table(source) and not isinstance(source, (str, Path)):
         raise FdgnbError("from_texts takes a folder, a CSV file, or a DataFrame with the columns text, "
                          "label, domain")
-    if not is_table(source) and is_folder(to_path(source)):
-        path = to_path(source)
+    path = None if is_table(source) else path_of(source, "texts", "a folder or a CSV file")
+    if path and is_folder(path):
         columns = dict(zip(("text", "label", "domain", "group", "part"), zip(*_text_rows(path, groups, split))))
         unused = [meaning for meaning, how in (("group", groups), ("part", split)) if how is None]
         return {meaning: list(v) for meaning, v in columns.items() if meaning not in unused}, path.absolute().name
@@ -661,7 +661,7 @@ def from_table(
     wanted = dict(file=file, label=label, domain=domain)
     rows, own, beside = _read_columns(table, wanted, groups, split, "table")
     if not rows["file"]: raise FdgnbError(f"{own}: no rows; wanted a file, a label and a domain in each")
-    root = to_path(folder if folder is not None else beside or ".").absolute()
+    root = path_of(folder if folder is not None else beside or ".", "folder", "a folder").absolute()
     rows["file"] = [root/str(f) for f in rows["file"]]
     absent = [i for i, f in enumerate(rows["file"]) if not f.is_file()]
     if absent:

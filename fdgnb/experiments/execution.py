@@ -28,7 +28,7 @@ from ..runs.fit import fit, folder_of, read_args
 from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, own_modules, unpack_modules
 from ..runs.metrics import METRICS, compute_metrics
 from ..federation.rounds import cores
-from .grid import call_of
+from .grid import call_of, check_grid
 from .store import Planner, Store, failure_of, digest_of, file_name, metric_version
 from .store import metric_names, record_of, results
 
@@ -143,8 +143,7 @@ def make_pool(jobs):
 # %% ../../nbs/experiments/03_execution.ipynb #c68070da
 def check_lines(grid, jobs):
     "FdgnbError where something else than a grid is to run, or not by so many at once."
-    if not isinstance(grid, pd.DataFrame) or not {"label", "method", "data", "options"} <= {*grid}:
-        raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
+    check_grid(grid)
     declared = hp(1, "runs at once; -1: one per core", low=-cores())
     if jobs is not None and check_value("jobs", jobs, declared) == 0:
         raise FdgnbError("jobs=0: wanted runs at once, or -1: one per core")
@@ -206,7 +205,7 @@ def run(
     On a cluster the store's folder and the data are to be seen from all its machines; where `work` is not,
     a run that was cut off on one begins anew on another. A method of your own: in a module, or with jobs=1.
     A run whose record lacks a metric is run again for it."""
-    from tqdm.auto import tqdm
+    from tqdm import tqdm                  # text: it stays in an executed notebook, and a terminal can show it
     store = store if isinstance(store, Store) else Store(store)
     metrics = check_metrics(metrics)
     work, plan = folder_of(work, "work") or root()/"runs"/"grid", Planner()
@@ -220,14 +219,22 @@ def run(
         for folder in places: check_writable("store", folder)
         check_writable("folder of runs under way", work)
     hidden, twice = bool(os.environ.get("CI")) if progress is None else not progress, set()
-    with tqdm(total=sum(a["rounds"] for _, a, _ in todo.values()), unit="round", desc=f"{len(todo)} runs",
+    with tqdm(total=sum(a["rounds"] for _, a, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
               disable=hidden or not todo) as bar, say_stopped(hidden):
-        for key, came in play_all(todo, store, jobs, needs, str(work), retry, metrics):
-            bar.update(todo[key][1]["rounds"])
+        for ended, (key, came) in enumerate(play_all(todo, store, jobs, needs, str(work), retry, metrics), 1):
+            args = todo[key][1]
+            bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
+            what = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"
+            bar.set_postfix_str(what + f": {came}"*(came != "done"), refresh=False)
+            bar.update(args["rounds"])
             if came == "differs": twice.add(key)
     return warn_of_differences(results(grid, store, plan, metrics), [file_name(a) in twice for _, a, _ in lines])
 
 # %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
+# in 80 columns
+BAR = "{desc}: {percentage:3.0f}%|{bar:8}| {n_fmt}/{total_fmt} rounds [{elapsed}<{remaining}{postfix}]"
+
+
 @contextmanager
 def say_stopped(hidden):
     "Ctrl-C, or a machine that cannot go on: what is kept is said in one line."

@@ -6,26 +6,27 @@
 __all__ = ['grid']
 
 # %% ../../nbs/experiments/01_grid.ipynb #df24dc25
-import ast, re
+import ast, os, re
 import numpy as np
 import pandas as pd
 import torch
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from .. import models
-from ..core import FdgnbError, echo, nearest, seeded
+from ..core import FdgnbError, echo, nearest, root, seeded
 from ..settings import SETTINGS, Settings, hp, make, to_python
 from ..data.catalogue import get_dataset
 from ..data.domain import Dataset
 from ..federation.compose import hyper_names, method_class
 from ..federation.loop import Server
 from ..runs.fit import check_spelling
+from ..runs.imports import import_modules
 from ..runs.metrics import RULES
 from ..runs.setup import (FitCall, SharedCall, check_choices, check_device, known_domains, merge_hyper,
-                              resolve_arguments, targets_of)
+                              is_undecided, resolve_arguments, targets_of)
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
 def split_names(methods):
@@ -125,10 +126,19 @@ def check_seeds(seed):
     return seeds
 
 
+def list_pairs(dataset, names):
+    "Every two of a data set's domains, to be held out together; FdgnbError where none would be left."
+    if len(names) > 2: return list(map(list, combinations(names, 2)))
+    raise FdgnbError(f"target='pairs': {dataset_name(dataset)} has {len(names)} domains, "
+                     "and pairs leave none to train on")
+
+
 def list_targets(dataset, target, load):
-    "The targets of a data set's runs: `each` of its domains, or the one that is named."
-    if isinstance(target, str) and target == "each":
-        return known_domains(dataset, load) or get_dataset(dataset, **load).names
+    "The targets of a data set's runs: `each` of its domains, all `pairs` of them, or the one that is named."
+    if isinstance(target, str) and target in ("each", "pairs"):
+        names = known_domains(dataset, load) or get_dataset(dataset, **load).names
+        return list_pairs(dataset, names) if target == "pairs" else names
+    if is_undecided(target, dataset, load): dataset = get_dataset(dataset, **load)
     names = targets_of(target, dataset, load)
     return [names[0] if len(names) == 1 else names or None]
 
@@ -213,7 +223,7 @@ def check_line(cls, dataset, target, options, rounds, protocol, scale):
 def grid(
     method: str | type | list | dict,            # names, also `name(key=value)`, or {label: name or (name, hyper)}
     dataset: str | Path | Dataset | list = "digits",                           # names, folders or Datasets
-    target: str | list | None = "each",          # each domain in turn, one, a list held out together; None: in-domain
+    target: str | list | None = "each",          # each domain, pairs, one, a list held out together; None: in-domain
     seed: int | Iterable = range(3),                                           # one or several seeds
     rounds: int | None = None,                                                 # None: the protocol's number, or 20
     protocol: str | None = None,                                               # a name of runs.protocols
@@ -248,6 +258,16 @@ def grid(
     return pd.DataFrame(rows, dtype=object)                          # numbers as Python's, None as None
 
 # %% ../../nbs/experiments/01_grid.ipynb #callofcode
+COLUMNS = "label method dataset target seed rounds protocol scale device options data".split()
+
+
+def check_grid(grid):
+    "FdgnbError on what is not the lines that `grid` makes."
+    is_grid = isinstance(grid, pd.DataFrame) and {*COLUMNS} <= {*grid}
+    if not is_grid or not all(isinstance(options, dict) for options in grid["options"]):
+        raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
+
+
 def call_of(row):
     "(arguments of `fit` by name) of a grid's line."
     names = "method", "target", "rounds", "seed", "protocol", "scale", "device"
@@ -256,7 +276,12 @@ def call_of(row):
 
 @dataclass(frozen=True)
 class ComparePage(SharedCall):
-    "The parameters of the notebook `compare`."
+    "The parameters of the notebook `compare`, and its defaults: few rounds, so that it takes minutes."
+    dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
+    target: object = hp("each", "each domain in turn, the name of one, or none: in-domain")
+    rounds: int = hp(8, "rounds of the federation", low=1)
+    protocol: str = hp("common", "what is fixed for all methods, a name of fdgnb.runs.protocols")
+    scale: str = hp("cpu", "of the protocol: smoke, cpu or paper")
     methods: object = hp("fedavg", "names of list_methods(), also with values, parted by commas or blanks")
     seeds: int = hp(2, "how many seeds, from 0", low=1)
     rule: str = hp("source_val", "how a round is selected", choices=tuple(RULES))
@@ -267,3 +292,29 @@ class ComparePage(SharedCall):
     retry: bool = hp(False, "run again what failed")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
     out: object = hp(None, "folder for the table, its numbers and the pictures; None: none")
+
+# %% ../../nbs/experiments/01_grid.ipynb #plancode01
+def make_folder(out):
+    "The folder `out` below the repository, made; None where there is none; FdgnbError where nothing can be written."
+    if not out: return None
+    folder = root()/str(out)
+    try: folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise FdgnbError(f"out={echo(out)} cannot be written: {e.strerror or e}") from None
+    if not os.access(folder, os.W_OK): raise FdgnbError(f"out={echo(out)} is read-only")
+    return folder
+
+
+def plan_comparison(given):
+    """(the lines of a grid, the names of its methods, the folder of `out`) of the parameters of a `ComparePage`.
+
+    What has no value is left out; modules of the user's are imported."""
+    import_modules(given.get("imports", ""))                       # before anything of theirs is named
+    names = split_names(given.get("methods", "fedavg"))
+    base, target = given.get("base", "fedavg"), given.get("target")
+    if base not in names and base != "fedavg": raise FdgnbError(f"base={echo(base)}{nearest(base, names)}")
+    folder = make_folder(given.get("out"))
+    how = {k: given.get(k) for k in ("rounds", "protocol", "scale", "hyper")}
+    lines = grid(names, given.get("dataset", "digits"), None if target == "none" else target,
+                 range(given.get("seeds", 2)), device=given.get("device", "cpu"), **how)
+    return lines, names, folder

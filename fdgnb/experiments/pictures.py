@@ -29,19 +29,37 @@ def legend_width(labels, columns=1):
     return max(0., columns*(.075*longest + .4) - 2.5)
 
 
+ADAPTED = " (adapted)"                                    # ends the label of what a method's last step gives
+
+
+def label_colors(labels):
+    "{label: color} in the order of `labels`: one for a method, also of what it adapted."
+    methods = colors(dict.fromkeys(str(label).removesuffix(ADAPTED) for label in labels))
+    return {label: methods[str(label).removesuffix(ADAPTED)] for label in labels}
+
+
+def face_of(label, color):
+    "What a label's marks are filled with: nothing where its method adapted."
+    return "white" if str(label).endswith(ADAPTED) else color
+
+
 @styled
-def table_plot(mean, sd, metric="accuracy"):
-    "Means with their deviation as dots, in percent: a column of the table a group, a row a color."
+def table_plot(mean, sd, metric="accuracy", color=None):
+    """Means with their deviation as dots, in percent: a column of the table a group, a row a color.
+
+    color: {label: color}; None: `label_colors`. What a method adapted is hollow."""
     import matplotlib.pyplot as plt
     labels, names = list(mean.index), list(mean)
+    color = color or label_colors(labels)
     columns = 1 + len(labels)//20                                                  # of the legend
     width = max(5.5, 1.1*len(names) + 2) + legend_width(labels, columns)           # inches
     fig, ax = plt.subplots(figsize=(width, max(3., .16*len(labels) + 1.4)))
     places = np.arange(len(names))
-    for i, (label, color) in enumerate(colors(labels).items()):
+    for i, label in enumerate(labels):
         off = .7*((i + .5)/len(labels) - .5)
         height, error = 100*mean.loc[label], 100*sd.loc[label].fillna(0)
-        ax.errorbar(places + off, height, error, fmt="o", ms=4, lw=1, color=color, label=escape_label(label))
+        style = dict(fmt="o", ms=4, lw=1, color=color[label], mfc=face_of(label, color[label]))
+        ax.errorbar(places + off, height, error, label=escape_label(label), **style)
     for x in places[1:] - .5: ax.axvline(x, color="0.85", lw=.8)
     ax.set_xticks(places, map(wrap_label, names))
     ax.set_ylabel(f"{escape_label(metric)}, %")
@@ -50,23 +68,24 @@ def table_plot(mean, sd, metric="accuracy"):
 
 # %% ../../nbs/experiments/04_pictures.ipynb #b6a7e666
 @styled
-def curve_plot(curves):
+def curve_plot(curves, color=None):
     """Accuracy over rounds: mean over seeds, band lowest to highest; no bands of more than `MANY_LABELS` labels.
 
-    curves: label, target, round, value."""
+    curves: label, target, round, value. color: {label: color}; None: `label_colors`."""
     import matplotlib.pyplot as plt
-    targets, color = list(dict.fromkeys(curves.target)), colors(dict.fromkeys(curves.label))
+    targets, labels = list(dict.fromkeys(curves.target)), list(dict.fromkeys(curves.label))
+    color = color or label_colors(labels)
     wide = min(3, len(targets))                                         # panels in a row
     high = -(-len(targets)//wide)
     lines = int((2.3*high + .2)/.18)                                    # of the legend that have room
-    columns = -(-len(color)//lines)
-    size = 3.1*wide + 1 + legend_width(color, columns), 2.3*high + .4
+    columns = -(-len(labels)//lines)
+    size = 3.1*wide + 1 + legend_width(labels, columns), 2.3*high + .4
     fig, axes = plt.subplots(high, wide, figsize=size, squeeze=False, sharex=True)
     for ax, t in zip(axes.flat, targets):
         for label, g in curves[curves.target == t].groupby("label", sort=False):
             by = g.groupby("round")["value"]
             ax.plot(by.mean().index, 100*by.mean(), color=color[label], lw=1.4, label=escape_label(label))
-            if len(color) > MANY_LABELS: continue                                # bands would hide the lines
+            if len(labels) > MANY_LABELS: continue                                # bands would hide the lines
             ax.fill_between(by.min().index, 100*by.min(), 100*by.max(), color=color[label], alpha=.15, lw=0)
         ax.set_title(wrap_label(t, 36), fontsize=10)
         ax.xaxis.get_major_locator().set_params(integer=True)
@@ -96,12 +115,12 @@ def find_front(costs):
 
 
 @styled
-def cost_plot(costs, named=()):
+def cost_plot(costs, named=(), color=None):
     """Gain in points against bytes and FLOPs over the base's. costs: label by gain, low, high, bytes, flops.
 
     Up is better: of a metric of which less is better the gains come with their sign turned (`cost_of`).
     Of more than `MANY_LABELS` labels those of `named` and what none outdoes (`find_front`) are in color, the
-    rest are gray rings."""
+    rest are gray rings. color: {label: color}; None: `label_colors`."""
     import matplotlib.pyplot as plt
     colored = set(costs.index) if len(costs) <= MANY_LABELS else {*named, *find_front(costs)}
     shown = [label for label in costs.index if label in colored]
@@ -109,7 +128,7 @@ def cost_plot(costs, named=()):
     high = max(3.2, .2*len(shown) + .6, 4.6*(len(rest) > 0))
     fig, axes = plt.subplots(1, 2, figsize=(8.6 + legend_width(shown), high), sharey=True)
     words = dict(bytes="bytes both ways, over the base's", flops="FLOPs of the clients, over the base's")
-    color = colors(shown)
+    color = color or label_colors(shown)
     for ax, price in zip(axes, words):
         others = f"{len(rest)} others" if len(rest) else None
         ax.plot(rest[price], 100*rest.gain, "o", mec="0.6", mfc="none", ms=3.5, label=others)
@@ -117,6 +136,7 @@ def cost_plot(costs, named=()):
             error = None
             if not np.isnan(r.low): error = 100*np.array([[r.gain - r.low], [r.high - r.gain]]).clip(0)
             style = dict(fmt="osD^v"[i % 5], ms=5, lw=1, color=color[label], label=escape_label(label))
+            style["mfc"] = face_of(label, color[label])
             ax.errorbar(r[price], 100*r.gain, error, **style)
         ax.axhline(0, color="0.5", lw=.8)
         ax.axvline(1, color="0.5", lw=.8)
@@ -130,31 +150,36 @@ def cost_plot(costs, named=()):
 
 # %% ../../nbs/experiments/04_pictures.ipynb #344f454c
 @styled
-def choices_plot(table, marks, metric="accuracy"):
-    "Scores of each label on a line. table: percent, by choice; marks: {choice: (mark, color, name)}."
+def choices_plot(table, marks, metric="accuracy", color=None):
+    """Scores of each label on a line, in its color. table: percent, by choice; marks: {choice: (mark, name)}.
+
+    color: {label: color}; None: `label_colors`. Oracles are hollow."""
     import matplotlib.pyplot as plt
+    color = color or label_colors(table.index)
     fig, ax = plt.subplots(figsize=(6.4, max(2.2, .26*len(table) + 1.1)))
     rows = np.arange(len(table))[::-1]
+    own = [color[label] for label in table.index]
     ax.hlines(rows, table.min(axis=1), table.max(axis=1), color="0.85", lw=3, zorder=0)
     for choice in table:
-        mark, color, name = marks[choice]
-        face = "none" if "oracle" in name else color
-        ax.plot(table[choice], rows, mark, ms=6, color=color, mfc=face, label=name)
+        mark, name = marks[choice]
+        is_oracle = "oracle" in name
+        ax.scatter(table[choice], rows, s=36, marker=mark, edgecolors=own, facecolors="none" if is_oracle else own)
+        ax.plot([], [], mark, ms=6, color="0.3", mfc="none" if is_oracle else "0.3", label=name)
     ax.set_yticks(rows, map(escape_label, table.index))
     ax.set_xlabel(f"{escape_label(metric)}, %")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5))
     return fig
 
 
-def rules_plot(rules, metric="accuracy"):
+def rules_plot(rules, metric="accuracy", color=None):
     "Scores under each selection rule, a label a line. rules: percent, label by rule; oracles are hollow."
-    return choices_plot(rules, dict(
-        last=("o", "0.3", "last"), source_val=("s", "tab:blue", "source_val"),
-        top5=("^", "tab:orange", "top5 (an oracle)"), target=("D", "tab:red", "target (an oracle)")), metric)
+    marks = dict(last=("o", "last"), source_val=("s", "source_val"), top5=("^", "top5 (an oracle)"),
+                 target=("D", "target (an oracle)"))
+    return choices_plot(rules, marks, metric, color)
 
 
-def points_plot(points, metric="accuracy"):
+def points_plot(points, metric="accuracy", color=None):
     "Scores at each evaluation point, a label a line. points: percent, label by point."
-    return choices_plot(points, dict(
-        aggregated=("o", "tab:blue", "aggregated"), local=("s", "0.4", "clients' own models, their mean"),
-        adapted=("^", "tab:green", "adapted to the target")), metric)
+    marks = dict(aggregated=("o", "aggregated"), local=("s", "clients' own models, their mean"),
+                 adapted=("^", "adapted to the target"))
+    return choices_plot(points, marks, metric, color)

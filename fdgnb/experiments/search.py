@@ -17,7 +17,7 @@ from ..core import FdgnbError, echo, nearest
 from ..settings import SETTINGS, Settings, check_value, hp, kind_of, make
 from ..data.domain import Dataset
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class
-from ..runs.setup import resolve_arguments
+from ..runs.setup import merge_hyper, resolve_arguments
 from .execution import run
 from .grid import check_seeds, grid, parse_methods
 from .store import Store, results
@@ -224,7 +224,7 @@ def search(
     searched, before any run, and where no trial ended."""
     _, method, own = parse_one_method(method)
     seed = check_seeds(seed)
-    hyper = own | (hyper or {})
+    hyper = own | merge_hyper({}, hyper)
     space = space_of(method, ranges, lr)
     check_space(method, space, trials, sampler_seed)
 
@@ -274,7 +274,7 @@ def tune_method(method, dataset="digits", target="each", seed=range(3), rounds=N
     and settings for all."""
     label, method, own = parse_one_method(method)
     seed = check_seeds(seed)
-    hyper = own | (hyper or {})
+    hyper = own | merge_hyper({}, hyper)
     for_search = {k: v for k, v in how.items() if k in signature(search).parameters}
     settings = {k: v for k, v in how.items() if k not in for_search}
     same = dict(protocol=protocol, scale=scale, **settings)

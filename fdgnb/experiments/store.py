@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, root
+from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, parse_json, read_regular, root
 from ..data.catalogue import DATASETS
 from ..federation.compose import METHODS
 from ..runs.fit import folder_of
@@ -23,7 +23,7 @@ from ..runs.records import flops, libraries, to_json
 from ..runs.setup import Federation
 from ..runs.versions import is_ours, source_digest, versions_of
 from ..models import n_parameters
-from .grid import call_of
+from .grid import call_of, check_grid
 
 # %% ../../nbs/experiments/02_store.ipynb #5ff03b10
 FORMAT = "fdgnb-result-2"
@@ -125,6 +125,7 @@ def record_of(run, metrics=()):
                scores=scores_of(run), curves=curves(run))
     first = first_reached(values(history, sizes)[oracle_column(sizes)].dropna())
     if first: rec["reached"] = first
+    if run.diverged: rec["diverged"] = run.diverged
     rec["best_val"] = to_six(values(history, sizes, split="val")["ALL"].max())
     rec |= costs_of(run)
     measured = {*history.metric}                               # not what is defined in none of the rounds
@@ -210,19 +211,10 @@ def file_name(args):
     return f"{word(args['dataset'])}/{word(args['method'])}-{target}-{args['seed']}-{digest_of(args)}.json"
 
 # %% ../../nbs/experiments/02_store.ipynb #storefile1
-def read_bytes(path):
-    "A file's content, None where there is no file; FdgnbError where it cannot be read."
-    try: return Path(path).read_bytes()
-    except FileNotFoundError: return None
-    except (OSError, ValueError) as e:
-        raise FdgnbError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-
-
-def read_json(text):
+def read_dict(text):
     "The dict of a JSON text; an empty one where it is none."
-    try: rec = json.loads(text or b"")
-    except (ValueError, RecursionError): rec = {}
-    return rec if isinstance(rec, dict) else {}
+    found = parse_json(text or b"")
+    return found if isinstance(found, dict) else {}
 
 
 def write_file(path, text):
@@ -326,8 +318,7 @@ def write_study(
 
 def parse_line(path, number, line):
     "The dict that a line of a study holds; FdgnbError where it holds none."
-    try: found = json.loads(line)
-    except (ValueError, RecursionError): found = None
+    found = parse_json(line)
     if isinstance(found, dict): return found
     raise FdgnbError(f"{path}, line {number}: no record; take the file from git again")
 
@@ -336,7 +327,7 @@ def read_study(
     path: str | Path,               # a file that `write_study` wrote
 ) -> list:
     "The records of a study; FdgnbError where a line is torn or the file cannot be read."
-    shared, *own = [parse_line(path, i, line) for i, line in enumerate((read_bytes(path) or b"{}").splitlines(), 1)]
+    shared, *own = [parse_line(path, i, line) for i, line in enumerate((read_regular(path) or b"{}").splitlines(), 1)]
     records = [combine(shared, v) for v in own]
     other = next((rec.get("format") for rec in records if rec.get("format") != FORMAT), None)
     if other: raise FdgnbError(f"{path} has the format {other!r}, not {FORMAT!r}: another version's")
@@ -379,7 +370,7 @@ class Store:
 
     def read(self, path: Path) -> dict:
         "The record of a file; FdgnbError where it cannot be read, is torn, altered, foreign, another run's."
-        rec = read_json(read_bytes(path))
+        rec = read_dict(read_regular(path))
         made = str(rec.get("format", ""))
         if re.fullmatch(r"fdgnb-result-\d+", made) and made != FORMAT:
             raise FdgnbError(f"{path} has the format {made!r}, not {FORMAT!r}: another version's")
@@ -391,7 +382,7 @@ class Store:
     def find(self, args: dict, versions: dict, metrics: Iterable = ()) -> tuple:
         "(state, record) of a run: done, failed, stale (of other versions), unmeasured (lacks a metric), missing."
         path = self.path(args)
-        here = self.read(path) if read_bytes(path) is not None else None
+        here = self.read(path) if read_regular(path) is not None else None
         there, _ = read_studies(self.studies).get(file_name(args), (None, None))
         return choose([rec for rec in (here, there) if rec], versions, metrics)
 
@@ -427,6 +418,7 @@ def results(
     metrics: str | list = (),                   # names: runs whose record lacks one are `unmeasured`, and not read in
 ) -> pd.DataFrame:
     "The grid with `state` (done, failed, stale, unmeasured, missing), `record` of what is done, `error` of failures."
+    check_grid(grid)
     plan, metrics = plan or Planner(), metric_names(metrics)
     store = store if isinstance(store, Store) else Store(store)
     found = [store.find(*plan(row), metrics) for _, row in grid.iterrows()]
@@ -439,9 +431,9 @@ def metric_names(metrics):
     "The names of further metrics as a list, from one or several; FdgnbError on one that is unknown."
     if metrics is None or isinstance(metrics, str): metrics = [metrics] if metrics else []
     if not isinstance(metrics, Iterable): raise FdgnbError(f"metrics={echo(metrics)}: wanted names")
-    names = list(dict.fromkeys(m for m in metrics if m != "accuracy"))        # which every record has
+    names = [m for m in metrics if not isinstance(m, str) or m != "accuracy"]         # which every record has
     for m in names: METRICS.get(m)
-    return names
+    return list(dict.fromkeys(names))
 
 
 def scores_in(record, metric="accuracy"):

@@ -6,14 +6,17 @@
 __all__ = ['Table', 'table']
 
 # %% ../../nbs/experiments/06_table.ipynb #tabimp0001
+import textwrap
 import numpy as np
 import pandas as pd
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core import FdgnbError, atomic_write, nearest
+from shutil import get_terminal_size
+from ..core import FdgnbError, atomic_write, echo, nearest, path_of, writing
+from ..settings import format_value
 from ..runs.metrics import POINTS, RULES, lower_is_better
 from .store import has_metric, metric_names, scores
-from .pictures import table_plot
+from .pictures import ADAPTED, table_plot
 from .statistics import is_copy, gain_of, mean_ranks
 
 # %% ../../nbs/experiments/06_table.ipynb #ba2ad302
@@ -97,15 +100,14 @@ def save_table(t, folder, stem, tidy=False):
     if tidy:
         texts["_runs.csv"] = t.runs.to_csv(index=False)
         texts["_mean.csv"] = list_means(t).to_csv(index=False)
-    try:
-        for end, text in texts.items(): atomic_write(Path(folder)/f"{stem}{end}", text)
-    except OSError as e:
-        raise FdgnbError(f"{folder} cannot be written: {e.strerror or e}") from None
+    folder = path_of(folder, "folder", "the path of a folder")
+    with writing(folder):
+        for end, text in texts.items(): atomic_write(folder/f"{stem}{end}", text)
 
 # %% ../../nbs/experiments/06_table.ipynb #1a4f3f04
-@dataclass
+@dataclass(repr=False)
 class Table:
-    "A comparison, as `table` gives it; it shows itself on a page."
+    "A comparison, as `table` gives it; it shows itself on a page, and as text where it is printed."
     mean: pd.DataFrame                                   # labels by columns, fractions in [0, 1]
     sd: pd.DataFrame                                     # standard deviation over seeds (n - 1)
     n: pd.DataFrame                                      # seeds of a cell
@@ -146,9 +148,13 @@ class Table:
 
     def _repr_html_(self): return self.text("<b>{}</b>").style.set_caption(self.caption).to_html()
 
-    def plot(self):
+    def __repr__(self):
+        wide = get_terminal_size().columns
+        return "\n".join([*textwrap.wrap(self.caption, wide), self.text("{}").to_string(line_width=wide)])
+
+    def plot(self, **kw):
         "Dots with their deviation, a column a group (`table_plot`)."
-        return table_plot(self.mean, self.sd, self.metric)
+        return table_plot(self.mean, self.sd, self.metric, **kw)
 
     def save(self, folder: str | Path, stem: str, tidy: bool = False):
         "Write stem.csv, .tex and .md; tidy: also the numbers behind them (`save_table`)."
@@ -198,6 +204,15 @@ def describe_gaps(gaps, results):
             "seeds, ranks of those with most seeds, over the seeds that they share")
 
 
+def describe_divergence(results):
+    "How many runs diverged: those that were stopped for it, and those that went on and are in the table; '' of none."
+    errors = results.error if "error" in results else []
+    stopped = sum("the run diverged in round" in str(e) for e in errors)
+    went_on = sum(bool(r and r.get("diverged")) for r in results.record)
+    counts = {"left out": stopped, "among them": went_on}
+    return ", ".join(f"{n} DIVERGED run{'s'*(n > 1)} {where}" for where, n in counts.items() if n)
+
+
 def describe_libraries(results):
     "Which versions of torch the runs had; '' where all had one."
     versions = sorted({r["provenance"]["libraries"]["torch"] for r in results.record if r and "provenance" in r})
@@ -215,22 +230,25 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     gain = "gain in points, paired within target and seed"
     if n > 1: gain += ", with a 95 % bootstrap interval (uncorrected, narrow of few seeds: verdicts go by t)"
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
-    parts += [describe_gaps(gaps, results), describe_libraries(results)]
+    parts += [describe_gaps(gaps, results), describe_divergence(results), describe_libraries(results)]
     return "; ".join(filter(None, parts))
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519
-def check_choice(rule, point, rows, columns):
+def check_choice(rule, point, rows, columns, base):
     "FdgnbError on a word that `table` does not know."
     axes = "label", "method", "dataset", "target"
     given = {"selection rule": (rule, RULES), "point": (point, (*POINTS, "adapted")), "rows": (rows, axes),
              "columns": (columns, axes)}
     for what, (word, known) in given.items():
-        if word not in known: raise FdgnbError(f"unknown {what} {word!r}{nearest(word, known)}")
+        if not isinstance(word, str) or word not in known:
+            raise FdgnbError(f"unknown {what} {echo(word)}{nearest(word, known)}")
+    if not isinstance(base, str): raise FdgnbError(f"base={echo(base)}: wanted the label of a row")
 
 
 def check_results(results):
     "FdgnbError where there are no lines with a record, or its lack."
-    if not isinstance(results, pd.DataFrame) or "record" not in results:
+    columns = {"label", "method", "dataset", "target", "seed", "record"}
+    if not isinstance(results, pd.DataFrame) or not columns <= {*results}:
         raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
 
 # %% ../../nbs/experiments/06_table.ipynb #tabcode002
@@ -254,12 +272,25 @@ def check_measured(results, metric, point):
                          f"run(grid, metrics=[{metric!r}]) measures it")
 
 
+def count_data_sets(results):
+    """{name: how many data sets have it} of the runs with a record.
+
+    Domains that are held out together are one domain then, and the data another's: compared for each such group."""
+    digests = {}
+    for r in results.itertuples():
+        together = target_name(r.target) if isinstance(r.target, (list, tuple)) else None
+        if r.record: digests.setdefault((r.dataset, together), set()).add(r.record["args"].get("data"))
+    names = {name for name, _ in digests}
+    return {name: max(len(found) for (own, _), found in digests.items() if own == name) for name in names}
+
+
 def check_data_sets(results, columns):
     "FdgnbError on several data sets where the columns do not tell them apart, or on two of one name."
-    data = {(r.dataset, r.record["args"].get("data")) for r in results.itertuples() if r.record}
-    if len(data) > 1 and columns != "dataset":
-        raise FdgnbError(f"{len(data)} data sets in one table: choose one, or columns='dataset'")
-    if len(data) > len({name for name, _ in data}):
+    several = count_data_sets(results)
+    total = sum(several.values())
+    if total > 1 and columns != "dataset":
+        raise FdgnbError(f"{total} data sets in one table: choose one, or columns='dataset'")
+    if total > len(several):
         raise FdgnbError("data sets of one name that are not the same: give them names of their own")
 
 
@@ -334,7 +365,7 @@ def table(
     not all there has (n) at its means; one that lacks a column has no bold, gain, Avg or ALL; a mean over
     targets is blank where one is missing. What a method does at test time is a row of its own in
     `add_adapted` results. Raises FdgnbError where different things would stand in one cell."""
-    check_choice(rule, point, rows, columns)
+    check_choice(rule, point, rows, columns, base)
     check_results(results)
     check_measured(results, metric, point)
     tidy = scores(results, rule, point, metric)
@@ -363,9 +394,6 @@ def table(
                  inside=columns == "target" and bool(tidy.target.isna().all()))
 
 # %% ../../nbs/experiments/06_table.ipynb #99057a39
-ADAPTED = " (adapted)"
-
-
 def adapted_scores(scores):
     "The scores after adaptation as those of every rule at the point `aggregated`; {} where there are none."
     last = scores.get("adapted", {}).get("last")
@@ -442,3 +470,29 @@ def all_points(results, metric="accuracy", **kw):
     aggregated: the server's model; local: mean over the clients' own models; adapted: to the target."""
     there = [p for p in (*POINTS, "adapted") if len(scores(results, "last", p, metric))]
     return pd.DataFrame({p: avg_of(table(results, "last", p, metric=metric, **kw)) for p in there})
+
+# %% ../../nbs/experiments/06_table.ipynb #describecd1
+def describe_comparison(results):
+    "Methods, data, settings and hardware of a grid's results in two sentences of Markdown."
+    records = [r for r in results.record if r]
+    if not records: return "No run has ended."
+
+    def say(pick): return " or ".join(dict.fromkeys(format_value(pick(r)) for r in records))
+    def setting(name): return say(lambda r: r["args"]["settings"][name])
+
+    held = [str(t) for t in dict.fromkeys(results.target.map(target_name)) if t is not None]
+    where = f"held out in turn: {', '.join(held)}" if held else "in-domain: every client tested on its own samples"
+    if len(held) == 1: where = f"held out: {held[0]}"
+    limit = setting("limit")
+    how = [f"{say(lambda r: r['rounds'])} rounds", f"backbone {setting('backbone')}",
+           f"learning rate {setting('lr')}", f"batches of {setting('batch_size')}",
+           f"local epochs {setting('local_epochs')}",
+           "all samples" if limit == "all" else f"at most {limit} samples of a domain (limit)"]
+    protocol = say(lambda r: r["args"]["protocol"] or "none")
+    if protocol != "none": how.append(f"protocol {protocol} at scale {say(lambda r: r['args']['scale'] or 'paper')}")
+    seeds = ", ".join(map(str, dict.fromkeys(results.seed)))
+    made = [say(lambda r: r["provenance"]["hardware"]), say(lambda r: r["args"]["device"]),
+            f"torch {say(lambda r: r['provenance']['libraries']['torch'])}"]
+    return (f"**{', '.join(dict.fromkeys(results.label))}** on **{say(lambda r: r['args']['dataset'])}**, {where}; "
+            f"{'seed' if results.seed.nunique() == 1 else 'seeds'} {seeds}.\n\n"
+            f"Every run: {', '.join(how)}. Made on {', '.join(made)}.")

@@ -279,8 +279,8 @@ def describe_sum(classes):
     "What the classes of a sum declare, taken together."
     union = lambda values: tuple(dict.fromkeys(values))
     flags = {k: any(getattr(c, k) for c in classes) for k in ("uses_target", "offers_each", "replays")}
-    return flags | dict(
-        averages=union(t for c in classes for t in c.averages),
+    lists = {k: union(t for c in classes for t in getattr(c, k)) for k in ("averages", "varying", "gaps")}
+    return flags | lists | dict(
         kinds={k: v for c in classes for k, v in c.kinds.items()},
         paper="; ".join(union(c.paper for c in classes if c.paper)),
         __doc__=" + ".join((c.__doc__ or c.name).split("\n")[0] for c in classes))

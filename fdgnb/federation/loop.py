@@ -18,6 +18,7 @@ from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Split
 from fdgnb.federation.steps import check_stop, clip_gradients, descend, keep_optimizer, make_optimizer
 from fdgnb.federation.steps import batchnorm_momenta, mean_loss, set_momenta, shuffled_passes, warm_up
+from fdgnb.federation.uploads import pack
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
 class Client:
@@ -35,6 +36,8 @@ class Client:
         self.device, self.augment = device, augment
         self.splits = {k: s if isinstance(s, Split) else Split(*s) for k, s in splits.items()}
         self.state, self.scratch, self.round, self.optimizer = {}, {}, 0, None
+        self.class_weights = None                                    # (n_classes,) of the training loss; None: 1 each
+        self.start = None                      # the loss of its first step in the first round
 
     def n(self, split="train"):
         "Samples in a split (0 where there is none)."
@@ -102,6 +105,8 @@ class Method:
     name, paper, averages, kinds, uses_rounds = "", "", ("model",), {}, ""      # why rounds cannot be added
     uses_target = offers_each = replays = False
     replaces = ()                                  # hooks overridden without super(), for sums
+    varying = gaps = ()         # entries of payloads that differ by client; of states that may be NaN or infinite
+    needs = ""                                     # "batchnorm": without such layers it would do nothing
     @dataclass(frozen=True)
     class Hyper: "Hyper-parameters, named as in the paper; declare each with `hp`."
     def __init_subclass__(cls):                                      # a class Hyper need not be decorated
@@ -122,7 +127,8 @@ class Method:
     def params(self, model): return model.parameters()               # what the optimizer trains
     def sample(self, client, rng): return shuffled_passes(client, rng)                    # index batches
     def batch(self, x, y, client, rng): return x, y
-    def criterion(self, logits, y, client): return F.cross_entropy(logits, y)             # y: (B,) or (B, C)
+    def criterion(self, logits, y, client):                          # y: (B,) or (B, C)
+        return F.cross_entropy(logits, y, getattr(client, "class_weights", None))
     def loss(self, model, x, y, client): return self.criterion(model(x), y, client)
     def gradients(self, model, client): clip_gradients(model, client)                     # after backward
     def step(self, model, x, y, client): return descend(self, self.loss(model, x, y, client), model, client)
@@ -156,7 +162,7 @@ def client_update(
     download: dict[str, torch.Tensor],         # what the server sent
     round: int,                                # from 0
 ) -> dict[str, torch.Tensor]:                  # the upload
-    "Play a client's part of a round: receive, train, pack. FdgnbError where its loss is not finite."
+    "Play a client's part of a round: receive, train, pack. FdgnbError where its loss, or what it sends, is not finite."
     client.round, client.scratch = round, {}
     models.set_generator(model, client.rng("dropout", client.device))
     method.receive(model, client, download)
@@ -171,9 +177,10 @@ def client_update(
         losses.append(method.step(model, x, y, client))
     set_momenta(momenta)
     client.scratch |= dict(steps=len(losses), loss=mean_loss(losses, client))
+    if losses and round == 0: client.start = float(losses[0])
     if client.settings.keep_optimizer: keep_optimizer(client)
     method.end(model, client)
-    return {k: v.detach().clone() for k, v in method.upload(model, client).items()}
+    return pack(method.upload(model, client), client)
 
 # %% ../../nbs/federation/01_loop.ipynb #ee83719b
 def read_samples(k, upload):
@@ -233,7 +240,7 @@ def client_offer(method, model, client, download, round):
     models.set_generator(model, client.rng("offer dropout", client.device))
     method.receive(model, client, download)
     model.eval().zero_grad()
-    return {k: v.detach().clone() for k, v in method.offer(model, client).items()}
+    return pack(method.offer(model, client), client, "offer")
 
 
 def server_gather(method, server, offers, round):

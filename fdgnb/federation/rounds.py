@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from torch.nn.utils import get_total_norm
 from fdgnb.core import FdgnbError, generator
-from fdgnb.vectors import is_vector, norm, part
+from fdgnb.vectors import COMMON, is_vector, norm, part
 from fdgnb.federation.steps import Stop, Stopped, listen_to
 from fdgnb.federation.loop import client_offer, client_update, makes_offers, server_gather, server_update
 from fdgnb.federation.compose import hooks_of
+from fdgnb.federation.uploads import describe_entry, find_infinite
 
 # %% ../../nbs/federation/04_rounds.ipynb #885d1ce9
 @contextmanager
@@ -60,6 +61,27 @@ class Threads:
         "Drop what has not begun, stop every client at its next batch, and end the threads."
         self.stop.set()
         self.pool.shutdown(wait=True, cancel_futures=True)
+
+# %% ../../nbs/federation/04_rounds.ipynb #repeatcode
+@contextmanager
+def repeatable(device):
+    "Inside, equal work gives equal bits on a GPU; on another device nothing changes."
+    if not str(device).startswith("cuda"):
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
+    before, filled = (cudnn.deterministic, cudnn.benchmark), memory.fill_uninitialized_memory
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    memory.fill_uninitialized_memory = False                         # costs a tenth, and no result depends on it
+    try: yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
+        cudnn.deterministic, cudnn.benchmark = before
+        memory.fill_uninitialized_memory = filled
 
 # %% ../../nbs/federation/04_rounds.ipynb #intcode001
 @contextmanager
@@ -149,45 +171,53 @@ def select_clients(fed, round):
                      "the last checkpoint is kept")
 
 # %% ../../nbs/federation/04_rounds.ipynb #upcode0001
-def describe_entry(v):
-    "Type and shape of a tensor, in words."
-    return f"{str(v.dtype).removeprefix('torch.')} {list(v.shape)}"
+def describe_rows(v):
+    "Type and shape of a tensor but for its first dimension, in words."
+    return describe_entry(v[0]) if v.ndim and len(v) else describe_entry(v)
 
 
-def check_upload(fed, k, upload, first):
-    """FdgnbError naming client and key where an upload cannot be averaged; returns the keys that are.
+def check_held(fed, k, upload, what="upload"):
+    "FdgnbError naming client and key where an entry is not as the server's own of that name, or no model has it."
+    held = fed.server.state
+    for q in sorted(upload):
+        here, there = describe_entry(upload[q]), describe_entry(held.get(q))
+        if q in held and here != there:
+            raise FdgnbError(f"the {what} of client {k!r} holds {q!r} as {here}, the server as {there}")
+        if q not in held and q.startswith("model."):
+            raise FdgnbError(f"the {what} of client {k!r} holds {q!r}, which the global model has not")
 
-    first: (client, those keys) of the round's first upload, or None."""
-    def refuse(why): raise FdgnbError(f"the upload of client {k!r} {why}")
-    held, tags = fed.server.state, tuple(f"{t}." for t in fed.method.averages)
-    mine = {q for q in upload if q.startswith(tags)}
-    for q in sorted(mine & held.keys()):
-        here, there = describe_entry(upload[q]), describe_entry(held[q])
-        if here != there: refuse(f"holds {q!r} as {here}, the server as {there}")
-    unknown = sorted(q for q in mine - held.keys() if q.startswith("model."))
-    if unknown: refuse(f"holds {unknown[0]!r}, which the global model has not")
+
+def check_upload(fed, k, upload, first, what="upload"):
+    """FdgnbError naming client and key where an upload does not go with the server's state or the first one's.
+
+    first: (client, upload) of the round's first, or None. Returns what is the first now: shapes, not numbers."""
+    check_held(fed, k, upload, what)
+    mine = {q: v.to("meta") for q, v in upload.items()}
     other, theirs = first or (k, mine)
-    alone = sorted(mine ^ theirs)
-    if alone:
-        has, lacks = (k, other) if alone[0] in mine else (other, k)
-        refuse(f"does not go with that of {other!r}: {has!r} sends {alone[0]!r}, {lacks!r} does not")
-    return mine
+    for q in sorted(mine.keys() | theirs.keys()):
+        varies = q.startswith(tuple(fed.method.varying))
+        if q in mine and q in theirs:
+            describe = describe_rows if varies else describe_entry
+            here, there = describe(mine[q]), describe(theirs[q])
+            if here == there: continue
+            why = f"{k!r} sends {q!r} as {here}, {other!r} as {there}"
+        else:
+            if varies: continue
+            has, lacks = (k, other) if q in mine else (other, k)
+            why = f"{has!r} sends {q!r}, {lacks!r} does not"
+        hint = "" if q.startswith("model.") or q in COMMON else f"; to let it differ: varying = ({q!r},) in the class"
+        raise FdgnbError(f"the {what} of client {k!r} does not go with that of {other!r}: {why}{hint}")
+    return other, theirs
 
 # %% ../../nbs/federation/04_rounds.ipynb #normcode01
 def measure_change(before, upload, client):
-    """$\\lVert\\theta_k-\\theta\\rVert_2$ of an uploaded model.
-
-    FdgnbError where it is not finite, or above `max_change`."""
+    "$\\lVert\\theta_k-\\theta\\rVert_2$ of an uploaded model; FdgnbError where it is above `max_change`."
     sent = part(upload, "model")
     model = {q: sent[q] for q, v in before.items() if q in sent and is_vector(v) and sent[q].shape == v.shape}
     size = float(get_total_norm([v - before[q] for q, v in model.items()]))
     if not math.isfinite(size):                                      # large numbers, whose squares overflow
         size = norm({q: v.double() - before[q].double() for q, v in model.items()})
     r, most = client.round + 1, client.settings.max_change
-    if not math.isfinite(size):
-        q = next(q for q, v in model.items() if not v.isfinite().all())
-        raise FdgnbError(f"the model of client {client.id!r} is not finite after round {r} ({q}): "
-                         "try a smaller lr, or clip=10; the last checkpoint is kept")
     if most is not None and size > most:
         raise FdgnbError(f"client {client.id!r} uploaded a model {size:.3g} away from the global one in "
                          f"round {r}: more than max_change={most:g}; the last checkpoint is kept")
@@ -197,7 +227,8 @@ def measure_change(before, upload, client):
 def survives(v):
     "Whether a checkpoint gives `v` back as it is."
     if isinstance(v, torch.Tensor):
-        whole = v.layout == torch.strided and not (v.is_complex() or v.is_quantized)
+        odd = v.is_complex() or v.is_quantized or v.is_meta or v.is_nested
+        whole = v.layout == torch.strided and not odd
         return type(v) is torch.Tensor and whole and not v.requires_grad
     return is_plain(v)
 
@@ -223,7 +254,9 @@ def make_offers(fed, engine, down, round, ledger, clients):
     had = {}
     offers = engine.map(lambda net, c: (c.id, client_offer(fed.method, net, c, down[c.id], round)), clients)
     def counted():
+        first = None
         for k, offer in offers:
+            first = check_upload(fed, k, offer, first, "offer")
             if offer: had[k] = ledger.count(round + 1, k, "down", down[k])
             yield k, ledger.count(round + 1, k, "up", offer)
     return server_gather(fed.method, fed.server, counted(), round), had
@@ -255,6 +288,7 @@ def run_round(
         upload = client_update(fed.method, net, client, down[client.id], round)
         change = measure_change(before, upload, client)
         check_state(f"client {client.id!r}", client.state)
+        check_finite(f"client {client.id!r}", client.state, fed.method.gaps, round)
         own = [(client.id, "train", "training", "loss", client.scratch["loss"])]
         if "local" in scoring: own += score_local(fed, net, client, "train" in scoring)
         client.optimizer, client.scratch = None, {}
@@ -264,16 +298,16 @@ def run_round(
         nonlocal first
         for k, upload, own, changes[k] in engine.map(local, there):
             rows.extend(own)
-            keys = check_upload(fed, k, upload, first)
-            first = first or (k, keys)
+            first = check_upload(fed, k, upload, first)
             yield k, ledger.count(round + 1, k, "up", upload)
 
     down = server_update(fed.method, fed.server, uploads(), round)
     check_state("server", fed.server.state)
-    check_finite(fed.server, round)
+    check_finite("server", fed.server.state, fed.method.gaps, round)
     if "aggregated" in scoring: rows += evaluate_round(fed, engine, down, round, "train" in scoring)
     tried = [] if "aggregated" in scoring else try_model(fed, engine, down, there, round)
     check_loss(rows, changes, round, tried)
+    check_progress(fed, rows, tried, round)
     return down, [(round + 1, *r) for r in rows]
 
 # %% ../../nbs/federation/04_rounds.ipynb #localcode1
@@ -321,12 +355,14 @@ def score_adapted(fed, net):
     return assess(net, who, ["target"], "adapted", predict=predict if own else None)
 
 # %% ../../nbs/federation/04_rounds.ipynb #542f95ac
-def check_finite(server, round):
-    "FdgnbError where the global model is not finite."
-    where = next((k for k, v in server.model.items() if is_vector(v) and not v.isfinite().all()), None)
-    if where:
-        raise FdgnbError(f"the global model is not finite after round {round + 1} ({where}): "
-                         "try a smaller lr, or clip=10; the last checkpoint is kept")
+def check_finite(whose, state, gaps, round):
+    "FdgnbError where a state holds a tensor that is not finite, but for the entries `gaps`."
+    where = find_infinite({k: v for k, v in state.items() if torch.is_tensor(v) and k not in gaps})
+    if not where: return
+    is_global = whose == "server" and where.startswith("model.")
+    what = "the global model" if is_global else f"the state of the {whose}"
+    raise FdgnbError(f"{what} is not finite after round {round + 1} ({where}): "
+                     "try a smaller lr, or clip=10; the last checkpoint is kept")
 
 
 def find_outlier(changes):
@@ -364,3 +400,37 @@ def try_model(fed, engine, down, there, round):
         x, y = client.take(torch.arange(min(32, client.n())))
         with torch.no_grad(): return client.id, float(F.cross_entropy(net.eval()(x).float(), y))
     return list(engine.map(test, [there[round % len(there)]]))
+
+# %% ../../nbs/federation/04_rounds.ipynb #divcode001
+def mean_of(values):
+    "The mean of the finite ones among some numbers; 0 of none."
+    values = [v for v in values if math.isfinite(v)]
+    return sum(values)/len(values) if values else 0.
+
+
+def untrained_loss(fed):
+    "The loss of a network that has not learned: the mean of the clients' first steps, at least ln C and 1."
+    first = mean_of(c.start for c in fed.clients if c.start is not None)
+    return max(1., math.log(fed.server.n_classes or 1), first)
+
+
+def find_excess(fed, rows, tried, round):
+    "(which loss, its value) where a round's rows, or losses on trial [(client, loss)], show a divergence; or None."
+    far, ended = untrained_loss(fed), round + 1 == fed.rounds
+    trained = mean_of(v for *_, p, m, v in rows if (p, m) == ("training", "loss"))
+    if trained > far*(10 if ended else 1000): return "training loss", trained
+    scored = [v for _, s, p, m, v in rows if (p, m) == ("aggregated", "loss") and s != "target"]
+    scored = mean_of([*scored, *(v for _, v in tried)])
+    return ("loss", scored) if ended and scored > 1e6*far else None
+
+
+def check_progress(fed, rows, tried, round):
+    "Note in `fed.diverged` the first round that shows a divergence; FdgnbError then, unless the run goes on."
+    found = find_excess(fed, rows, tried, round) if fed.diverged is None else None
+    if not found: return
+    fed.diverged = round + 1
+    if fed.settings.diverge == "go": return
+    what, value = found
+    raise FdgnbError(f"the run diverged in round {round + 1} of {fed.rounds}: its {what} is {value:.3g}, untrained "
+                     f"{untrained_loss(fed):.3g}: try a smaller lr, or clip=10; the last checkpoint is kept "
+                     "(diverge='go' goes on)")

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/federation/06_shared.ipynb #shared03
 import copy, torch
 from torch import nn
-from fdgnb.core import seeded
+from fdgnb.core import FdgnbError, seeded
 from fdgnb.vectors import part, scale
 from fdgnb.data.domain import scale_channels, to_float
 
@@ -22,6 +22,13 @@ def prepare_input(x, device, normalize="none"):
 def batchnorms(model):
     "{name: module} of the BatchNorm layers of a network."
     return {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+
+
+def require_batchnorm(what, model):
+    "FdgnbError where a network has no BatchNorm, without which `what` does nothing."
+    if batchnorms(model): return
+    raise FdgnbError(f"{what}: {getattr(model, 'name', 'the network')} has no BatchNorm, without which it does "
+                     "nothing: choose another backbone, or another method")
 
 
 def list_affine(model, client):

@@ -102,6 +102,7 @@ def make_optimizer(params, client):
     s, params = client.settings, [p for p in params if p.requires_grad]
     how = dict(lr=client.lr, weight_decay=s.weight_decay)
     if s.optimizer == "adam": opt = torch.optim.Adam(params, fused=True, **how)
+    elif s.optimizer == "adamw": opt = torch.optim.AdamW(params, fused=True, **how)
     else: opt = torch.optim.SGD(sgd_groups(params, s.momentum), momentum=s.momentum, **how)
     if s.keep_optimizer: restore_optimizer(opt, client.state)
     return opt

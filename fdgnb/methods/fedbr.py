@@ -257,7 +257,7 @@ def pseudo_batch(h, model, x, y, client):
 # %% ../../nbs/methods/04_fedbr.ipynb #3c9ca945
 class PseudoData(Method):
     "FedBR's pseudo-data: the server asks clients for means, pools them and sends the pool."
-    Hyper = FedBRHyper
+    Hyper, varying = FedBRHyper, ("images.fedbr.pool",)
 
     def setup(self, server):
         super().setup(server)

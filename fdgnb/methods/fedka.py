@@ -267,7 +267,7 @@ def keep_gradients(server, uploads):
 # %% ../../nbs/methods/03_fedka.ipynb #8a47b8a6
 class Pulled(Ramped):
     "What both pulls share: the round's target samples, and with exchange='up' who sends what."
-    uses_target = True
+    uses_target, varying = True, ("features.fedka.source",)
     @dataclass(frozen=True)
     class Hyper(Ramped.Hyper):
         target_samples: int = hp(512, "target samples per round; None: all", low=2, source="4.2.1")

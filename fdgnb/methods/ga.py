@@ -123,6 +123,7 @@ class GA(Method):
     "Adjust the aggregation weights by the clients' generalization gaps, on top of any method."
     paper, Hyper = "Zhang et al., CVPR 2023", GAHyper
     uses_rounds = "GA's step size falls linearly over all rounds (Algorithm 1)"
+    varying, gaps = ("scalars.ga.gap",), ("ga.a", "ga.log")                    # NaN: not known yet
 
     def setup(self, server):
         super().setup(server)

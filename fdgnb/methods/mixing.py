@@ -76,7 +76,7 @@ def means_of(x, y, m):
 @method("fedmix")
 class FedMix(Method):
     "Mixup with means of all clients' samples, to first order."
-    paper = "Yoon et al., FedMix, ICLR 2021"
+    paper, varying = "Yoon et al., FedMix, ICLR 2021", ("images.fedmix",)
     class Hyper:
         fedmix_lam: float = hp(.1, "weight of the means; 0: FedAvg", low=0., high=1.,
                                source="FedBR: 0.1 of .01, .1, .2; FedMix not verified")

@@ -18,7 +18,7 @@ from fdgnb.models import set_generator
 from fdgnb.federation.loop import Method
 from fdgnb.federation.steps import clip_gradients, index_batches, make_optimizer
 from fdgnb.federation.compose import method
-from fdgnb.federation.shared import batchnorms, prepare_input, remember, squared_distance
+from fdgnb.federation.shared import batchnorms, prepare_input, remember, require_batchnorm, squared_distance
 
 # %% ../../nbs/methods/09_personal.ipynb #pers0008
 def entries_of(model, what):
@@ -105,7 +105,7 @@ class LGFedAvg(Method):
 @method("fedbn")
 class FedBN(Method):
     "Every client keeps its own BatchNorm layers."
-    paper = "Li et al., FedBN, ICLR 2021"
+    paper, needs = "Li et al., FedBN, ICLR 2021", "batchnorm"
     class Hyper:
         unseen: str = hp("mean", "own entries of an unseen client: the clients' mean, sent for it alone, or "
                          "the initial ones", **UNSEEN)
@@ -180,7 +180,7 @@ def ensemble(logits):
 @method("dsbn")
 class DSBN(Method):
     "A branch of BatchNorm for every domain, kept by the server; an unseen domain is answered by all of them."
-    paper = "Chang et al., CVPR 2019"
+    paper, needs = "Chang et al., CVPR 2019", "batchnorm"
     class Hyper:
         answer: str = hp("ensemble", "on an unseen domain: the mean of the branches' probabilities, "
                          "the branch with the nearest statistics, or the mean branch",
@@ -297,6 +297,10 @@ class PartialFed(Method):
                        choices=("nothing", "bn", "head", "bn+head", "features"))
         gate_lr: float = hp(1., "adaptive: step size of the logits", low=0., source="ours; not verified")
         temperature: float = hp(.5, "adaptive: of the Gumbel-softmax", low=1e-3, source="ours; not verified")
+    def setup(self, server):
+        super().setup(server)
+        if (self.h.strategy, self.h.keep) == ("fixed", "bn"): require_batchnorm("partialfed with keep='bn'", server.net)
+
     def receive(self, model, client, download):
         client.scratch["partialfed"] = theta = part(download, "model")
         own, gates = part(client.state, "partialfed"), client.state.get("partialfedgates")

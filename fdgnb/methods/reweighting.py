@@ -59,6 +59,7 @@ def water_filling(losses, n, lam):
 class ARFL(ByLoss):
     "Leave out clients whose loss is far above the others'."
     paper = "Li et al., ACM TIST 2022"
+    gaps = "arfl.loss", "arfl.n"                                   # NaN: of who has sent nothing yet
     class Hyper: reg: float = hp(1., "lambda per sample of all", low=1e-9, source="ARFL's code: 1 by default")
     def _shares(self, server, uploads):
         losses = keep_reported(server, uploads, "scalars.reweighting.loss", "arfl.loss")
@@ -167,7 +168,7 @@ class FedHEAL(Method):
         moves = {q: client_moves(server, uploads, q) for q in list_sent_by_all(server, uploads)}
         masks = {q: direction_masks(server, uploads, q, d, self.h.tau) for q, d in moves.items()}
         far = (masks[q]*d for q, d in moves.items())
-        far = sum((m.reshape(len(m), -1).norm(dim=1).double().cpu() for m in far), torch.zeros(len(uploads)))
+        far = sum((m.reshape(len(m), -1).norm(dim=1).cpu().double() for m in far), torch.zeros(len(uploads)))
         by_distance(kept, [server.clients.index(k) for k, _ in uploads], far, self.h.beta)
         decides = server.weights == own_weights(server, uploads)                # GA may have decided otherwise
         server.state["fedheal.clients"] = kept

@@ -93,6 +93,8 @@ def receive_bank(client, tag, download):
 def make_banked(tag):
     "A base for a method: what every client offers as `tag`.bank, all others keep, and find in their scratch."
     class Banked(Method):
+        varying = (f"{tag}.bank",)
+
         def gather(self, server, offers):
             super().gather(server, offers)
             keep_bank(server, tag, offers)
@@ -382,7 +384,7 @@ def record_statistics(server, owner, uploads):
 @method("fedfa")
 class FedFA(Method):
     "Redraw the channel statistics of feature maps, most where clients differ."
-    paper = "Zhou and Konukoglu, FedFA, ICLR 2023"
+    paper, varying = "Zhou and Konukoglu, FedFA, ICLR 2023", ("stats.fedfa",)
     class Hyper:
         fa_p: float = hp(.5, "probability that a batch is augmented in a stage; 0: FedAvg", low=0., high=1.,
                          source="FedFA's code")

@@ -7,7 +7,6 @@ __all__ = []
 
 # %% ../../nbs/methods/11_testtime.ipynb #test0004
 import torch
-from fdgnb.core import FdgnbError
 from fdgnb.settings import hp
 from fdgnb.federation.loop import Method
 from fdgnb.federation.steps import index_batches
@@ -39,7 +38,7 @@ def reestimate(model, x, prior=0., size=256, normalize="none"):
 @method("bnstats")
 class BNStats(Method):
     "At an unseen domain, BatchNorm's statistics are those of its own samples."
-    paper = "AdaBN, Li et al., 2017; Schneider et al., NeurIPS 2020"
+    paper, needs = "AdaBN, Li et al., 2017; Schneider et al., NeurIPS 2020", "batchnorm"
     class Hyper:
         prior: float = hp(0., "what the source's statistics are worth, in samples", low=0.,
                           source="Schneider et al., N (not verified); 0: AdaBN, FDSE")
@@ -74,16 +73,11 @@ def descend_entropy(answer, x, theta, optimizer, steps):
 @method("tent")
 class Tent(Method):
     "At an unseen domain, BatchNorm's scale and shift descend the entropy of the predictions, batch by batch."
-    paper = "Wang et al., Tent, ICLR 2021"
+    paper, needs = "Wang et al., Tent, ICLR 2021", "batchnorm"
     class Hyper:
         tent_lr: float = hp(1e-3, "step size of Adam", low=0., source="released configuration")
         tent_steps: int = hp(1, "steps per batch", low=1, source="released configuration")
         tent_batch: int = hp(200, "samples per batch", low=2, source="released configuration")
-    def build(self, model):
-        model = super().build(model)
-        if batchnorms(model): return model
-        raise FdgnbError(f"tent: {getattr(model, 'name', 'the network')} has no BatchNorm to adapt")
-
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
         theta = [p.requires_grad_() for p in list_affine(model, client)]

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/runs/07_checkpoints.ipynb #87e97833
 import json, os, re, torch
 from pathlib import Path
-from ..core import FdgnbError, atomic_write
+from ..core import FdgnbError, atomic_write, is_regular
 from ..vectors import digest
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #8658d352
@@ -29,10 +29,11 @@ def load_checkpoint(path):
     "(states, meta) as they were saved; FdgnbError naming the file where it is torn, altered or foreign."
     from safetensors import SafetensorError, safe_open
     try:
+        if not is_regular(path): raise OSError
         with safe_open(path, "pt") as f:
             head, tensors = json.loads(f.metadata()["fdgnb"]), {k: f.get_tensor(k) for k in f.keys()}
         whole = head["format"] == "fdgnb-2" and head["digest"] == digest(tensors)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError): whole = False
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError): whole = False
     if not whole:
         raise FdgnbError(f"{path} is torn or was not written by fdgnb: delete it to start the run anew")
     rest = json.loads(tensors.pop("json").numpy().tobytes())

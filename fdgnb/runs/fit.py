@@ -6,33 +6,45 @@
 __all__ = ['Run', 'fit']
 
 # %% ../../nbs/runs/05_fit.ipynb #53f03277
-import copy, difflib, inspect, json, os, secrets, time, torch
+import copy, difflib, hashlib, inspect, json, os, secrets, time, torch
 import pandas as pd
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, echo, nearest
+from ..core import FdgnbError, atomic_write, echo, nearest, parse_json, path_of, read_regular, root, writing
 from ..vectors import Ledger, flatten
 from ..settings import SETTINGS, make
 from ..data.domain import Dataset
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
-from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, plan_scores, run_round
+from ..federation.rounds import (Threads, closing, keep_large_blocks, one_thread, plan_scores, repeatable,
+                                     run_round)
 from .versions import parts_of, reads_rounds, versions_of
-from .setup import FitCall, Federation
+from .imports import import_modules
+from .setup import FitCall, Federation, explain_mps
 from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
 from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
 from .metrics import chosen_rounds, check_rule, rules_table
 from .plots import overview_plot
 from .records import save
-from .selected import (Deployable, file_of, keep_weights, name_weights, read_weights, write_weights)
+from .selected import (Deployable, about_of, file_of, keep_weights, name_weights, read_states, state_for,
+                                 states_of, write_weights)
 
 # %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
+def look_at(client):
+    "A copy of a client, so that what a method notes while one looks at its network stays in the copy."
+    client = copy.copy(client)
+    client.state, client.scratch = dict(client.state), {}
+    return client
+
+
 def network_of(fed, domain=None):
     "The network that a domain's client, or an unseen one, would now be sent, in evaluation mode."
     who = next((c for c in fed.clients if c.id == domain), None)
     if domain not in (None, fed.target) and not who:
-        raise FdgnbError(f"no client {domain!r}{nearest(domain, fed.server.clients)}")
+        raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
+    if who: who = look_at(who)
     who = who or fed.target_client or Client("unseen", {}, fed.settings)
     who.round = fed.server.round
     net = copy.deepcopy(fed.net)
@@ -54,6 +66,11 @@ class Run(Deployable):
         return len(self.seconds)
 
     @property
+    def diverged(self) -> int | None:
+        "The round whose loss shows that the run diverged; None where none does."
+        return self.fed.diverged
+
+    @property
     def history(self) -> pd.DataFrame:
         "Tidy DataFrame: round (from 1), client, split, point, metric, value."
         return pd.DataFrame(self.rows, columns=["round", "client", "split", "point", "metric", "value"])
@@ -73,7 +90,7 @@ class Run(Deployable):
         domain: str | None = None,      # whose network; None: an unseen client's
         rule: str | None = None,        # the round; None: now
     ) -> torch.nn.Module:
-        "The network of a domain's client now; or of an unseen one, now or in the round that a rule selects."
+        "The network of a domain's client, or of an unseen one, now or in the round that a rule selects."
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
     def table(self, **kw) -> pd.DataFrame:
@@ -97,45 +114,44 @@ class Run(Deployable):
 
 # %% ../../nbs/runs/05_fit.ipynb #selfit0001
 def selected_network(run, rule, domain=None):
-    "The network of an unseen client in the round that a rule names; FdgnbError where it has none."
-    rule = check_rule(rule)
-    if domain not in (None, run.fed.target):
-        raise FdgnbError(f"the network of client {domain!r} is not kept for a rule; an unseen client's is")
+    "The network of a client, or an unseen one's, in the round that a rule names; FdgnbError where it has none."
+    rule, fed = check_rule(rule), run.fed
     round = chosen_rounds(run.history, run.sizes, run.round).get(rule)
     if round is None: raise FdgnbError(f"the rule {rule!r} names no round: none has the scores it looks at")
-    if round == run.round: return network_of(run.fed)
-    state = run.kept.get(round)
-    if state is None:
-        if not run.out: raise FdgnbError(f"the weights of round {round} were not kept: run again")
-        state = read_weights(run.out, round)[1]
-    net = copy.deepcopy(run.fed.net)
-    return models.fill(net, state, run.fed.method.name).eval()
+    if round == run.round: return network_of(fed, domain)
+    about, states = about_of(fed), run.kept.get(round)
+    is_whole = states is not None and (domain is None or len(states) > 1 or not about["own"])
+    if not is_whole and run.out: states = read_states(run.out, round)[1]
+    if states is None: raise FdgnbError(f"the weights of round {round} were not kept: run again")
+    net = copy.deepcopy(fed.net)
+    return models.fill(net, state_for(about, states, domain, round), fed.method.name).eval()
 
 
 def keep_in(run, folder):
     "Write the weights of every rule into a folder that is not the run's own."
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
     for rule, r in run.chosen.items():
-        if r not in run.kept: run.kept[r] = selected_network(run, rule).state_dict()
-    write_weights(run, folder, final=True)
-    name_weights(run, folder)
+        if r not in run.kept: run.kept[r] = states_of(run.fed, lambda domain: run.model_of(domain, rule))
+    with writing(folder):
+        write_weights(run, folder, final=True)
+        name_weights(run, folder)
 
 
 def save_with_weights(run, out):
     "The record of a run in `out`, with its weights where that is not its own folder."
     path = save(run, out)
-    if Path(out) != run.out: keep_in(run, out)
+    if path.parent != run.out: keep_in(run, path.parent)
     return path
 
 # %% ../../nbs/runs/05_fit.ipynb #afterround
 def after_round(run, rows, callbacks):
     "After a round: keep the weights that a rule selects, tell the callbacks; whether one stops the run."
-    if any(r[3:5] == ("aggregated", "accuracy") for r in rows): keep_weights(run, lambda: network_of(run.fed))
+    if any(r[3:5] == ("aggregated", "accuracy") for r in rows): keep_weights(run, partial(network_of, run.fed))
     who = tell(callbacks, run, rows)
     run.stopped, run.reason = bool(who), stop_line(who, run) if who else ""
     final = run.stopped or run.round == run.fed.rounds
     kept = run.chosen.get("last") == run.round                     # not without evaluation, nor after a stop
-    if final and not kept: keep_weights(run, lambda: network_of(run.fed))
+    if final and not kept: keep_weights(run, partial(network_of, run.fed))
     return run.stopped
 
 
@@ -143,14 +159,13 @@ def stay(run, who):
     "Play no round, for callbacks would have stopped the run: its last weights are kept as of a stop."
     run.stopped, run.reason = True, stop_line(who, run, played=False)
     if not run.out or file_of(run.out, run.round).exists(): return
-    keep_weights(run, lambda: network_of(run.fed))
+    keep_weights(run, partial(network_of, run.fed))
     checkpoint(run)
 
 # %% ../../nbs/runs/05_fit.ipynb #foldercode
 def read_args(text, file):
     "The arguments in the bytes of an args.json; FdgnbError where these are anything else."
-    try: args = json.loads(text)
-    except (ValueError, RecursionError): args = None
+    args = parse_json(text)
     if isinstance(args, dict): return args
     raise FdgnbError(f"{file} is damaged or was not written by fdgnb: choose another folder or delete it")
 
@@ -158,12 +173,7 @@ def read_args(text, file):
 def folder_of(out, what="out"):
     "`out` as a path, None where there is none; FdgnbError where it is no path."
     if out is None or isinstance(out, str) and not out: return None
-    path = None
-    if isinstance(out, (str, os.PathLike)):
-        try: path = Path(out).expanduser()
-        except (RuntimeError, TypeError): pass                   # a user who does not exist; a path of bytes
-    if path is None: raise FdgnbError(f"{what}={echo(out)}: wanted the path of a folder")
-    return path
+    return path_of(out, what, "the path of a folder")
 
 # %% ../../nbs/runs/05_fit.ipynb #rootscode1
 def folder_args(fed):
@@ -174,6 +184,7 @@ def folder_args(fed):
 def depends_on_rounds(fed):
     "Why a federation would have run otherwise with more rounds; '' where it would not."
     if fed.settings.lr_drops: return "lr_drops are fractions of the rounds"
+    if fed.settings.schedule == "cosine": return "the cosine of the learning rate spans the rounds"
     for cls in parts_of(type(fed.method)):
         if cls.uses_rounds: return cls.uses_rounds
         silent = next((c.__name__ for c in own_classes(cls) if reads_rounds(c)), None)
@@ -227,12 +238,13 @@ def reserve_folder(run):
         sweep(run.out)
         mine = run.out/f".args.json.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         try: os.link(atomic_write(mine, json.dumps(args, indent=1)), file)
-        except FileExistsError: there = file.read_bytes()
+        except FileExistsError: there = read_regular(file)
         finally: mine.unlink(missing_ok=True)
     except (OSError, ValueError) as e: why = e
     if why: raise FdgnbError(f"out={echo(str(run.out))} cannot be used: {why}")
     run.args, old = args, args if there is None else read_args(there, file)
-    check_args(old, args, run.out, depends_on_rounds(run.fed))
+    begun = (run.out/"checkpoint.safetensors").exists()               # else nothing of another version goes on
+    check_args(old if begun else old | dict(versions=args["versions"]), args, run.out, depends_on_rounds(run.fed))
     if old != args: atomic_write(file, json.dumps(args, indent=1))
 
 # %% ../../nbs/runs/05_fit.ipynb #56fca22f
@@ -242,14 +254,19 @@ def restore(run):
     if not file.exists(): return
     states, meta = load_checkpoint(file)
     check_args(meta["args"], run.args, run.out, depends_on_rounds(fed))
-    put = lambda v: v.to(fed.device) if torch.is_tensor(v) and fed.device != "cpu" else v
+    wide = lambda v: v.dtype == torch.float64 and torch.device(fed.device).type == "mps"           # it has none
+    put = lambda v: v.to(fed.device) if torch.is_tensor(v) and fed.device != "cpu" and not wide(v) else v
     move = lambda state: {k: put(v) for k, v in state.items()}
     fed.server.state = move(states["server"])
     for i, c in enumerate(fed.clients): c.state = move(states[f"client.{i}"])
     run.rows, run.seconds = rows_so_far(meta["rows"], fed), meta["seconds"]
     run.book, run.grown = Ledger(meta["ledger"]), meta["args"]["rounds"] < fed.rounds
+    fed.diverged = meta.get("diverged")
+    for c in fed.clients: c.start = meta.get("start", {}).get(c.id)
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
     for who in (fed.server, *fed.clients): who.round = len(run.seconds) - 1
+    for r in sorted(set(run.chosen.values())):                # no other run's weights lie under their names
+        if file_of(run.out, r).exists(): read_states(run.out, r, run.args)
 
 
 def checkpoint(run):
@@ -258,7 +275,9 @@ def checkpoint(run):
     FdgnbError where that is not possible; the last checkpoint is kept."""
     clients = {f"client.{i}": c.state for i, c in enumerate(run.fed.clients)}
     states = {"server": run.fed.server.state} | clients
-    meta = dict(args=run.args, rows=run.rows, ledger=run.book.rows, seconds=run.seconds)
+    start = {c.id: c.start for c in run.fed.clients}
+    meta = dict(args=run.args, rows=run.rows, ledger=run.book.rows, seconds=run.seconds, start=start,
+                diverged=run.fed.diverged)
     try:
         write_weights(run, run.out, final=run.stopped or run.round == run.fed.rounds)
         save_checkpoint(run.out/"checkpoint.safetensors", states, meta)
@@ -292,7 +311,7 @@ def interruptible(run, quiet, resume=True):
 
 def play(run, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
     "The rounds of a run that are still to be done."
-    from tqdm.auto import tqdm
+    from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
     fed = run.fed
     down = downloads(fed.method, fed.server)
     with closing(Threads(fed.net, workers, fed.device)) as engine:
@@ -329,7 +348,7 @@ def fit(
     *,
     protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
-    device: str = "cpu",                        # cpu or cuda
+    device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
     workers: int | None = None,                 # clients at once; None: one per core; does not change a bit
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
@@ -366,9 +385,27 @@ def fit(
     if run.round == fed.rounds: return run
     keep_large_blocks()
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
-    with one_thread(), start_and_end(callbacks, run) as who:
+    with one_thread(), repeatable(fed.device), explain_mps(), start_and_end(callbacks, run) as who:
         if who: stay(run, who)
         else:
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)
     if run.stopped: print(run.reason)
     return run
+
+# %% ../../nbs/runs/05_fit.ipynb #preparecode
+PLAYED = "workers checkpoint_every progress resume callbacks".split()          # how a run is played, not what it is
+
+
+def prepare_run(given):
+    """(federation, folder, arguments of `fit`) of the parameters of a `RunPage`, modules of the user's imported.
+
+    Without a protocol 12 rounds; without `out` a folder below runs/ that only these arguments use."""
+    call = dict(given)
+    import_modules(call.pop("imports", ""))                          # before anything of theirs is named
+    out = folder_of(call.pop("out", None))
+    if not call.get("protocol"): call.setdefault("rounds", 12)
+    fed = Federation(**{k: v for k, v in call.items() if k not in PLAYED})
+    args = json.dumps(fed.args(), sort_keys=True).encode()
+    code = hashlib.blake2b(args, digest_size=4).hexdigest()
+    name = f"{fed.data.name}-{fed.target or 'none'}-{fed.method.name}-seed{fed.seed}-{code}"
+    return fed, out or root()/"runs"/name, call

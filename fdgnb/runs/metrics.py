@@ -10,6 +10,7 @@ import torch, warnings
 import numpy as np
 import pandas as pd
 from collections import Counter
+from collections.abc import Iterable
 from importlib.util import find_spec
 from ..core import FdgnbError, Registry, echo, nearest
 from ..models import torchvision_models
@@ -73,6 +74,12 @@ ORACLE = "ORACLE: labels of the {}"
 RULES = dict(last="nothing", source_val="source validation", top5=ORACLE, target=ORACLE)
 
 # %% ../../nbs/runs/02_metrics.ipynb #rulescode1
+def check_rule_name(rule):
+    "FdgnbError where a rule is unknown."
+    if isinstance(rule, str) and rule in RULES: return
+    raise FdgnbError(f"unknown selection rule {echo(rule)}{nearest(rule, RULES)}")
+
+
 def oracle_column(sizes):
     "The column that the oracles look at: `target`, or `AVG` without one."
     return "target" if source_and_target(sizes)[1] is not None else "AVG"
@@ -92,7 +99,7 @@ def scored_rounds(history, point):
 
 def select(history, sizes, rule="source_val", point="aggregated"):
     "The rounds that a rule selects, in order: one, up to five (`top5`), or none where it has no scores."
-    if rule not in RULES: raise FdgnbError(f"unknown selection rule {rule!r}{nearest(rule, RULES)}")
+    check_rule_name(rule)
     table = values(history, sizes, point, "val" if rule == "source_val" else "test")
     if point == "local": table = table.loc[scored_rounds(history, point)]
     if rule == "last": return [int(r) for r in table.index[-1:]]
@@ -103,7 +110,7 @@ def select(history, sizes, rule="source_val", point="aggregated"):
 # %% ../../nbs/runs/02_metrics.ipynb #namedcode1
 def check_rule(rule):
     "The rule, or an FdgnbError where it is unknown or, as `top5`, the mean of several rounds."
-    if rule not in RULES: raise FdgnbError(f"unknown selection rule {rule!r}{nearest(rule, RULES)}")
+    check_rule_name(rule)
     if rule == "top5":
         raise FdgnbError("the rule 'top5' is a mean over five rounds and has no model: "
                          "choose 'last', 'source_val' or 'target'")
@@ -132,31 +139,77 @@ def score_row(run, rule, point, metric="accuracy"):
     return dict(mean, rounds=", ".join(map(str, rounds)), uses=RULES[rule].format(whom))
 
 
+def mark_divergence(run):
+    "What a run's table says beside every score where its loss exploded; '' where it did not."
+    round = getattr(run, "diverged", None)
+    return f"; DIVERGED in round {round}" if round else ""
+
+
+class Scores(pd.DataFrame):
+    "A table of scores; printed it is rounded and 80 columns wide, and a star says that an oracle chose the rounds."
+    @property
+    def _constructor(self): return pd.DataFrame                      # what is computed from it is any table
+
+    def __repr__(self):
+        if not {"rounds", "uses"} <= set(self): return super().__repr__()
+        oracles = self["uses"].astype(str).str.startswith("ORACLE")
+        rounds = self["rounds"].astype(str).str.replace(" ", "") + np.where(oracles, "*", "")
+        numbers = self.drop(columns=["rounds", "uses"]).map(lambda v: "" if pd.isna(v) else f"{v:.3f}")
+        lines = [numbers.assign(rounds=rounds).to_string(line_width=80)]
+        if oracles.any(): lines.append(f"* chosen by an oracle, by {self['uses'][oracles].iloc[0].partition(': ')[2]}")
+        diverged = self["uses"].astype(str).str.extract("; (DIVERGED.*)")[0].dropna()
+        lines += diverged.unique().tolist()
+        return "\n".join(lines)
+
+
 def label_rows(rows, keys, point):
-    "Rows of the table under their keys (point, rule); where one point is shown, under the rule or `adapted`."
+    """Rows of the table under their keys (point, rule); where one point is shown, under the rule or `adapted`.
+
+    The target's column comes first."""
     out = pd.DataFrame(rows, index=pd.MultiIndex.from_tuples(keys, names=["point", "rule"]))
-    if point == "both": return out
-    return out.set_axis(pd.Index(["adapted" if p == "adapted" else r for p, r in keys], name="rule"))
+    out = Scores(out[sorted(out, key=lambda name: name != "target")])
+    if point != "both": out.index = pd.Index(["adapted" if p == "adapted" else r for p, r in keys], name="rule")
+    return out
+
+# %% ../../nbs/runs/02_metrics.ipynb #tablecode0
+def check_point(point):
+    "FdgnbError where a point is none at which models are scored, nor both."
+    known = (*POINTS, "both")
+    if isinstance(point, str) and point in known: return
+    raise FdgnbError(f"unknown point {echo(point)}{nearest(point, known)}")
+
+
+def list_rules(rules):
+    "The rules of a table as a tuple, from one, several or None: all; FdgnbError on what is none."
+    if rules is None: return tuple(RULES)
+    if isinstance(rules, str): rules = (rules,)
+    if not isinstance(rules, Iterable): raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
+    rules = tuple(rules)
+    for rule in rules: check_rule_name(rule)
+    if not rules: raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
+    return tuple(dict.fromkeys(rules))
 
 # %% ../../nbs/runs/02_metrics.ipynb #tablecode1
 def rules_table(
     run,                                    # a `Run`, or what has its `history` and `sizes`
     point: str = "aggregated",              # whose model: aggregated, local (after local training) or both
     metric: str = "accuracy",               # accuracy, loss, or what the history has at the point
-    rules: tuple = tuple(RULES),            # the selection rules, a row each
+    rules: tuple | str | None = None,       # the selection rules, a row each; None: all
 ) -> pd.DataFrame:                          # by rule; of both points by (point, rule)
     """Lay out what a run scored: selection rules by domains, in fractions (accuracy) or nats (loss).
 
-    Columns: each source domain's test samples, target, ALL, AVG, the rounds selected, what the rule uses. A row
+    Columns: target, each source domain's test samples, ALL, AVG, the rounds selected, what the rule uses. A row
     `adapted` is the last round after label-free adaptation, where there is one. Rules go by accuracy whatever
     the metric. Raises FdgnbError on an unknown point, or a metric that was not measured."""
+    check_point(point)
     points = POINTS if point == "both" else (point,)
-    if points[0] not in POINTS: raise FdgnbError(f"unknown point {point!r}{nearest(point, (*POINTS, 'both'))}")
+    rules = list_rules(rules)
     check_metric(run.history, metric, points)
     rows = {(p, r): score_row(run, r, p, metric) for p in points for r in rules}
     if "aggregated" in points and (run.history.point == "adapted").any():
         unlabeled = dict(uses="target's images without labels")
         rows["adapted", "last"] = score_row(run, "last", "adapted", metric) | unlabeled
+    for row in rows.values(): row["uses"] += mark_divergence(run)
     return label_rows(list(rows.values()), list(rows), point)
 
 # %% ../../nbs/runs/02_metrics.ipynb #a19fca1a
@@ -187,6 +240,8 @@ def summarize(run):
     tested = "tested on every client's own test samples (mean over the clients)"
     if args["target"]: tested = f"tested on **{args['target']}**, which no client holds"
     first = f"**{args['method']}** on **{args['dataset']}**, {tested}: "
+    diverged = getattr(run, "diverged", None)
+    if diverged: first = f"**Diverged in round {diverged}: what follows is no result.** {first}"
     last, selected = t.loc["last", "rounds"], t.loc["source_val", "rounds"]
     if not last: return first + "not evaluated."
     parts = [f"**{100*score['last']:.1f} %** after the last of {last} rounds"]
@@ -309,18 +364,52 @@ def ece(p, y):
 ece.lower_is_better = True
 
 
+@METRICS.register("recall")
+def recall(p, y):
+    "By class: the share of its samples that are called so; NaN of a class without samples."
+    from sklearn.metrics import recall_score
+    return recall_score(y, p.argmax(1), labels=range(p.shape[1]), average=None, zero_division=np.nan)
+
+
+@METRICS.register("precision")
+def precision(p, y):
+    "By class: the share of right ones among the samples called so, 0 where none is; NaN of a class without samples."
+    from sklearn.metrics import precision_score
+    found = precision_score(y, p.argmax(1), labels=range(p.shape[1]), average=None, zero_division=0)
+    return np.where(np.bincount(y, minlength=p.shape[1]) > 0, found, np.nan)
+
+
+@METRICS.register("auroc")
+def auroc(p, y):
+    "By class: area under the ROC curve of the class against the rest; NaN of a class without samples, or alone."
+    from sklearn.metrics import roc_auc_score
+    alone = lambda c: (y == c).all() or not (y == c).any()
+    return np.array([np.nan if alone(c) else roc_auc_score(y == c, p[:, c]) for c in range(p.shape[1])])
+
+
 def lower_is_better(metric):
     "Whether less of a metric is better: of the loss, and where its function says so."
     return metric == "loss" or metric in METRICS and getattr(METRICS[metric], "lower_is_better", False)
 
 # %% ../../nbs/runs/02_metrics.ipynb #extracode2
-def compute_metrics(names, p, y):
-    "{name: value} of metrics by name for probabilities (N, C) and labels (N,)."
+def spread(name, found, classes=None):
+    "{name: value} of what a metric gives: a number; or one a class, its mean and `name[class]` for each."
+    if np.ndim(found) == 0: return {name: float(found)}
+    there = ~np.isnan(found)
+    mean = float(np.mean(found[there])) if there.any() else float("nan")
+    classes = range(len(found)) if classes is None else classes
+    return {name: mean} | {f"{name}[{c}]": float(v) for c, v in zip(classes, found)}
+
+
+def compute_metrics(names, p, y, classes=None):
+    "{name: value} of metrics by name for probabilities (N, C) and labels (N,); classes: their names."
     p, y = np.asarray(p, float), np.asarray(y)
     with warnings.catch_warnings():
         for said in ("y_pred contains classes not in y_true", "A single label was found"):
             warnings.filterwarnings("ignore", said)
-        return {n: float(METRICS.get(n)(p, y)) for n in names}
+        out = {}
+        for name in names: out |= spread(name, METRICS.get(name)(p, y), classes)
+        return out
 
 # %% ../../nbs/runs/02_metrics.ipynb #f8c00b45
 def seconds(run):
@@ -368,10 +457,10 @@ def describe_classes(counts, classes):
 # %% ../../nbs/runs/02_metrics.ipynb #15e73c0d
 def stored_table(rec, point="aggregated"):
     "The table of a record, as `rules_table` gives it (accuracy, all rules)."
-    known = (*POINTS, "both")
-    if point not in known: raise FdgnbError(f"unknown point {point!r}{nearest(point, known)}")
+    check_point(point)
     points = dict(both=tuple(rec["table"]), aggregated=("aggregated", "adapted")).get(point, (point,))
     keys = [(p, rule) for p, rows in rec["table"].items() if p in points for rule in rows]
     sources, target = source_and_target(rec["sizes"])
-    names = [*map(column, sources), *OWN] if target is not None else [*map(column, sources), *OWN[1:]]
-    return label_rows([rec["table"][p][rule] for p, rule in keys], keys, point).reindex(columns=names)
+    names = [*OWN[:1]*(target is not None), *map(column, sources), *OWN[1:]]
+    rows = label_rows([rec["table"][p][rule] for p, rule in keys], keys, point)
+    return Scores(rows.reindex(columns=names))

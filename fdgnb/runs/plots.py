@@ -6,9 +6,9 @@
 __all__ = []
 
 # %% ../../nbs/runs/04_plots.ipynb #ee057721
-import io, sys, textwrap
+import io, sys, textwrap, warnings
 import numpy as np
-from functools import wraps
+from functools import lru_cache, wraps
 from ..core import FdgnbError, nearest
 from ..vectors import KINDS
 from .metrics import POINTS, args_of, column, confusion_counts, domains_of, oracle_column, format_bytes
@@ -21,6 +21,18 @@ STYLE = {"figure.dpi": 100, "savefig.dpi": 100, "font.size": 8, "figure.titlesiz
          "axes.labelsize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
          "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
          "figure.constrained_layout.use": True}
+# of these, those that a machine has write what the usual font has not, as names in Chinese or Hindi
+SCRIPTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC",
+           "Noto Sans Devanagari", "Noto Sans Arabic", "Arial Unicode MS")
+warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)      # a box is seen, once is enough
+
+
+@lru_cache
+def font_families():
+    "The usual font, and what stands in for a sign that it lacks."
+    from matplotlib.font_manager import get_font_names
+    there = set(get_font_names())
+    return ["DejaVu Sans", *(name for name in SCRIPTS if name in there)]
 
 
 def small_png(fig):
@@ -36,7 +48,7 @@ def small_png(fig):
 def page_style():
     "The style of every figure on the page that calls it: 100 dpi, labels of 8 points or more, few bytes."
     import matplotlib.pyplot as plt
-    plt.rcParams.update(STYLE)
+    plt.rcParams.update(STYLE | {"font.family": font_families()})
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if not shell: return
     plt.close(plt.figure())                                # the notebook's own formatter is installed first
@@ -67,7 +79,7 @@ def styled(draw):
     @wraps(draw)
     def wrapped(*a, **kw):
         import matplotlib.pyplot as plt, seaborn as sns
-        with sns.axes_style("ticks"), plt.rc_context(STYLE):
+        with sns.axes_style("ticks"), plt.rc_context(STYLE | {"font.family": font_families()}):
             fig = draw(*a, **kw)
             plt.close(fig)
         return fig

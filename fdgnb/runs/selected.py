@@ -6,14 +6,15 @@
 __all__ = []
 
 # %% ../../nbs/runs/09_selected.ipynb #selimport1
-import copy, io, json, os, secrets, torch, warnings
+import copy, io, json, math, torch, warnings
 import numpy as np
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from torch import nn
 import fdgnb.models as models
-from ..core import FdgnbError, atomic_write, generator, nearest, seeded
+from ..core import (FdgnbError, atomic_write, echo, exists, generator, nearest, parse_json, path_of,
+                        read_regular, seeded, writing)
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
 from ..data.own import as_array, as_images, to_nchw
@@ -22,7 +23,8 @@ from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
 from ..federation.rounds import one_thread
-from ..settings import Settings, make
+from ..settings import Settings, is_given, make
+from ..vectors import flatten
 from .checkpoints import load_checkpoint, save_checkpoint
 from .metrics import chosen_rounds, check_rule
 
@@ -153,11 +155,17 @@ def as_batch(images, about):
     return as_images(x, "predict", about.get("white", 255))
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode003
+def has_own(method):
+    "Whether the clients of a method may have networks of their own."
+    return bool({"receive", "download"} & hooks_of(type(method)).keys())
+
+
 def about_of(fed):
     "What the network of a federation is built from, as JSON."
     d = fed.data
     return dict(args=fed.args(), classes=list(map(str, d.classes)), in_channels=d.in_channels, size=d.size,
-                shape=list(d.first.x.shape[1:]), white=d.white, window=d.window, encoder=d.encoder)
+                shape=list(d.first.x.shape[1:]), white=d.white, window=d.window, encoder=d.encoder,
+                clients=[c.id for c in fed.clients], own=has_own(fed.method))
 
 
 def build_network(about, state):
@@ -165,10 +173,51 @@ def build_network(about, state):
     args, n = about["args"], len(about["classes"])
     settings, method = args["settings"], method_class(args["method"])(**args["hyper"])
     with seeded(args["seed"]):
-        net = models.get(settings["backbone"] or "cnn2", n, about["in_channels"], size=about["size"])
+        name, channels = settings["backbone"] or "cnn2", about["in_channels"]
+        if is_given(name): net = models.build_given(models.find_given(name), n, channels, about["shape"], name)
+        else: net = models.get(name, n, channels, size=about["size"])
         net = method.build(models.own_dropout(net)).to(memory_format=torch.channels_last)
     models.in_precision(net, settings["precision"])
     return models.fill(net, state, args["method"]).eval()
+
+# %% ../../nbs/runs/09_selected.ipynb #selown0001
+MOST_OWN = 2**30                               # bytes of the clients' own parts that are kept of several rounds
+
+
+def size_of(states):
+    "Bytes of some states."
+    return sum(v.numel()*v.element_size() for state in states for v in state.values())
+
+
+def own_parts(states):
+    "The clients' own parts among kept states."
+    return {owner: state for owner, state in states.items() if owner != "model"}
+
+
+def lighten(states):
+    "Kept states, without the clients' own parts where these are large."
+    is_large = size_of(own_parts(states).values()) > MOST_OWN
+    return {"model": states["model"]} if is_large else states
+
+
+def states_of(fed, network):
+    "{model: the state an unseen client gets, own.<number of a client>: what that client's has otherwise}."
+    model = {k: v.cpu() for k, v in network(None).state_dict().items()}
+    states = {"model": model}
+    if not has_own(fed.method): return states
+    for i, client in enumerate(fed.clients):
+        mine = {k: v.cpu() for k, v in network(client.id).state_dict().items()}
+        states[f"own.{i}"] = {k: v for k, v in mine.items() if not v.equal(model[k])}
+    return states
+
+
+def pick_state(states, clients, domain):
+    "The state of a client's network, or of an unseen one's (None), of what was kept; FdgnbError on an unknown client."
+    if domain is None: return states["model"]
+    if not isinstance(domain, str) or domain not in clients:
+        raise FdgnbError(f"no client {echo(domain)}{nearest(domain, clients)}")
+    if len(states) == 1: return states["model"]
+    return states["model"] | states.get(f"own.{clients.index(domain)}", {})
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode004
 def file_of(folder, round):
@@ -177,11 +226,13 @@ def file_of(folder, round):
 
 
 def keep_weights(run, network):
-    "After a scored round: keep the weights of `network()` where a rule names it, forget what none names."
+    """After a scored round: keep the weights where a rule names it, forget what none names.
+
+    network(client): the network that a client, or None: an unseen one, would be sent."""
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
-    if run.round in run.chosen.values():
-        run.kept[run.round] = {k: v.cpu() for k, v in network().state_dict().items()}
-    run.kept = {r: state for r, state in run.kept.items() if r in run.chosen.values()}
+    if run.round in run.chosen.values(): run.kept[run.round] = states_of(run.fed, network)
+    named = {r: states for r, states in run.kept.items() if r in run.chosen.values()}
+    run.kept = {r: states if r == run.round else lighten(states) for r, states in named.items()}
 
 
 def write_weights(run, folder, final):
@@ -191,7 +242,8 @@ def write_weights(run, folder, final):
     for r in chosen & run.kept.keys():
         file = file_of(folder, r)
         if file in run.written: continue
-        save_checkpoint(file, {"model": run.kept[r]}, dict(about, round=r))
+        states = run.kept[r] if final else lighten(run.kept[r])
+        save_checkpoint(file, states, dict(about, round=r))
         run.written.add(file)
 
 
@@ -205,28 +257,57 @@ def name_weights(run, folder):
         if file not in named: file.unlink()
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode005
+def is_round(r):
+    "Whether a value is the number of a round."
+    return type(r) is int and 0 <= r < 2**31
+
+
 def rules_in(folder):
     "{rule: round} of the weights in a run's folder; FdgnbError where it has none."
     file = Path(folder)/"selected.json"
-    if not file.exists(): raise FdgnbError(f"no weights in {folder}: a run with out= keeps those it selects")
-    try:
-        told = json.loads(file.read_text())
-        rules = {rule: int(r) for rule, r in told["rules"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        told, rules = {}, {}
-    if not isinstance(told, dict) or told.get("format") != "fdgnb-selected-1":
+    text = read_regular(file) if exists(file) else None
+    if text is None: raise FdgnbError(f"no weights in {folder}: a run with out= keeps those it selects")
+    told = parse_json(text)
+    rules = told.get("rules") if isinstance(told, dict) and told.get("format") == "fdgnb-selected-1" else None
+    if not isinstance(rules, dict) or not all(map(is_round, rules.values())):
         raise FdgnbError(f"{file} is torn or was not written by fdgnb: run again")
     if not rules: raise FdgnbError(f"no weights in {folder} yet: the run was not scored or ended")
     return rules
 
 
-def read_weights(folder, round):
-    "(about, state) of a round in a run's folder."
+def args_beside(folder):
+    "The arguments of the run whose folder this is, as its args.json or record.json says; None without one."
+    for name in ("args.json", "record.json"):
+        text = read_regular(Path(folder)/name)
+        told = None if text is None else parse_json(text)                 # who needs the file says what is wrong
+        args = told.get("args", told) if isinstance(told, dict) else None
+        if isinstance(args, dict): return args
+    return None
+
+
+def check_origin(about, file, round, args):
+    "FdgnbError where weights are of another round, or of a run with other arguments; more rounds are no difference."
+    apart = lambda args: {k: v for k, v in flatten(args).items() if k != "rounds" and not k.startswith("versions")}
+    was, now = apart(about["args"]), apart(args or about["args"])
+    other = [k for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
+    if about.get("round", round) != round: why = f"round {about['round']}"
+    elif other: why = f"another run ({other[0]}: {echo(was.get(other[0]))} there, {echo(now.get(other[0]))} here)"
+    else: return
+    raise FdgnbError(f"{file} holds the weights of {why}: delete it and run again")
+
+
+def read_states(folder, round, args=None):
+    """(about, states) of a round in a run's folder: the model, and what the clients have otherwise.
+
+    args: the run's; None: as the folder says."""
     file = file_of(folder, round)
-    if not file.exists(): raise FdgnbError(f"the weights of round {round} are not in {folder}: run again")
+    if not exists(file): raise FdgnbError(f"the weights of round {round} are not in {folder}: run again")
     states, about = load_checkpoint(file)
-    if states.keys() != {"model"}: raise FdgnbError(f"{file} holds no model: delete the folder and run again")
-    return about, states["model"]
+    owners = (owner == "model" or owner.startswith("own.") for owner in states)
+    if "model" not in states or not all(owners):
+        raise FdgnbError(f"{file} holds no model: delete the folder and run again")
+    check_origin(about, file, round, args or args_beside(folder))
+    return about, states
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
 class Deployable:
@@ -244,11 +325,12 @@ class Deployable:
         self,
         images,                      # pixels of the run's size and scale, image files, PIL's images, texts, a Domain
         rule: str | None = None,     # whose round: source_val or last, the default; target is an oracle's
+        domain: str | None = None,   # whose network: a client's; None: an unseen client's
     ) -> torch.Tensor:               # logits (N, n_classes); `classes` names the columns
         "Logits of images or, in a run of vectors, of vectors; FdgnbError on what does not fit the run's samples."
         x = as_batch(images, self.about)
         scaling = self.about["args"]["settings"]["normalize"]
-        net = Deployed(self.model_of(rule=rule), scaling).to(self.device)
+        net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(), one_thread():
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
@@ -258,17 +340,19 @@ class Deployable:
         path: str | Path,            # .pt2 or .onnx
         rule: str | None = None,     # as in `predict`
         floats: bool = False,        # it takes floats in [0, 1] (always so for vectors) instead of bytes
+        domain: str | None = None,   # as in `predict`
     ) -> Path:
         "Write the model as a program, checked against the network; FdgnbError where the two differ."
-        write = WRITERS.get(Path(path).suffix)
+        path = path_of(path, "export", "the path of a file")
+        write = WRITERS.get(path.suffix)
         if not write: raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
         settings, shape = self.about["args"]["settings"], shape_of(self.about)
-        net = copy.deepcopy(self.model_of(rule=rule)).cpu()
+        net = copy.deepcopy(self.model_of(domain, rule)).cpu()
         if settings["precision"] != "float32": to_float32(net)
         net = Deployed(net, settings["normalize"]).eval()
         x = torch.randint(256, (3, *shape), generator=generator(0, purpose="export")).to(torch.uint8)
         if floats or len(shape) == 1: x = x/255
-        return write(net, x, Path(path), notes_of(self.about, x))
+        return write(net, x, path, notes_of(self.about, x))
 
     def adapt(
         self,
@@ -336,7 +420,7 @@ class Kept(Deployable):
     device = "cpu"
 
     def __init__(self, folder):
-        self.out = Path(folder)
+        self.out = path_of(folder, "load", "the folder of a run")
         self.about                                                        # refused here if it cannot be read
 
     rules = property(lambda self: rules_in(self.out), doc="{rule: round} of the weights in the folder.")
@@ -346,11 +430,13 @@ class Kept(Deployable):
     @cached_property
     def about(self):
         "What the networks are built from."
-        return read_weights(self.out, min(self.rules.values()))[0]
+        return read_states(self.out, min(self.rules.values()))[0]
 
     def model_of(self, domain=None, rule=None):
-        "The network an unseen client would get, in evaluation, in the round that a rule names (None: last)."
-        return load_network(self.out, rule or "last", domain)
+        """The network of a client, or the one an unseen client would get, in evaluation.
+
+        rule: which names the round; None: last."""
+        return load_network(self.out, rule or "last", domain, self.about["args"])
 
     def __getattr__(self, name):
         if name not in "table history ledger record sizes args domains round arrays".split():
@@ -361,14 +447,24 @@ class Kept(Deployable):
     def __repr__(self): return f"Kept({', '.join(f'{k}: round {v}' for k, v in self.rules.items())})"
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode007
-def load_network(folder, rule, domain=None):
-    "The network that a rule names in a run's folder."
+def load_network(folder, rule, domain=None, args=None):
+    "The network that a rule names in a run's folder; args: the run's, where they are known."
     rules, rule = rules_in(folder), check_rule(rule)
-    if domain is not None: raise FdgnbError("kept is the network of an unseen client: leave out the domain")
     if rule not in rules:
         why = "the run has not ended" if rule == "last" else "no round has the scores it looks at"
         raise FdgnbError(f"no weights under the rule {rule!r} in {folder}: {why}")
-    return build_network(*read_weights(folder, rules[rule]))
+    about, states = read_states(folder, rules[rule], args)
+    return build_network(about, state_for(about, states, domain, rules[rule]))
+
+
+def state_for(about, states, domain, round):
+    "The state of a domain's network of what a folder holds; FdgnbError on an unknown client, or one not kept."
+    if domain == about["args"]["target"]: domain = None                      # an unseen client
+    if domain is not None and "clients" not in about:
+        raise FdgnbError("this folder was written by an earlier fdgnb, without the clients' own models: run again")
+    if domain is not None and about.get("own") and len(states) == 1:
+        raise FdgnbError(f"the clients' own models of round {round} were too large to be kept: rule='last' has them")
+    return pick_state(states, about.get("clients", []), domain)
 
 
 def to_float32(net):
@@ -380,20 +476,14 @@ def to_float32(net):
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode008
 def make_writer(write, run):
-    "A writer of programs: `write(net, x, path, notes)`, then `run(path, x)` must give the logits of `net`."
+    "A writer of programs: `write(net, x, notes)` gives its bytes, `run(bytes, x)` must give the logits of `net`."
     def put(net, x, path, notes):
-        new = path.with_name(f".{secrets.token_hex(4)}{path.suffix}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with torch.no_grad(), one_thread():
-                wanted = net(x)
-                write(net, x, new, notes)
-                off = float((run(new, x) - wanted).abs().max()/wanted.abs().max().clamp(min=1))
-            if not off < 1e-4: raise FdgnbError(f"{path.name}: the program is {off:.1g} off the network")
-            os.replace(new, path)
-        finally:
-            new.unlink(missing_ok=True)
-        return path
+        with torch.no_grad(), one_thread():
+            wanted = net(x)
+            program = write(net, x, notes)
+            off = float((run(program, x) - wanted).abs().max()/wanted.abs().max().clamp(min=1))
+        if not off < 1e-4: raise FdgnbError(f"{path.name}: the program is {off:.1g} off the network")
+        with writing(path): return atomic_write(path, program)
     return put
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode009
@@ -404,36 +494,41 @@ def notes_of(about, x):
     return dict(classes=about["classes"], shape=list(x.shape[1:]), takes=takes)
 
 
-def write_program(net, x, path, notes):
-    "Write a network as torch's exported program, for batches of any size."
+def write_program(net, x, notes):
+    "The bytes of a network as torch's exported program, for batches of any size."
+    stream = io.BytesIO()                                  # torch ends the process where a disk is full
     batch = torch.export.Dim("batch", min=1, max=2**20)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No complete tensor found")                  # torch's, of a program
         program = torch.export.export(net, (x,), dynamic_shapes=({0: batch},))
-        torch.export.save(program, path, extra_files={"notes.json": json.dumps(notes)})
+        torch.export.save(program, stream, extra_files={"notes.json": json.dumps(notes)})
+    return stream.getvalue()
 
 
-def run_program(path, x):
-    "The logits of a program of `write_program`."
-    return torch.export.load(path).module()(x)
+def run_program(program, x):
+    "The logits of a program of `write_program`: its bytes, or its file."
+    source = io.BytesIO(program) if isinstance(program, bytes) else program
+    return torch.export.load(source).module()(x)
 
 
-def write_onnx(net, x, path, notes):
-    "Write a network as ONNX, for batches of any size; FdgnbError where a library lacks."
+def write_onnx(net, x, notes):
+    "The bytes of a network as ONNX, for batches of any size; FdgnbError where a library lacks."
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None: raise FdgnbError(f"{name} is not installed: pip install fdgnb[export]")
     models.torchvision_models()                                        # the exporter imports torchvision
     batch = torch.export.Dim("batch", min=1, max=2**20)
     names = dict(input_names=["images"], output_names=["logits"])
-    program = torch.onnx.export(net, (x,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, **names)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)                 # torch's, of its own code
+        program = torch.onnx.export(net, (x,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, **names)
     program.model.metadata_props.update({k: json.dumps(v) for k, v in notes.items()})
-    program.save(path, external_data=False)
+    return program.model_proto.SerializeToString()
 
 
-def run_onnx(path, x):
-    "The logits of a program of `write_onnx`, on the processor."
+def run_onnx(program, x):
+    "The logits of a program of `write_onnx`, its bytes or its file, on the processor."
     from onnxruntime import InferenceSession
-    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = InferenceSession(program, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
 
 

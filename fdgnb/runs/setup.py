@@ -6,24 +6,27 @@
 __all__ = []
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
-import json, math, torch, warnings
+import inspect, json, math, torch, warnings
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
-from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, make, to_python
+from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, list_settings, make, to_python
 from ..data.domain import Dataset
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server
-from ..federation.compose import Sum, hyper_names, hyper_of, method_class
-from ..data.augment import AUGMENTATIONS
+from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
+from ..federation.shared import require_batchnorm
+from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from .protocols import resolve
+from .versions import name_object
 
 # %% ../../nbs/runs/01_setup.ipynb #callmodel1
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class SharedCall:
     rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 20", low=1)
     protocol: str = hp(None, "a name of fdgnb.runs.protocols; None: none")
     scale: str = hp(None, "smoke, cpu or paper; None: paper")
-    device: object = hp("cpu", "'cpu', 'cuda' or a torch.device")
+    device: object = hp("cpu", "'cpu', 'cuda', 'mps', a torch.device; or 'auto', the first here of cuda, mps, cpu")
     hyper: object = hp(None, "a dict of hyper-parameters and settings; None: no more than is named")
 
 
@@ -56,6 +59,10 @@ class FitCall(SharedCall):
 @dataclass(frozen=True)
 class RunPage(Settings, FitCall):
     "The parameters of the notebook `run`: what `fit` takes, and modules of the user's."
+    dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
+    target: object = hp("own", "the domain held out, or [a, b]; none: in-domain; None: the data set's own")
+    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12", low=1)
+    out: object = hp(None, "folder of the run; None: one below runs/ that only this run uses")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
 
 
@@ -73,12 +80,15 @@ def read_hyper(hyper):
     return hyper or {}
 
 
+PAPERMILLS = {"PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}         # what its --inject-paths defines
+
+
 def read_page(page, given):
     """The parameters of a notebook that have a value, checked; FdgnbError on an unknown name or a wrong value.
 
-    page: the dataclass that declares them. given: {name: value}; None: the default."""
+    page: the dataclass that declares them. given: {name: value}; None: the default; papermill's own are left out."""
     known = {f.name for f in fields(page)}
-    values = {k: v for k, v in given.items() if v is not None or k not in known}
+    values = {k: v for k, v in given.items() if (v is not None or k not in known) and k not in PAPERMILLS}
     make(page, values, "parameter")
     if "hyper" in values: values["hyper"] = read_hyper(values["hyper"])
     return values
@@ -98,6 +108,18 @@ def merge_hyper(options, hyper):
         if name in options: raise FdgnbError(f"{name!r} is given twice, as an argument and in hyper")
     return {**options, **hyper}
 
+# %% ../../nbs/runs/01_setup.ipynb #givencode1
+def take_objects(given):
+    "(options, {option: object}): what of `backbone` and `augment` is no name stands in the options by its name."
+    objects = {k: given[k] for k in ("backbone", "augment") if callable(given.get(k))}
+    net = objects.get("backbone")
+    if isinstance(net, nn.Module): objects["backbone"] = models.copy_network(net, type(net).__name__)
+    if net is not None and given.get("pretrained"):
+        raise FdgnbError("pretrained is for backbones by name: a network that is given has weights of its own")
+    names = {k: name_object(v) for k, v in objects.items()}
+    if net is not None: objects["backbone"] = models.GIVEN.setdefault(names["backbone"], objects["backbone"])
+    return given | names, objects
+
 # %% ../../nbs/runs/01_setup.ipynb #roundscode
 def check_rounds(settings, rounds, own_drops=True):
     """FdgnbError on what cannot happen in so many rounds, or would overflow in them.
@@ -105,6 +127,8 @@ def check_rounds(settings, rounds, own_drops=True):
     own_drops: `lr_drops` are the user's, not a protocol's (whose reduced scales may end before them)."""
     for share in settings.lr_drops if own_drops else ():
         if share*rounds > rounds - 1: raise FdgnbError(f"lr_drops: none can happen at {share} of {rounds} rounds")
+    if settings.warmup >= rounds:
+        raise FdgnbError(f"warmup={settings.warmup}: wanted fewer than the {rounds} rounds of the run")
     for at, client in settings.drops:
         if at > rounds: raise FdgnbError(f"drops: round {at} of {rounds} for client {echo(client)}")
     lr = max(settings.lr, 1e-300)
@@ -152,38 +176,98 @@ def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, datase
     return rounds, hyper, settings
 
 # %% ../../nbs/runs/01_setup.ipynb #da4e0774
-def participants(splits, unseen, settings, seed, rounds, device="cpu", target=None):
+def weigh_classes(given, y, classes):
+    """Weights (n_classes,) of the training loss for labels y, or None; FdgnbError on what does not fit the classes.
+
+    given: the setting `class_weights`. Of balanced weights a class counts for n/(classes there are x its samples)."""
+    if given is None: return None
+    n = torch.bincount(y.cpu(), minlength=len(classes)).float()
+    weights = torch.ones(len(classes))
+    if given == "balanced":
+        weights[n > 0] = n.sum()/((n > 0).sum()*n[n > 0])
+        return weights
+    if not isinstance(given, dict) and len(given) != len(classes):
+        raise FdgnbError(f"class_weights={echo(given)}: {len(given)} numbers for {len(classes)} classes")
+    named = given if isinstance(given, dict) else dict(zip(map(str, classes), given))
+    place = {str(name): i for i, name in enumerate(classes)}
+    for name, weight in named.items():
+        if name not in place: raise FdgnbError(f"class_weights: unknown class {echo(name)}{nearest(name, place)}")
+        weights[place[name]] = weight
+    return weights
+
+
+def participants(splits, unseen, settings, seed, rounds, device="cpu", target=None, classes=(), objects={}):
     "(clients, target_client) of {client: {part: Split}} and {'target': Split} or None."
-    augment = None if settings.augment == "none" else AUGMENTATIONS.get(settings.augment)
+    augment = None
+    if "augment" in objects: augment = as_augment(objects["augment"], settings.augment)
+    elif settings.augment != "none": augment = AUGMENTATIONS.get(settings.augment)
 
     def make_client(name, parts):
-        return Client(name, parts, settings, seed, rounds, device, augment)
+        client = Client(name, parts, settings, seed, rounds, device, augment)
+        if "train" not in client.splits: return client
+        train = client.splits["train"]
+        weights = weigh_classes(settings.class_weights, train.y[train.index], classes)
+        client.class_weights = None if weights is None else weights.to(device)
+        return client
 
     clients = [make_client(name, parts) for name, parts in splits.items()]
     return clients, make_client(target, unseen) if unseen else None
 
 # %% ../../nbs/runs/01_setup.ipynb #419daa0b
+DEVICES = "'cpu', 'cuda', 'mps' or 'auto'"
+
+
+def count_devices():
+    "{kind: how many are here}, the fastest first."
+    return dict(cuda=torch.cuda.device_count(), mps=int(torch.backends.mps.is_available()), cpu=1)
+
+
 def check_device(device):
-    "FdgnbError where torch does not know the device or it is not here."
-    if not isinstance(device, (str, torch.device)):
-        raise FdgnbError(f"device={echo(device)}: wanted 'cpu' or 'cuda'")
+    "The device, auto: the first of cuda, mps, cpu that is here; FdgnbError on one that torch does not know or find."
+    if not isinstance(device, (str, torch.device)): raise FdgnbError(f"device={echo(device)}: wanted {DEVICES}")
+    here = count_devices()
+    if device == "auto": return next(kind for kind, n in here.items() if n)
     try:
         at = torch.device(device)
     except RuntimeError:
-        raise FdgnbError(f"unknown device {echo(device)}; use 'cpu' or 'cuda'") from None
-    there = dict(cpu=1, cuda=torch.cuda.device_count()).get(at.type, 0)
-    if (at.index or 0) >= there:
-        raise FdgnbError(f"device {echo(device)} is not available here; use device='cpu'")
+        raise FdgnbError(f"unknown device {echo(device)}; use {DEVICES}") from None
+    if (at.index or 0) >= here.get(at.type, 0):
+        raise FdgnbError(f"device {echo(device)} is not available here; use device='cpu', or 'auto'")
+    return device
 
 
-def check_choices(settings, method, targets):
+def refuse_without_target(method):
+    "FdgnbError where a method needs a target: there is none."
+    if method.uses_target:
+        raise FdgnbError(f"method {method.name!r} needs unlabeled samples of a target domain: name a target")
+
+
+def check_choices(settings, method, targets, objects=()):
     "FdgnbError on a name that is known to be wrong, or on a target that lacks, before the data are read."
-    if settings.backbone: models.MODELS.get(settings.backbone)
-    AUGMENTATIONS.get(settings.augment)
+    if settings.backbone and "backbone" not in objects: models.MODELS.get(settings.backbone)
+    if "augment" not in objects: AUGMENTATIONS.get(settings.augment)
     for name, *args in steps_of(settings.partition):
         if name == "load" and isinstance(args[0], str) and "/" not in args[0]: DATASETS.get(args[0])
-    if method.uses_target and not targets:
-        raise FdgnbError(f"method {method.name!r} needs unlabeled samples of a target domain: name a target")
+    if not targets: refuse_without_target(method)
+    if settings.class_weights is not None: check_criterion(method)
+
+
+def check_criterion(method):
+    "FdgnbError where a method's own criterion does not build on the one that weighs the classes."
+    for c in own_classes(type(method)):
+        criterion = vars(c).get("criterion")
+        if criterion and "__class__" not in inspect.unwrap(criterion).__code__.co_freevars:      # it calls super()
+            raise FdgnbError(f"class_weights do nothing in {method.name!r}: the criterion of {c.__name__} does not "
+                             "call super().criterion")
+
+# %% ../../nbs/runs/01_setup.ipynb #mpscode001
+@contextmanager
+def explain_mps():
+    "Inside, what Apple's GPU refuses for want of float64 is an FdgnbError with the remedy."
+    try: yield
+    except TypeError as e:
+        if "MPS" not in str(e) or "float64" not in str(e): raise
+        raise FdgnbError("device 'mps' has no float64, in which this method computes: use device='cpu'")
 
 # %% ../../nbs/runs/01_setup.ipynb #targetcode
 def known_domains(dataset, load):
@@ -211,12 +295,18 @@ def check_target(target, name, known, dataset):
         raise FdgnbError(f"unknown domain {echo(name)} of {where}{nearest(name, known)}")
 
 
+def is_undecided(target, dataset, load):
+    "Whether 'none' or 'own' may be the name of a domain, which is known once the data are read."
+    return isinstance(target, str) and target in ("none", "own") and not known_domains(dataset, load)
+
+
 def targets_of(target, dataset, load):
     """The names of the domains that are held out, as a list; FdgnbError on what is known to be none.
 
     target: a name, a list of names, None or 'none'; 'own': what the data set declares, or its last domain, of
-    a data set that is given by its name and has several; none of another."""
+    a data set that is given by its name and has several; none of another. A domain of that very name goes first."""
     known = known_domains(dataset, load)
+    if isinstance(target, str) and target in (known or ()): return [target]
     if target is None or isinstance(target, str) and target in ("none", ""): return []
     if isinstance(target, str) and target == "own":
         own = default_target(dataset, known)
@@ -232,10 +322,14 @@ def check_data(fed):
     "FdgnbError on what the method or the settings ask of the data and they lack."
     settings, data = fed.settings, fed.data
     ids = [c.id for c in fed.clients]
+    if not fed.target: refuse_without_target(fed.method)
     if not ids:
         raise FdgnbError(f"data set {data.name!r} has no domain left to train on besides the target {fed.target!r}")
     if settings.augment != "none" and not data.size:
         raise FdgnbError(f"augment={settings.augment!r}: {data.name!r} holds vectors, and augmentation is for images")
+    if "augment" in fed.objects:
+        train = fed.clients[0].splits["train"]
+        check_augment(fed.clients[0].augment, train.take(torch.arange(min(4, len(train))))[0], settings.augment)
     if settings.normalize != "none" and (not data.size or data.in_channels != 3):
         raise FdgnbError(f"normalize={settings.normalize!r} is for images of three channels; "
                          f"those of {data.name!r} have not")
@@ -269,6 +363,12 @@ def accepts_one_sample(net, x):
     return True
 
 # %% ../../nbs/runs/01_setup.ipynb #cae88251
+def check_needs(fed):
+    "FdgnbError where a method, or a part of a sum, has nothing to do in the network."
+    for key, cls in getattr(fed.method, "parts", {fed.method.name: type(fed.method)}).items():
+        if cls.needs == "batchnorm": require_batchnorm(key, fed.net)
+
+
 def check_net(fed):
     "FdgnbError on batches of one under BatchNorm; a warning where bfloat16 only costs time."
     settings, method = fed.settings, fed.method
@@ -308,15 +408,23 @@ def data_digest(data):
     return digest(parts | {"classes": torch.frombuffer(classes, dtype=torch.uint8)})
 
 # %% ../../nbs/runs/01_setup.ipynb #firstcode1
+def first_backbone(fed):
+    "The network of the settings, or of what was given in its place, with its first weights."
+    s, d = fed.settings, fed.data
+    if "backbone" not in fed.objects:
+        return models.get(s.backbone or "cnn2", d.n_classes, d.in_channels, pretrained=s.pretrained, size=d.size)
+    return models.build_given(fed.objects["backbone"], d.n_classes, d.in_channels, d.first.x.shape[1:], s.backbone)
+
+
 def first_network(fed):
     "The method's network with its first weights."
-    s, d = fed.settings, fed.data
-    with seeded(fed.seed):
-        net = models.get(s.backbone or "cnn2", d.n_classes, d.in_channels,
-                         pretrained=s.pretrained, size=d.size)
-        net = fed.method.build(models.own_dropout(net)).to(fed.device).to(memory_format=torch.channels_last)
-    models.trial(net, next(iter(d.domains.values())).x[:2].float())
-    return models.in_precision(net, s.precision)
+    drawing = seeded(fed.seed)
+    with drawing: net = models.own_dropout(first_backbone(fed))
+    if "backbone" in fed.objects: models.check_draws(net, fed.data.first.x[:2].float().cpu(), fed.settings.backbone)
+    with drawing: net = fed.method.build(net).to(fed.device).to(memory_format=torch.channels_last)
+    models.trial(net, fed.data.first.x[:2].float())
+    return models.in_precision(net, fed.settings.precision)
+
 
 
 def first_server(fed):
@@ -327,34 +435,29 @@ def first_server(fed):
                   fed.net, public, fed.data.n_classes)
 
 
-def settings_args(settings):
-    "{name: value} of the settings, without those at their default that came after records were published."
-    left_out = {f.name for f in fields(settings) if f.metadata["added"] and getattr(settings, f.name) == f.default}
-    return {k: v for k, v in asdict(settings).items() if k not in left_out}
-
-
 def run_args(fed):
-    "What makes a run this run, as JSON: two runs with equal args give equal bits."
+    "What makes a run this run, as JSON: two runs with equal args give equal bits, as far as both go."
+    settings = {k: v for k, v in list_settings(fed.settings).items() if k != "diverge"}
     args = dict(
         method=fed.method.name, dataset=fed.data.name, data=fed.digest, target=fed.target, rounds=fed.rounds,
         protocol=fed.protocol, scale=fed.scale, seed=fed.seed, device=str(fed.device).split(":")[0],
-        settings=settings_args(fed.settings), hyper=hyper_of(fed.method))
+        settings=settings, hyper=hyper_of(fed.method))
     return json.loads(json.dumps(args))
 
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e
-def load_data(dataset, size, load, targets, **given):
-    """The data set of a run, with the `groups` and the `split` given to it, by domain or as its loader takes them.
-
-    targets: domains that need neither."""
-    given = {k: v for k, v in given.items() if v is not None}
-    by_domain = {k: v for k, v in given.items() if isinstance(v, dict)}
-    options = {k: v for k, v in given.items() if k not in by_domain}
+def load_data(dataset, size, load, own):
+    "The data set of a run; own: its `groups` and `split`, which its loader takes unless they are given by domain."
+    options = {k: v for k, v in own.items() if v is not None and not isinstance(v, dict)}
     if options and isinstance(dataset, Dataset):
         what, value = next(iter(options.items()))
         raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for data set "
                          f"{dataset.name!r} is loaded already")
-    data = get_dataset(dataset, size=size, **{**load, **options})
-    return attach_splits(data, exempt=list(map(str, targets)), **by_domain)
+    return get_dataset(dataset, size=size, **{**load, **options})
+
+
+def attach_given(data, own, targets):
+    "The data set with the groups and the split that are given by domain; the targets need neither."
+    return attach_splits(data, exempt=list(map(str, targets)), **{k: v for k, v in own.items() if isinstance(v, dict)})
 
 
 class Federation:
@@ -362,26 +465,32 @@ class Federation:
     def __init__(self, method, dataset="digits", target="own", rounds=None, seed=0, device="cpu",
                  protocol=None, scale=None, hyper=None, groups=None, split=None, **options):
         cls = method_class(method)
-        given = merge_hyper(options, hyper)
+        given, self.objects = take_objects(merge_hyper(options, hyper))
         self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
-        self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, device
+        self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
+        self.diverged = None                                            # the round that showed it, from 1
         self.seed = make(FitCall, dict(seed=seed), "argument").seed
-        check_device(device)
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
-        check_choices(make(Settings, settings, "setting"), self.method, targets)
-        data = load_data(dataset, settings.get("size"), load, targets, groups=groups, split=split)
+        is_open = is_undecided(target, dataset, load)
+        check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
+        beside = dict(groups=groups, split=split)
+        data = load_data(dataset, settings.get("size"), load, beside)
+        if is_open: targets = targets_of(target, data, {})
+        data = attach_given(data, beside, targets)
         data, self.target = held_out(data, targets) if targets else (data, None)
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
-        splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, device)
+        splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(data_digest, read))
         self.net = first_network(self)
         self.clients, self.target_client = participants(
-            splits, unseen, self.settings, self.seed, self.rounds, device, self.target)
+            splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,
+            data.classes, self.objects)
         check_data(self)
+        check_needs(self)
         check_net(self)
         self.server = first_server(self)
-        self.method.setup(self.server)
+        with explain_mps(): self.method.setup(self.server)
 
     @property
     def everyone(self):

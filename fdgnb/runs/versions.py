@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0003
-import dis, hashlib, inspect, re, sys
+import copy, dis, functools, hashlib, inspect, re, sys
 import numpy as np
 import torch
 from dataclasses import replace
@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from torch import nn
 from ..core import BEHAVIOR, Registry
 from ..data.augment import AUGMENTATIONS, Augment
 from ..data.catalogue import DATASETS
@@ -22,6 +23,8 @@ from ..data.partitions import PARTITIONS, steps_of
 from ..federation.compose import Sum, own_classes
 from ..federation.loop import Method
 from ..models import MODELS
+from ..settings import is_given
+from ..vectors import digest
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0006
 USED = {*"kornia numpy pandas scipy sklearn timm torch torchvision".split()}    # libraries that we use, too
@@ -225,6 +228,18 @@ def source_digest(obj) -> str:
     what = words, _read_modules(names, packages)
     return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
 
+# %% ../../nbs/runs/08_versions.ipynb #vers00g1
+def name_object(given) -> str:
+    """What a run calls an object that it was given, own:NAME-DIGEST; of a network own:NAME-DIGEST-WEIGHTS.
+
+    The digest of a network is that of its structure and code, without its numbers."""
+    named = given
+    while isinstance(named, functools.partial): named = named.func
+    name = getattr(named, "__name__", type(named).__name__).strip("<>")
+    if not isinstance(given, nn.Module): return f"own:{name}-{source_digest(given)[:8]}"
+    structure = source_digest(copy.deepcopy(given).train().to("meta"))
+    return f"own:{name}-{structure[:8]}-{digest(given.state_dict())[:8]}"
+
 # %% ../../nbs/runs/08_versions.ipynb #vers0013
 def parts_of(cls: type) -> list:
     "The classes that a method sums up, or itself alone."
@@ -249,8 +264,10 @@ def _named_parts(fed):
     "{'kind name': object} of what a run goes through, methods apart."
     settings, data = fed.settings, fed.data
     backbone = settings.backbone or "cnn2"
-    found = {f"model {backbone}": MODELS.get(backbone), "data set": type(data)}
-    if settings.augment != "none": found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
+    found = {"data set": type(data)}
+    if not is_given(backbone): found[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
+    if settings.augment != "none" and not is_given(settings.augment):
+        found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
     if data.name in DATASETS: found[f"data set {data.name}"] = DATASETS[data.name]
     for name, *_ in steps_of(settings.partition): found[f"partition {name}"] = PARTITIONS.get(name)
     return found

@@ -47,7 +47,8 @@ def find_changes(args):
     known = args["dataset"] in DATASETS.load()
     of_data = DATASETS.get(args["dataset"]).info.get("defaults") if known else None
     wanted = {k: v for k, v in DEFAULT.items() if k not in (of_data or {})} | settings
-    other = {k: args["settings"][k] for k, v in wanted.items() if k not in FREE and args["settings"][k] != v}
+    given = DEFAULT | args["settings"]
+    other = {k: given[k] for k, v in wanted.items() if k not in FREE and given[k] != v}
     changed = {k: v for k, v in args["hyper"].items() if v != hyper.get(k)}
     changed |= {k: v for k, v in other.items() if k not in DATA_SIDE}
     return changed, {k: v for k, v in other.items() if k in DATA_SIDE and k not in NAMED}
