@@ -138,7 +138,7 @@ def make_pool(jobs):
     usual = type(backend).__name__ == "LokyBackend"
     how = "generator_unordered" if backend.supports_return_generator else "list"
     n = jobs or (n if n and n != 1 else cores() if usual else -1)
-    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")    # it was idle: another one begins
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")     # an idle one
     return Parallel(n_jobs=n, return_as=how, batch_size=1)
 
 # %% ../../nbs/experiments/03_execution.ipynb #c68070da
