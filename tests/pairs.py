@@ -17,7 +17,7 @@ REASONS = {                                             # why a sum may be refus
     "one of them contains the other": r"'[\w+]+' cannot be combined: '\w+' already contains '\w+'",
     "they share a part": r"'[\w+]+' cannot be combined: '\w+' is in it twice",
     "both replace the same hook": r"'\w+' and '\w+' cannot be combined: both replace the hook '\w+'",
-    "no layer to drop units of": r"feddrop: \w+ has no fully connected hidden layer",
+    "no layer to drop units of": r"feddrop: \w+ has no fully connected hidden layer: .*",
     "to be written the other way round": r"fedsr: it changes the features that a discriminator reads: "
                                          r"write fedsr first",
 }

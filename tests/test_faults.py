@@ -193,7 +193,7 @@ def test_args_json_of_another(small, tmp_path):
 
 BROAD = {("experiments/execution.py", "Exception"): 1, ("core.py", "BaseException"): 1,
          ("data/folders.py", "Exception"): 2, ("data/found.py", "Exception"): 1,
-         ("data/text.py", "Exception"): 1, ("models.py", "Exception"): 2, ("runs/imports.py", "Exception"): 1,
+         ("data/text.py", "Exception"): 1, ("models.py", "Exception"): 2, ("data/own.py", "Exception"): 2, ("runs/imports.py", "Exception"): 1,
          ("runs/callbacks.py", "Exception"): 1, ("experiments/studies.py", "Exception"): 1,
          ("runs/versions.py", "Exception"): 1}
 
@@ -202,7 +202,7 @@ def test_no_broad_except():
     """A broad except hides our own mistakes.
 
     The few there are: the registry's, which raises again; and those around decoders of images, loaders of
-    weights and of encoders, a user's own module, metric, network and augmentation, which raise whatever they
+    weights and of encoders, a user's own module, data set, metric, network and augmentation, which raise whatever they
     like; a grid's, which records a run's failure; that of the studies, which goes on with the next one; and one
     around what an object of a user's says when it is asked for its state."""
     found = {}

@@ -35,7 +35,7 @@ OTHERS = [n for n in METHODS.names() if n not in TWICE and n not in KEYS]
 @pytest.mark.parametrize("name", [*TWICE, *OTHERS[::8]])
 def test_radius_zero_on_top_of_a_method(name):
     "Bit for bit the method beneath, or one of the named exceptions."
-    how = TINY | light(name) | dict(rounds=2, local_steps=2)
+    how = TINY | light(name) | dict(rounds=2, local_steps=2, diverge="go")
     alone, both = (bits(fdgnb.fit(n, data(n=12), **how, **h), "model")
                    for n, h in ((name, {}), (f"{name}+fedsam", dict(rho=0.))))
     assert (alone != both) == (name in TWICE)

@@ -418,7 +418,7 @@ def find_excess(fed, rows, tried, round):
     "(which loss, its value) where a round's rows, or losses on trial [(client, loss)], show a divergence; or None."
     far, ended = untrained_loss(fed), round + 1 == fed.rounds
     trained = mean_of(v for *_, p, m, v in rows if (p, m) == ("training", "loss"))
-    if trained > far*(10 if ended else 1000): return "training loss", trained
+    if trained > far*(100 if ended else 1000): return "training loss", trained
     scored = [v for _, s, p, m, v in rows if (p, m) == ("aggregated", "loss") and s != "target"]
     scored = mean_of([*scored, *(v for _, v in tried)])
     return ("loss", scored) if ended and scored > 1e6*far else None
