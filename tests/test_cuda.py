@@ -40,7 +40,7 @@ def test_a_method_is_finite_and_repeatable(method, sites):
 def test_a_backbone_is_repeatable(backbone, sites):
     draw = np.random.default_rng(0)
     look = lambda: (draw.integers(0, 256, (24, 3, 64, 64), dtype=np.uint8), np.arange(24) % 3)
-    data = fdgnb.from_arrays({k: look() for k in "abd"})
+    data = fdgnb.from_arrays({k: look() for k in ("a", "b", "d")})
     first, again = (play("fedavg", data, backbone=backbone, lr=.001) for _ in range(2))
     assert are_equal(bits(first), bits(again))
 

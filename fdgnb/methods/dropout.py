@@ -67,7 +67,8 @@ class FedDrop(Method):
         model = super().build(model)
         if hidden_units(model): return model
         name = getattr(model, "name", "the network")
-        raise FdgnbError(f"feddrop: {name} has no fully connected hidden layer: choose a backbone with one, like 'alexnet_bn'")
+        raise FdgnbError(f"feddrop: {name} has no fully connected hidden layer: choose a backbone with one, "
+                         "like 'alexnet_bn'")
 
     def setup(self, server):
         super().setup(server)
