@@ -450,9 +450,18 @@ def recalls(counts, classes):
 
     counts: (C, C), true classes by rows; the mean of recall is the balanced accuracy."""
     counts = np.asarray(counts)
-    samples, right = counts.sum(1), counts.diagonal()
+    return tabulate_recalls(counts.sum(1), counts.diagonal(), counts.sum(0), classes)
+
+
+def label_recalls(label, predicted, classes):
+    "What `recalls` says, of several labels a sample: label and predicted are zeros and ones (N, C)."
+    return tabulate_recalls(label.sum(0), (label*predicted).sum(0), predicted.sum(0), classes)
+
+
+def tabulate_recalls(samples, right, predicted, classes):
+    "The table of `recalls` from numbers by class."
     recall = np.where(samples > 0, right/np.maximum(samples, 1), np.nan)
-    found = dict(samples=samples, right=right, recall=recall, predicted=counts.sum(0))
+    found = dict(samples=samples, right=right, recall=recall, predicted=predicted)
     return pd.DataFrame(found, pd.Index(list(map(str, classes)), name="class"))
 
 
