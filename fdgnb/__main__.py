@@ -187,13 +187,18 @@ def predict(
     rule: Annotated[Optional[str], typer.Option(help="Whose model: source_val or last; target is an oracle's.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,
 ):
-    "Print the class of every file, and its probability."
+    "Print the class of every file, and its probability; of several labels the probability of each."
     import pandas as pd
     import fdgnb
     kept = fdgnb.load(run)
-    best = kept.predict(files, rule=rule).softmax(1).max(1)
-    names = [kept.classes[i] for i in best.indices.tolist()]
-    found = pd.DataFrame({"file": files, "class": names, "probability": best.values.tolist()})
+    logits = kept.predict(files, rule=rule)
+    if kept.multilabel:
+        found = pd.DataFrame(logits.sigmoid().tolist(), columns=kept.classes)
+        found.insert(0, "file", files, allow_duplicates=True)
+    else:
+        best = logits.softmax(1).max(1)
+        names = [kept.classes[i] for i in best.indices.tolist()]
+        found = pd.DataFrame({"file": files, "class": names, "probability": best.values.tolist()})
     if csv: print(found.to_csv(index=False, float_format="%.6f"), end="")
     else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format))
 

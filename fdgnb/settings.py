@@ -217,7 +217,8 @@ class LocalSettings:
     warmup: int = hp(0, "first rounds in which the learning rate rises linearly to lr", low=0,
                      added=True)
     class_weights: str = hp(None, "weights of the classes in the training loss: balanced (each client by its own "
-                            "labels), a list of numbers, or {class: weight}; None: none", also=tuple | dict,
+                            "labels), a list of numbers, or {class: weight}; of several labels a sample that of a "
+                            "label where it is present; None: none", also=tuple | dict,
                             added=True)
     keep_optimizer: bool = hp(False, "a client's optimizer state survives from round to round")
     precision: str = hp("float32", "arithmetic of the network's passes; state and aggregation stay float32",

@@ -12,6 +12,20 @@ from dataclasses import dataclass, field
 from ..core import FdgnbError, generator, nearest
 from ..settings import arg, check_value
 
+# %% ../../nbs/data/01_domain.ipynb #multicode1
+def _check_labels(d):
+    "FdgnbError unless labels of several classes a sample are zeros and ones, float32 (N, C)."
+    if d.y.ndim < 2: return
+    is_sound = d.y.ndim == 2 and d.y.dtype == torch.float32 and ((d.y == 0) | (d.y == 1)).all()
+    if is_sound: return
+    raise FdgnbError(f"domain {d.name!r}: labels {tuple(d.y.shape)} {d.y.dtype}; wanted int64 (N,), or of several "
+                     f"labels a sample zeros and ones, float32 (N, C)")
+
+
+def has_class(y, c):
+    "Whether each sample is of class c, for labels (N,), or has the label c, of zeros and ones (N, C): (N,)."
+    return y[:, c] > 0 if y.ndim == 2 else y == c
+
 # %% ../../nbs/data/01_domain.ipynb #e15e453d
 def _check_groups(d):
     "FdgnbError unless a domain's groups are as many whole numbers as it has samples."
@@ -27,7 +41,7 @@ class Domain:
     FdgnbError where x and y differ in length, are empty, or are of other types."""
     name: str  # as results show it
     x: torch.Tensor  # images, uint8 (N, C, H, W), or vectors, float32 (N, D)
-    y: torch.Tensor  # labels, int64 (N,)
+    y: torch.Tensor  # labels, int64 (N,); of several a sample zeros and ones, float32 (N, C)
     split: dict[str, torch.Tensor] = None  # {part: rows}: the train, val and test that a run is to use
     official: dict[str, torch.Tensor] = None  # {part: rows}: the lists as published
     groups: torch.Tensor = None  # int64 (N,): samples of one number, as of one patient, stay in one part
@@ -37,7 +51,9 @@ class Domain:
         if len(self.x) != len(self.y) or not len(self.y):
             raise FdgnbError(f"domain {self.name!r}: {len(self.x)} inputs and {len(self.y)} labels; wanted "
                              f"as many of one as of the other, and at least one")
-        if self.x.dtype not in (torch.uint8, torch.float32) or self.y.dtype != torch.int64:
+        _check_labels(self)
+        is_sound = self.multilabel or self.y.dtype == torch.int64
+        if self.x.dtype not in (torch.uint8, torch.float32) or not is_sound:
             raise FdgnbError(f"domain {self.name!r}: inputs {self.x.dtype}, labels {self.y.dtype}; wanted "
                              f"uint8 images or a float32 matrix, and int64 labels")
         if self.groups is not None: _check_groups(self)
@@ -47,11 +63,14 @@ class Domain:
         "A domain over numpy arrays `x` and `y`, as the cache keeps them; x is not copied."
         return cls(name, torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"])))
 
+    multilabel = property(lambda self: self.y.ndim == 2, doc="Whether a sample may have several labels.")
+
     def __len__(self): return len(self.y)
     def __repr__(self): return f"Domain({self.name!r}, x={tuple(self.x.shape)} {str(self.x.dtype)[6:]})"
 
     def counts(self, n_classes: int) -> torch.Tensor:
         "Samples of each class: int64 (n_classes,)."
+        if self.multilabel: return self.y.sum(0).long()
         return torch.bincount(self.y, minlength=n_classes)
 
 # %% ../../nbs/data/01_domain.ipynb #f6a714f2
@@ -64,6 +83,12 @@ def _check_member(data, key, d):
     if d.x.shape[1:] != first.x.shape[1:] or d.x.dtype != first.x.dtype:
         raise FdgnbError(f"{who}: samples {tuple(d.x.shape[1:])} {d.x.dtype}, but {first.name!r} has "
                          f"{tuple(first.x.shape[1:])} {first.x.dtype}; wanted one shape for all")
+    if d.y.ndim != first.y.ndim:
+        raise FdgnbError(f"{who}: its labels are {tuple(d.y.shape)}, those of {first.name!r} {tuple(first.y.shape)}; "
+                         f"wanted one class a sample in all domains, or several labels in all")
+    if d.multilabel and d.y.shape[1] != data.n_classes:
+        raise FdgnbError(f"{who}: labels of {d.y.shape[1]} columns, wanted one for each of {data.n_classes} classes")
+    if d.multilabel: return
     low, high, most = int(d.y.min()), int(d.y.max()), data.n_classes - 1
     if low < 0 or high > most: raise FdgnbError(f"{who}: labels {low} to {high}, wanted 0 to {most}")
 
@@ -90,6 +115,7 @@ class Dataset:
     names = property(lambda self: list(self.domains))
     first = property(lambda self: next(iter(self.domains.values())))
     n_classes = property(lambda self: len(self.classes))
+    multilabel = property(lambda self: self.first.multilabel, doc="Whether a sample may have several labels.")
     in_channels = property(lambda self: self.first.x.shape[1])
 
     @property
@@ -213,6 +239,8 @@ def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=Fa
     if n < 1 or len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
         raise FdgnbError(f"cannot split {n} samples by {tuple(fractions)}: wanted at least one sample and "
                          f"three fractions that sum to 1")
+    if stratify and y is not None and y.ndim == 2:
+        raise FdgnbError("stratify needs one class a sample, and these have several labels: leave it out")
     if y is not None and len(y) != n: raise FdgnbError(f"cannot split {n} samples with {len(y)} labels")
     rng = _split_generator() if generator is None else generator
     if groups is not None: return _split_groups(groups, y if stratify else None, fractions, rng)
@@ -286,7 +314,7 @@ class Split:
     def __init__(
         self,
         x: torch.Tensor,  # the samples of the domain, uint8 (N, C, H, W) or float32 (N, D)
-        y: torch.Tensor,  # its labels, int64 (N,)
+        y: torch.Tensor,  # its labels, int64 (N,) or float32 (N, C)
         index: torch.Tensor = None,  # which rows, int64 (n,); None: all
     ):
         self.x, self.y = x, y
@@ -304,7 +332,7 @@ class Split:
         normalize: str = "none",  # a name of SCALES, or "none"
         augment=None,  # a function (x, rng) that changes images
         rng: torch.Generator = None,  # what it draws from
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), images channels last; y int64 (n,)
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), images channels last; y int64 (n,), or float32 (n, C)
         "Take samples as a network does: bytes as fractions of 1, changed, scaled."
         rows = self.index[idx.to(self.index.device)]
         x, y = to_float(self.x[rows]), self.y[rows]

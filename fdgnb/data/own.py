@@ -156,7 +156,9 @@ def highs_in(x):
 
 # %% ../../nbs/data/16_own.ipynb #4bc771eb
 def as_labels(y, where):
-    "Labels in any container as an array (N,) of int64 or str; FdgnbError with the remedy otherwise."
+    """Labels in any container as an array (N,) of int64 or str, or (N, C) of zeros and ones in float32.
+
+    FdgnbError with the remedy otherwise."""
     import pandas as pd
     if isinstance(y, np.ma.MaskedArray) and np.ma.getmaskarray(y).any():
         raise FdgnbError(f"{where}: labels under a mask; leave those samples out")
@@ -164,8 +166,8 @@ def as_labels(y, where):
     is_column = getattr(y, "shape", ())[1:] == (1,)                         # (N, 1), as MedMNIST has them
     values = _objects(y) if isinstance(y, list) else to_numpy(y, where)
     if is_column: values = values[:, 0]
-    if values.ndim == 2 and values.shape[1] > 1: _refuse_matrix(values, where)
-    if values.ndim != 1: raise FdgnbError(f"{where}: labels of shape {values.shape}, wanted (N,)")
+    if values.ndim == 2 and values.shape[1] > 1: return _zeros_and_ones(values, where)
+    if values.ndim != 1: raise FdgnbError(f"{where}: labels of shape {values.shape}; {WANTED}")
     missing = np.flatnonzero(pd.isna(values))
     if len(missing):
         raise FdgnbError(f"{where}: {len(missing)} labels are missing (NaN or None), the first of sample "
@@ -182,13 +184,28 @@ def _objects(values):
     return out
 
 
-def _refuse_matrix(y, where):
-    "FdgnbError on a row of numbers as the label of each sample: one-hot, or several labels a sample."
-    is_one_hot = y.dtype.kind in "biuf" and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()
-    if is_one_hot:
-        raise FdgnbError(f"{where}: labels of shape {y.shape}, wanted (N,); of one-hot ones take y.argmax(1)")
-    raise FdgnbError(f"{where}: labels of shape {y.shape}, several of a sample, which is not supported; wanted one "
-                     f"class of each, (N,)")
+WANTED = "wanted one class a sample, (N,), or of several labels zeros and ones, (N, C); no masks, no boxes"
+
+
+def _zeros_and_ones(y, where):
+    "Several labels a sample as float32 (N, C); FdgnbError on numbers that are not 0 or 1."
+    if y.dtype.kind not in "biuf": raise FdgnbError(f"{where}: labels of shape {y.shape} and type {y.dtype}; {WANTED}")
+    odd = y[(y != 0) & (y != 1)]
+    if not len(odd): return y.astype(np.float32)
+    raise FdgnbError(f"{where}: labels of shape {y.shape} that hold {odd[0]:g}; {WANTED}")
+
+
+def check_several(name, labels, multilabel=False):
+    """FdgnbError where labels {domain: y} of zeros and ones may be one class a sample, one-hot.
+
+    multilabel: they are several labels of which every sample has one, and others than these are refused."""
+    is_matrix = [y.ndim == 2 for y in labels.values()]
+    if multilabel and not all(is_matrix):
+        raise FdgnbError(f"{name}: multilabel=True, and the labels are no zeros and ones (N, C) in all domains")
+    if multilabel or not all(is_matrix): return
+    if all((y.sum(1) == 1).all() for y in labels.values()):
+        raise FdgnbError(f"{name}: every sample has exactly one of the {next(iter(labels.values())).shape[1]} labels; "
+                         f"if they are one-hot take y.argmax(1), if several are possible multilabel=True")
 
 
 def _numbers_or_words(y, where):
@@ -229,9 +246,14 @@ def _to_label(value, where="labels"):
 
 def order_classes(labels, classes, name):
     "(labels in order, names of their classes) of a data set's labels; FdgnbError where `classes` lacks one."
-    kinds = {y.dtype.kind for y in labels}
+    shapes, kinds = {y.shape[1:] for y in labels}, {y.dtype.kind for y in labels}
+    if len(shapes) > 1:
+        other = next(y for y in labels if y.shape[1:] != labels[0].shape[1:])
+        raise FdgnbError(f"{name}: labels of one domain are {labels[0].shape}, of another {other.shape}; wanted the "
+                         f"same columns in all")
     if len(kinds) > 1: raise FdgnbError(f"{name}: labels are numbers in one domain and words in another")
-    found = np.unique(np.concatenate(labels)).tolist()
+    n_columns = None if labels[0].ndim == 1 else labels[0].shape[1]
+    found = list(range(n_columns)) if n_columns else np.unique(np.concatenate(labels)).tolist()
     if classes is None: return found, list(map(str, found))
     if isinstance(classes, dict): order, names = list(classes), list(map(str, classes.values()))
     elif isinstance(classes, (list, tuple)):
@@ -241,6 +263,8 @@ def order_classes(labels, classes, name):
         raise FdgnbError(f"{name}: classes={str(classes)[:60]!r}; wanted a list of names or {{label: name}}")
     twice = [c for i, c in enumerate(names) if c in names[:i]]
     if twice: raise FdgnbError(f"{name}: classes= names {twice[0]!r} twice; wanted a list of different names")
+    if n_columns and len(order) != n_columns:
+        raise FdgnbError(f"{name}: labels of {n_columns} columns, and `classes` has {len(order)} names")
     lost = [c for c in found if c not in order]
     if lost and kinds == {"U"}:
         raise FdgnbError(f"{name}: {lost[0]!r} is a label, and `classes` does not name it{nearest(lost[0], names)}")
@@ -285,12 +309,13 @@ def from_arrays(
     groups: dict = None,  # {domain: a word or number per sample, as of a patient}: each group stays in one part
     split: dict = None,  # {domain: {"train": rows, "val": rows, "test": rows}}, masks, or a part's name per sample
     stratify: bool = None,  # the parts have the classes in equal shares; None: as the run's settings say
+    multilabel: bool = False,  # zeros and ones (N, C) are several labels though every sample here has exactly one
 ) -> Dataset:  # images uint8 (N, C, H, W), or vectors float32 (N, D)
     """Make a data set of arrays in memory.
 
     x: images (N, H, W), (N, C, H, W) or (N, H, W, C), fractions of 1 or whole numbers up to `white`; or vectors (N, D).
-    y: whole numbers or words (N,), with gaps or without. FdgnbError, in one line with the remedy, on what is none of
-    these."""
+    y: whole numbers or words (N,), with gaps or without; of several labels a sample zeros and ones (N, C), `classes`
+    the names of the columns. FdgnbError, in one line with the remedy, on what is none of these."""
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_arrays takes a dict {domain: (x, y)} of at least one domain")
     if len({str(d) for d in domains}) < len(domains): raise FdgnbError(f"{name}: two domains of one name")
@@ -308,6 +333,7 @@ def from_arrays(
         if len(pair) == 3: groups[str(d)] = pair[2]
         x[str(d)] = pair[0]
         y[str(d)] = as_labels(pair[1], where)
+    check_several(name, y, multilabel)
     order_classes(list(y.values()), classes, name)                       # refused before any pixel is read
     x, white = read_domains(name, x, white)
     data = label_domains(name, x, y, classes, {}, white=white)
@@ -341,6 +367,13 @@ def warn_of_gaps(name, words):
     if gaps: warnings.warn(f"{name}: {gaps[0]!r} is a class; leave those samples out if it means a missing label")
 
 
+def _number_labels(labels, order):
+    "Labels as a Domain keeps them: their places in `order`, or the columns of zeros and ones in that order."
+    if labels.ndim == 2: return torch.from_numpy(labels[:, order])
+    place = {label: i for i, label in enumerate(order)}
+    return torch.tensor([place[v] for v in labels.tolist()]).long()
+
+
 def label_domains(name, x, y, classes, defaults, **about):
     """A Dataset of samples and labels (`as_labels`) by domain, its classes in the order of `order_classes`.
 
@@ -349,8 +382,7 @@ def label_domains(name, x, y, classes, defaults, **about):
     words = [v for v in order if isinstance(v, str)]
     warn_of_alike(name, words)
     warn_of_gaps(name, words)
-    place = {label: i for i, label in enumerate(order)}
-    numbers = {d: torch.tensor([place[v] for v in labels.tolist()]).long() for d, labels in y.items()}
+    numbers = {d: _number_labels(labels, order) for d, labels in y.items()}
     data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names, **about)
     data.defaults = suggest_settings(data.domains, data.size) | defaults
     return data
@@ -453,6 +485,7 @@ def from_torch(
     groups: dict = None,  # as in `from_arrays`; or a function of the index, for all domains or by domain
     split: dict = None,  # as in `from_arrays`; or such a function
     stratify: bool = None,  # as in `from_arrays`
+    multilabel: bool = False,  # as in `from_arrays`
 ) -> Dataset:
     """Make a data set of torch data sets, each sample read once, its label by the names that its own set gives.
 
@@ -461,10 +494,14 @@ def from_torch(
         raise FdgnbError("from_torch takes a dict {domain: map-style data set} of at least one domain")
     if size is not None: size = check_size(size)
     groups = _by_index("groups", groups, domains)
-    about = dict(white=white, groups=groups, split=_by_index("split", split, domains), stratify=stratify)
+    about = dict(white=white, groups=groups, split=_by_index("split", split, domains), stratify=stratify,
+                 multilabel=multilabel)
     arrays = {d: _read_pairs(ds, f"domain {d!r}", size, f"{name}/{d}") for d, ds in domains.items()}
     named = {d: names_by_sample(ds, f"domain {d!r}") for d, ds in domains.items()}
-    if not any(own for rows in named.values() for own in rows): return from_arrays(arrays, classes, name, **about)
+    are_rows = any(_is_row(label) for _, y in arrays.values() for label in y)
+    if are_rows and classes is None: classes = _name_columns(named, name)
+    if are_rows or not any(own for rows in named.values() for own in rows):
+        return from_arrays(arrays, classes, name, **about)
     if isinstance(classes, dict) and not any(isinstance(c, str) for c in classes): classes = list(classes.values())
     named = {d: _fill_names(rows, classes, f"domain {d!r}") for d, rows in named.items()}
     arrays = {d: (x, translate_labels(y, named[d], f"domain {d!r}")) for d, (x, y) in arrays.items()}
@@ -489,6 +526,18 @@ def _ask(what, function, d, domains):
             why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
             raise FdgnbError(f"domain {d!r}: the function of {what} fails on sample {i} ({why})") from e
     return values
+
+
+def _is_row(label):
+    "Whether the label of a sample is a row of numbers."
+    return isinstance(label, (list, tuple, np.ndarray))
+
+
+def _name_columns(named, name):
+    "The {column: name} that all data sets give their labels, None where none does; FdgnbError where they differ."
+    first, *others = (own for rows in named.values() for own in rows)
+    if all(own == first for own in others): return first
+    raise FdgnbError(f"{name}: its data sets name the columns of their labels differently; give all the same `classes`")
 
 
 def _fill_names(rows, classes, where):

@@ -273,12 +273,18 @@ def load_substitutes(data, settings):
     return [get_dataset(n, size=data.size) for n in names]
 
 
+BY_CLASS = {"halves", "lda", "dirichlet"}
+
+
 def partition_domains(data, target, settings, seed, substitutes=None):
     """The data set with its domains made into clients as the settings say.
 
     substitutes: the data sets of its `load` steps, where they are loaded already."""
     rng, loaded = generator(seed, purpose="partition"), iter(substitutes or ())
     for name, *args in steps_of(settings.partition):
+        if name in BY_CLASS and data.multilabel:
+            raise FdgnbError(f"partition {name!r} goes by the class of a sample, and those of {data.name!r} have "
+                             f"several labels: use 'split'")
         if name == "load" and args: args = [next(loaded, args[0])]
         data = PARTITIONS.get(name)(data, target, rng, *args)
     return data

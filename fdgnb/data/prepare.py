@@ -51,6 +51,7 @@ def _find_all(load, domains, options):
     "(Found by domain, classes) of what is there; the loader's error where what was asked for is not."
     if not hasattr(load, "find"):
         data = load(**({"domains": domains} if domains else {}))
+        if data.multilabel: raise FdgnbError(f"{data.name} has several labels a sample: see its counts() instead")
         found = {k: Found(d.y.numpy(), "pixels", lambda d=d: d.x.numpy(), []) for k, d in data.domains.items()}
         return found, data.classes
     is_known = set(options) <= set(inspect.signature(load.find).parameters)

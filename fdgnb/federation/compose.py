@@ -278,7 +278,7 @@ def take_apart(name):
 def describe_sum(classes):
     "What the classes of a sum declare, taken together."
     union = lambda values: tuple(dict.fromkeys(values))
-    flags = {k: any(getattr(c, k) for c in classes) for k in ("uses_target", "offers_each", "replays")}
+    flags = {k: any(getattr(c, k) for c in classes) for k in ("uses_target", "offers_each", "replays", "single_label")}
     lists = {k: union(t for c in classes for t in getattr(c, k)) for k in ("averages", "varying", "gaps")}
     return flags | lists | dict(
         kinds={k: v for c in classes for k, v in c.kinds.items()},

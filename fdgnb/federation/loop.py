@@ -7,7 +7,6 @@ __all__ = ['HOOKS', 'Client', 'Server', 'Method', 'client_update', 'server_updat
 
 # %% ../../nbs/federation/01_loop.ipynb #70a4a250
 import torch
-import torch.nn.functional as F
 from dataclasses import dataclass
 from torch import nn
 from typing import Iterable
@@ -17,7 +16,7 @@ from fdgnb.vectors import RunningMean, part, scalar, tagged
 from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Split
 from fdgnb.federation.steps import check_stop, clip_gradients, descend, keep_optimizer, make_optimizer
-from fdgnb.federation.steps import batchnorm_momenta, mean_loss, set_momenta, shuffled_passes, warm_up
+from fdgnb.federation.steps import batchnorm_momenta, label_loss, mean_loss, set_momenta, shuffled_passes, warm_up
 from fdgnb.federation.uploads import pack
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
@@ -39,6 +38,11 @@ class Client:
         self.class_weights = None                                    # (n_classes,) of the training loss; None: 1 each
         self.start = None                      # the loss of its first step in the first round
 
+    @property
+    def multilabel(self):
+        "Whether a sample may have several labels, y a matrix of zeros and ones."
+        return any(s.y.ndim == 2 for s in self.splits.values())
+
     def n(self, split="train"):
         "Samples in a split (0 where there is none)."
         return len(self.splits.get(split, ()))
@@ -48,7 +52,7 @@ class Client:
         return generator(self.seed, self.round, self.id, purpose, device)
 
     def take(self, idx, split="train", rng=None):
-        "Samples `idx` of a split as the network takes them: x float32, y int64. With `rng`, augmented."
+        "Samples `idx` of a split as the network takes them: x float32, y int64 (or float32). With `rng`, augmented."
         check_stop()
         augment = None if rng is None else self.augment
         return self.splits[split].take(idx, self.settings.normalize, augment, rng)
@@ -104,6 +108,7 @@ class Method:
     version = 1                                    # raised when what the method computes changes
     name, paper, averages, kinds, uses_rounds = "", "", ("model",), {}, ""      # why rounds cannot be added
     uses_target = offers_each = replays = False
+    single_label = False                           # its formulas need one class a sample
     replaces = ()                                  # hooks overridden without super(), for sums
     varying = gaps = ()         # entries of payloads that differ by client; of states that may be NaN or infinite
     needs = ""                                     # "batchnorm": without such layers it would do nothing
@@ -128,7 +133,7 @@ class Method:
     def sample(self, client, rng): return shuffled_passes(client, rng)                    # index batches
     def batch(self, x, y, client, rng): return x, y
     def criterion(self, logits, y, client):                          # y: (B,) or (B, C)
-        return F.cross_entropy(logits, y, getattr(client, "class_weights", None))
+        return label_loss(logits, y, client, getattr(client, "class_weights", None))
     def loss(self, model, x, y, client): return self.criterion(model(x), y, client)
     def gradients(self, model, client): clip_gradients(model, client)                     # after backward
     def step(self, model, x, y, client): return descend(self, self.loss(model, x, y, client), model, client)

@@ -7,6 +7,7 @@ __all__ = ['Threads', 'run_round']
 
 # %% ../../nbs/federation/04_rounds.ipynb #bc4c2697
 import copy, ctypes, functools, math, os, signal, threading, torch
+import numpy as np
 import torch.nn.functional as F
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,9 @@ from contextlib import contextmanager
 from torch.nn.utils import get_total_norm
 from fdgnb.core import FdgnbError, generator
 from fdgnb.vectors import COMMON, is_vector, norm, part
-from fdgnb.federation.steps import Stop, Stopped, listen_to
+from fdgnb.federation.steps import Stop, Stopped, label_loss, listen_to
 from fdgnb.federation.loop import client_offer, client_update, makes_offers, server_gather, server_update
+from fdgnb.data.domain import has_class
 from fdgnb.federation.compose import hooks_of
 from fdgnb.federation.uploads import describe_entry, find_infinite
 
@@ -114,12 +116,45 @@ def keep_large_blocks(size=2**30):
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3                              # malloc.h
     return all([mallopt(M_MMAP_THRESHOLD, size), mallopt(M_TRIM_THRESHOLD, size)])
 
+# %% ../../nbs/federation/04_rounds.ipynb #severalcd1
+def aurocs(p, y):
+    """Area under the ROC curve of each class against the rest, (C,) float64; NaN of a class that none or all have.
+
+    p: scores (N, C), y: labels (N,), or zeros and ones (N, C); arrays. sklearn.metrics.roc_auc_score."""
+    from sklearn.metrics import roc_auc_score
+    out = np.full(p.shape[1], np.nan)
+    if not np.isfinite(p).all(): return out
+    for c in range(p.shape[1]):
+        own = has_class(y, c)
+        if own.any() and not own.all(): out[c] = roc_auc_score(own, p[:, c])
+    return out
+
+
+def collect_logits(predict, client, split):
+    "Logits (N, C) and labels of all samples of a client's split."
+    guard = torch.inference_mode() if isinstance(predict, torch.nn.Module) else torch.no_grad()
+    with guard: pairs = [(predict(x).float(), y) for x, y in client.batches(split)]
+    logits, labels = zip(*pairs)
+    return torch.cat(logits), torch.cat(labels)
+
+
+def score_labels(logits, y, client):
+    """(share of the labels called right at a probability of 1/2, loss, mean AUROC of the labels), of zeros and ones y.
+
+    The last one is left out where no label is both present and absent."""
+    right = (logits > 0) == (y > 0)
+    areas = aurocs(logits.cpu().numpy(), y.cpu().numpy())
+    there = areas[~np.isnan(areas)]
+    scores = float(right.sum())/right.numel(), float(label_loss(logits, y, client))
+    return (*scores, float(there.mean())) if len(there) else scores
+
 # %% ../../nbs/federation/04_rounds.ipynb #c52d6d7c
 def evaluate(model, client, split, predict=None):
     """(accuracy, mean cross-entropy) of a network on one split of a client, in evaluation mode.
 
-    predict: logits of a batch, if not the network's."""
+    Of several labels a sample what `score_labels` gives. predict: logits of a batch, if not the network's."""
     model.eval()
+    if client.multilabel: return score_labels(*collect_logits(predict or model, client, split), client)
     hits = loss = 0.
     with torch.no_grad() if predict else torch.inference_mode():
         for x, y in client.batches(split):
@@ -127,6 +162,9 @@ def evaluate(model, client, split, predict=None):
             hits = hits + (out.argmax(1) == y).sum()
             loss = loss + F.cross_entropy(out.float(), y, reduction="sum")
     return float(hits)/client.n(split), float(loss)/client.n(split)
+
+
+SCORES = "accuracy", "loss", "macro_auroc"                      # the last one of several labels a sample
 
 
 def assess(model, client, splits, point, who=None, predict=None, known={}):
@@ -137,7 +175,7 @@ def assess(model, client, splits, point, who=None, predict=None, known={}):
     for s in splits:
         if not client.n(s): continue
         scores = known[s] if s in known else evaluate(model, client, s, predict)
-        rows += [(who or client.id, s, point, m, v) for m, v in zip(("accuracy", "loss"), scores)]
+        rows += [(who or client.id, s, point, m, v) for m, v in zip(SCORES, scores)]
     return rows
 
 # %% ../../nbs/federation/04_rounds.ipynb #schedcode1
@@ -398,7 +436,7 @@ def try_model(fed, engine, down, there, round):
         client.round, client.scratch = round, {}
         fed.method.receive(net, client, down[client.id])
         x, y = client.take(torch.arange(min(32, client.n())))
-        with torch.no_grad(): return client.id, float(F.cross_entropy(net.eval()(x).float(), y))
+        with torch.no_grad(): return client.id, float(label_loss(net.eval()(x).float(), y, client))
     return list(engine.map(test, [there[round % len(there)]]))
 
 # %% ../../nbs/federation/04_rounds.ipynb #divcode001

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/federation/02_steps.ipynb #impsteps0
 import itertools, threading, torch
+import torch.nn.functional as F
 from torch import nn
 from fdgnb.core import FdgnbError
 from fdgnb.vectors import part
@@ -125,6 +126,13 @@ def mean_loss(losses, client):
         raise FdgnbError(f"the loss of client {client.id!r} is {losses[step-1]:.3g} {where}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
     return losses.double().mean().item()
+
+# %% ../../nbs/federation/02_steps.ipynb #labelcode1
+def label_loss(logits, y, client, weights=None):
+    "Cross-entropy of labels (B,) or (B, C); where a client's samples have several, the binary one, mean over labels."
+    if getattr(client, "multilabel", False):
+        return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
+    return F.cross_entropy(logits, y, weights)
 
 # %% ../../nbs/federation/02_steps.ipynb #warmcode01
 def batchnorm_momenta(model):

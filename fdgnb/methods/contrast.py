@@ -83,6 +83,7 @@ def not_true_distillation(logits, teacher, y, tau=1.):
 class FedNTD(Method):
     "Keep the global model's probabilities of the wrong classes."
     paper = "Lee et al., FedNTD, NeurIPS 2022"
+    single_label = True
     class Hyper:
         beta: float = hp(1., "weight of the distillation", low=0., source="released configuration; FedBR")
         tau: float = hp(1., "temperature", low=1e-6, source="released configuration; FedBR")

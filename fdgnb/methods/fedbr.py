@@ -355,6 +355,7 @@ def full_batches(client, rng):
 class FedBR(PseudoData):
     "Pseudo-data on which the classifier stays undecided and the features stay near the global ones."
     paper = "Guo et al., ICML 2023"
+    single_label = True
 
     def build(self, model):
         model, d = super().build(model), model.feature_dim

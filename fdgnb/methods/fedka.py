@@ -515,6 +515,7 @@ def tune(server, net, optimizer, rows, labels, gamma, place):
 class Voting(Ramped):
     "Federated voting: the global model is tuned on labels that the clients' models vote for target samples."
     paper, uses_target = "Sun et al., ACML 2022, Eq. 10 and Section 3.2.5", True
+    single_label = True
     @dataclass(frozen=True)
     class Hyper(Ramped.Hyper):
         votes: int = hp(512, "target samples voted on per round (-S 512, -L 2048); None: all", low=2,

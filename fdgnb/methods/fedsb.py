@@ -42,6 +42,7 @@ def smoothed_cross_entropy(logits, y, eps):
 class LabelSmoothing(Method):
     "Mix the labels with the uniform distribution."
     paper = "FedSB, Eqs. 1 to 3"
+    single_label = True
 
     @dataclass(frozen=True)
     class Hyper:

@@ -116,6 +116,7 @@ class Reference(nn.Module):
 class FedSR(Method):
     "A small, drawn representation, near a reference of its class."
     paper = "Nguyen et al., FedSR, NeurIPS 2022"
+    single_label = True
     class Hyper:
         l2r: float = hp(.01, "weight of the norm", low=0., source="FedSR's code: 0.01")
         cmi: float = hp(.0005, "weight of the divergence", low=0., source="FedSR's code; README 1e-3")
@@ -178,6 +179,7 @@ def mean_head_gradient(model, batches, n):
 class FedIIR(Method):
     "Draw the classifier's gradient of every batch to the mean gradient of all clients."
     paper, offers_each = "Guo et al., FedIIR, ICML 2023", True
+    single_label = True
     class Hyper:
         iir_gamma: float = hp(.001, "weight of the distance; 0: FedAvg", low=0.,
                               source="FedIIR's code: PACS; RotatedMNIST 1e-2, VLCS 5e-3, OfficeHome 5e-4")
@@ -240,6 +242,7 @@ def draw_seeds(told, noise, rng):
 class FedADG(Method):
     "Features that a local discriminator cannot tell, class by class, from those of a shared generator."
     paper, averages = "Zhang et al., FedADG, arXiv 2109.00487", ("model", "stats.fedadg")
+    single_label = True
     class Hyper:
         adg_lam: float = hp(.15, "weight of the discriminator's verdict; 0: FedAvg", low=0., high=1.,
                             source="FedADG's code")
@@ -308,6 +311,7 @@ def self_challenge(head, z, y, p, b):
 class RSC(Method):
     "Mute the features that the label's logit depends on most, and learn from the rest."
     paper = "Huang et al., RSC, ECCV 2020"
+    single_label = True
     class Hyper:
         rsc_p: float = hp(1/3, "share of the features that is muted; 0: FedAvg", low=0., high=1.,
                           source="DomainBed: 1/3; RSC not verified")

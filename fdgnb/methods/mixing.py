@@ -175,6 +175,7 @@ def supervised_contrast(z, y, tau=.07):
 class VHL(Method):
     "Train on shared noise too, and draw real features to the noise's of the same label."
     paper = "Tang et al., Virtual Homogeneity Learning, ICML 2022"
+    single_label = True
     class Hyper:
         vhl_n: int = hp(2000, "virtual samples", low=1, high=10**5,
                         source="FedBR, Table 2: 2000, 20000")

@@ -181,6 +181,7 @@ def ensemble(logits):
 class DSBN(Method):
     "A branch of BatchNorm for every domain, kept by the server; an unseen domain is answered by all of them."
     paper, needs = "Chang et al., CVPR 2019", "batchnorm"
+    single_label = True
     class Hyper:
         answer: str = hp("ensemble", "on an unseen domain: the mean of the branches' probabilities, "
                          "the branch with the nearest statistics, or the mean branch",

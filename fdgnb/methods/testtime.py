@@ -74,6 +74,7 @@ def descend_entropy(answer, x, theta, optimizer, steps):
 class Tent(Method):
     "At an unseen domain, BatchNorm's scale and shift descend the entropy of the predictions, batch by batch."
     paper, needs = "Wang et al., Tent, ICLR 2021", "batchnorm"
+    single_label = True
     class Hyper:
         tent_lr: float = hp(1e-3, "step size of Adam", low=0., source="released configuration")
         tent_steps: int = hp(1, "steps per batch", low=1, source="released configuration")

@@ -156,14 +156,15 @@ def warn_of_gaps(callbacks, run):
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0002
 def predict_probabilities(net, client, split, predict=None):
-    """Class probabilities (N, C) and labels (N,) of a network on a split, as arrays.
+    """Probabilities of the classes (N, C) and labels (N,) or (N, C) of a network on a split, as arrays.
 
     predict: logits of a batch, if not the network's."""
     predict, guard = (predict, torch.no_grad()) if predict else (net, torch.inference_mode())
     found, labels = [], []
     with guard:
         for x, y in client.batches(split):
-            found.append(predict(x).float().softmax(1).cpu())
+            logits = predict(x).float()
+            found.append((logits.sigmoid() if client.multilabel else logits.softmax(1)).cpu())
             labels.append(y.cpu())
     return torch.cat(found).numpy(), torch.cat(labels).numpy()
 
@@ -187,6 +188,12 @@ class Metrics(Callback):
     ):
         for n in names: METRICS.get(n)
         self.names, self.every = names, check_value("every", every, hp(1, "rounds", low=1))
+
+    def start(self, run):
+        single = [n for n in self.names if getattr(METRICS[n], "single_label", False)]
+        if single and run.fed.data.multilabel:
+            raise FdgnbError(f"metric {single[0]!r} is defined for one class a sample, and those of "
+                             f"{run.fed.data.name!r} have several labels: choose recall, precision, auroc or macro_f1")
 
     def round(self, run, rows):
         if run.round % self.every and run.round != run.fed.rounds: return

@@ -76,7 +76,17 @@ def translate_labels(data, domain, classes):
     for name in map(str, data.classes):
         if name not in classes: raise FdgnbError(f"finetune: the run has no class {echo(name)}{nearest(name, classes)}")
         place.append(classes.index(name))
-    return torch.tensor(place)[domain.y]
+    if not domain.multilabel: return torch.tensor(place)[domain.y]
+    lost = [name for name in classes if name not in map(str, data.classes)]
+    if lost: raise FdgnbError(f"finetune: the labels have no column {echo(lost[0])}, which is one of the run's classes")
+    return domain.y[:, torch.tensor(place).argsort()]
+
+
+def check_kind(models, domain):
+    "FdgnbError where the run is of one class a sample and the site of several labels, or the reverse."
+    has = {True: "several labels a sample", False: "one class a sample"}
+    if domain.multilabel != models.multilabel:
+        raise FdgnbError(f"finetune: the run has {has[models.multilabel]}, {domain.name!r} {has[domain.multilabel]}")
 
 
 def read_site(models, data, site):
@@ -89,7 +99,12 @@ def read_site(models, data, site):
             raise FdgnbError(f"finetune: {data.name} has {len(data.names)} domains, "
                              f"name the site: site={data.names[0]!r}")
         domain = data.first if site is None else data[site]
+        check_kind(models, domain)
         return domain, translate_labels(data, domain, models.classes)
+    check_kind(models, data)
+    if data.multilabel and data.y.shape[1] != len(models.classes):
+        raise FdgnbError(f"finetune: labels of {data.y.shape[1]} columns, the run has {len(models.classes)} classes")
+    if data.multilabel: return data, data.y
     most = len(models.classes) - 1
     low, high = int(data.y.min()), int(data.y.max())
     if low < 0 or high > most: raise FdgnbError(f"finetune: labels {low} to {high}, the run's classes are 0 to {most}")
@@ -106,7 +121,7 @@ def part_site(domain, y, test, seed):
         return dict(train=rest.nonzero().flatten(), test=own)
     held = min(max(1, round(n*test)), n - 1) if test else 0
     rng = generator(seed, client=domain.name, purpose="finetune split")
-    parts = split_indices(n, y, (1 - held/n, 0., held/n), rng, stratify=True)
+    parts = split_indices(n, y, (1 - held/n, 0., held/n), rng, stratify=y.ndim == 1)
     return dict(train=parts["train"], test=parts["test"])
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0003

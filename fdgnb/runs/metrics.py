@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
 from ..core import FdgnbError, Registry, echo, nearest
+from ..federation.rounds import aurocs
 from ..models import torchvision_models
 from ..vectors import flatten
 
@@ -85,9 +86,15 @@ def oracle_column(sizes):
     return "target" if source_and_target(sizes)[1] is not None else "AVG"
 
 
+def ranking_metric(history):
+    "What the rules rank rounds by: accuracy; of several labels a sample, most of them absent, their mean AUROC."
+    return "macro_auroc" if (history.metric == "macro_auroc").any() else "accuracy"
+
+
 def score_rows(history, point):
-    "The rows of a history that a rule may look at: accuracies at a point, training samples aside."
-    return history[(history.point == point) & (history.metric == "accuracy") & (history.split != "train")]
+    "The rows of a history that a rule may look at: of `ranking_metric` at a point, training samples aside."
+    metric = ranking_metric(history)
+    return history[(history.point == point) & (history.metric == metric) & (history.split != "train")]
 
 
 def scored_rounds(history, point):
@@ -100,7 +107,8 @@ def scored_rounds(history, point):
 def select(history, sizes, rule="source_val", point="aggregated"):
     "The rounds that a rule selects, in order: one, up to five (`top5`), or none where it has no scores."
     check_rule_name(rule)
-    table = values(history, sizes, point, "val" if rule == "source_val" else "test")
+    split = "val" if rule == "source_val" else "test"
+    table = values(history, sizes, point, split, ranking_metric(history))
     if point == "local": table = table.loc[scored_rounds(history, point)]
     if rule == "last": return [int(r) for r in table.index[-1:]]
     score = table["ALL" if rule == "source_val" else oracle_column(sizes)]
@@ -199,8 +207,9 @@ def rules_table(
     """Lay out what a run scored: selection rules by domains, in fractions (accuracy) or nats (loss).
 
     Columns: target, each source domain's test samples, ALL, AVG, the rounds selected, what the rule uses. A row
-    `adapted` is the last round after label-free adaptation, where there is one. Rules go by accuracy whatever
-    the metric. Raises FdgnbError on an unknown point, or a metric that was not measured."""
+    `adapted` is the last round after label-free adaptation, where there is one. Rules go by accuracy, of
+    several labels a sample by their mean AUROC, whatever the metric. FdgnbError on an unknown point, or a metric
+    that was not measured."""
     check_point(point)
     points = POINTS if point == "both" else (point,)
     rules = list_rules(rules)
@@ -329,6 +338,11 @@ def traffic(run, human=False):
 METRICS = Registry("metric")
 
 # %% ../../nbs/runs/02_metrics.ipynb #extracode3
+def called(p, y):
+    "What probabilities (N, C) call: classes (N,); where y has several labels of a sample, those above a half, (N, C)."
+    return p > .5 if y.ndim == 2 else p.argmax(1)
+
+
 @METRICS.register("balanced_accuracy")
 def balanced_accuracy(p, y):
     "Mean recall of the classes that occur (sklearn.metrics.balanced_accuracy_score)."
@@ -340,7 +354,7 @@ def balanced_accuracy(p, y):
 def macro_f1(p, y):
     "Mean F1 of the classes that occur or are predicted (sklearn.metrics.f1_score)."
     from sklearn.metrics import f1_score
-    return f1_score(y, p.argmax(1), average="macro", zero_division=0)
+    return f1_score(y, called(p, y), average="macro", zero_division=np.nan if y.ndim == 2 else 0)
 
 
 @METRICS.register("auc")
@@ -362,29 +376,29 @@ def ece(p, y):
     from torchmetrics.functional.classification import multiclass_calibration_error
     return float(multiclass_calibration_error(torch.as_tensor(p), torch.as_tensor(y), p.shape[1], n_bins=15))
 ece.lower_is_better = True
+balanced_accuracy.single_label = auc.single_label = ece.single_label = True              # one class a sample
 
 
 @METRICS.register("recall")
 def recall(p, y):
     "By class: the share of its samples that are called so; NaN of a class without samples."
     from sklearn.metrics import recall_score
-    return recall_score(y, p.argmax(1), labels=range(p.shape[1]), average=None, zero_division=np.nan)
+    return recall_score(y, called(p, y), labels=range(p.shape[1]), average=None, zero_division=np.nan)
 
 
 @METRICS.register("precision")
 def precision(p, y):
     "By class: the share of right ones among the samples called so, 0 where none is; NaN of a class without samples."
     from sklearn.metrics import precision_score
-    found = precision_score(y, p.argmax(1), labels=range(p.shape[1]), average=None, zero_division=0)
-    return np.where(np.bincount(y, minlength=p.shape[1]) > 0, found, np.nan)
+    found = precision_score(y, called(p, y), labels=range(p.shape[1]), average=None, zero_division=0)
+    samples = y.sum(0) if y.ndim == 2 else np.bincount(y, minlength=p.shape[1])
+    return np.where(samples > 0, found, np.nan)
 
 
 @METRICS.register("auroc")
 def auroc(p, y):
     "By class: area under the ROC curve of the class against the rest; NaN of a class without samples, or alone."
-    from sklearn.metrics import roc_auc_score
-    alone = lambda c: (y == c).all() or not (y == c).any()
-    return np.array([np.nan if alone(c) else roc_auc_score(y == c, p[:, c]) for c in range(p.shape[1])])
+    return aurocs(p, y)
 
 
 def lower_is_better(metric):
@@ -402,7 +416,9 @@ def spread(name, found, classes=None):
 
 
 def compute_metrics(names, p, y, classes=None):
-    "{name: value} of metrics by name for probabilities (N, C) and labels (N,); classes: their names."
+    """{name: value} of metrics by name for probabilities (N, C) and labels (N,), or of several a sample (N, C).
+
+    classes: their names."""
     p, y = np.asarray(p, float), np.asarray(y)
     with warnings.catch_warnings():
         for said in ("y_pred contains classes not in y_true", "A single label was found"):
@@ -434,9 +450,18 @@ def recalls(counts, classes):
 
     counts: (C, C), true classes by rows; the mean of recall is the balanced accuracy."""
     counts = np.asarray(counts)
-    samples, right = counts.sum(1), counts.diagonal()
+    return tabulate_recalls(counts.sum(1), counts.diagonal(), counts.sum(0), classes)
+
+
+def label_recalls(label, predicted, classes):
+    "What `recalls` says, of several labels a sample: label and predicted are zeros and ones (N, C)."
+    return tabulate_recalls(label.sum(0), (label*predicted).sum(0), predicted.sum(0), classes)
+
+
+def tabulate_recalls(samples, right, predicted, classes):
+    "The table of `recalls` from numbers by class."
     recall = np.where(samples > 0, right/np.maximum(samples, 1), np.nan)
-    found = dict(samples=samples, right=right, recall=recall, predicted=counts.sum(0))
+    found = dict(samples=samples, right=right, recall=recall, predicted=predicted)
     return pd.DataFrame(found, pd.Index(list(map(str, classes)), name="class"))
 
 

@@ -10,6 +10,7 @@ import io, sys, textwrap, warnings
 import numpy as np
 from functools import lru_cache, wraps
 from ..core import FdgnbError, nearest
+from ..data.domain import has_class
 from ..vectors import KINDS
 from .metrics import POINTS, args_of, column, confusion_counts, domains_of, oracle_column, format_bytes
 from .metrics import score_row, check_seeds_alone, select, source_and_target, traffic, values
@@ -109,7 +110,7 @@ def to_rgb(x):
 
 def first_samples(domain, classes, skip=0):
     "Index of sample number `skip` of each class, None where there is none."
-    at = [(domain.y == c).nonzero().flatten() for c in classes]
+    at = [has_class(domain.y, c).nonzero().flatten() for c in classes]
     return [int(a[skip]) if len(a) > skip else None for a in at]
 
 
@@ -150,8 +151,10 @@ def baseline(run):
     """(accuracy without a look at the samples, its name): the largest class's share of those that are scored.
 
     Those are the target's, without one all clients' test samples. (1/C, "chance") where all classes have as
-    many, or where neither data nor arrays tell."""
-    n = np.bincount(scored_labels(run), minlength=len(run.classes))
+    many, or where neither data nor arrays tell. Of several labels a sample: each called as most samples have it."""
+    labels = scored_labels(run)
+    if labels.ndim == 2: return np.maximum(labels.mean(0), 1 - labels.mean(0)).mean(), "majority of each label"
+    n = np.bincount(labels, minlength=len(run.classes))
     if n.max() == n.min(): return 1/len(n), "chance"
     return n.max()/n.sum(), "largest class"
 
@@ -349,6 +352,13 @@ def domain_bars(runs, rule="last", point="aggregated"):
     return fig
 
 # %% ../../nbs/runs/04_plots.ipynb #777f0cfa
+def check_single(labels, what):
+    "FdgnbError where samples have several labels: a picture needs one class of each."
+    if labels.ndim == 1: return
+    raise FdgnbError(f"{what} shows one class a sample, and these have several labels: see "
+                     "run.table(metric='macro_auroc'), or Metrics('recall', 'precision', 'auroc')")
+
+
 def describe_samples(run):
     "Which samples predictions are of, in words."
     target = source_and_target(run.sizes)[1]
@@ -360,6 +370,7 @@ def confusion(run):
     "Confusion matrix of the final model on the target, or of each client's model on its test samples."
     import matplotlib.pyplot as plt
     found, classes = arrays(run), run.classes
+    check_single(found["label"], "a confusion matrix")
     n, many = len(classes), len(classes) > 15
     counts = confusion_counts(found["label"], found["predicted"], n)
     right = f"{100*counts.trace()/counts.sum():.1f} % of {counts.sum()} right"
@@ -414,6 +425,7 @@ def embedding(run):
     "t-SNE of at most 600 features of the final model, by class and by domain."
     import matplotlib.pyplot as plt
     a, classes, target = arrays(run), run.classes, source_and_target(run.sizes)[1]
+    check_single(a["feature_label"], "an embedding by class")
     z = tsne(a["features"], args_of(run)["seed"])
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.2, 3.4))
     scatter_classes(left, z, a["feature_label"], classes)

@@ -91,22 +91,26 @@ def scored_clients(run): return [run.fed.target_client] if run.fed.target_client
 
 
 def scored_labels(run):
-    "Classes (N,) int64 of the samples that `predictions` are of; none of what has neither data nor arrays."
+    "Classes (N,), or labels (N, C), int64 of what `predictions` are of; none of what has neither data nor arrays."
     if hasattr(run, "arrays"): return run.arrays["label"]                            # read from a folder
     splits = [c.splits[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") else []
-    return np.concatenate([np.empty(0, "int64"), *(s.y[s.index].cpu().numpy() for s in splits)])
+    labels = [s.y[s.index].cpu().numpy().astype("int64") for s in splits]
+    return np.concatenate(labels) if labels else np.empty(0, "int64")
 
 
 @torch.inference_mode()
 def predictions(run, rule=None):
     """int64 arrays predicted, label, domain (index into the run's domains) of the target or all test samples.
 
+    Of several labels a sample predicted and label are zeros and ones (N, C), at a probability of a half.
     rule: of a run with a target, the model that it selects; None: the last."""
     out = dict(predicted=[], label=[], domain=[])
     for c in scored_clients(run):
         net, where = run.model_of(c.id, rule), domains_of(run).index(c.id)
         for x, y in c.batches(split_of(c)):
-            batch = net(x).argmax(1), y, torch.full_like(y, where)
+            logits = net(x)
+            called = logits > 0 if c.multilabel else logits.argmax(1)
+            batch = called, y, torch.full((len(y),), where)
             for k, v in zip(out, batch): out[k].append(v.cpu().numpy())
     return {k: np.concatenate(v).astype("int64") for k, v in out.items()}
 
@@ -127,12 +131,14 @@ def unseen_split(client):
 
 @torch.inference_mode()
 def features(run, most=600):
-    "Arrays features (N, D) float32, feature_label, feature_domain (N,) of at most `most` samples."
+    "Arrays features (N, D) float32, feature_label (as y), feature_domain (N,) of at most `most` samples."
     everyone, out = run.fed.everyone, []
     for c in everyone:
         net, data, where = run.model_of(c.id), unseen_split(c), domains_of(run).index(c.id)
         rng = generator(run.fed.seed, client=c.id, purpose="embedding")
-        rows = draw_balanced(data.y[data.index].cpu().numpy(), most//len(everyone), rng)
+        labels = data.y[data.index].cpu().numpy()
+        if c.multilabel: labels = np.zeros(len(labels))                      # drawn at random
+        rows = draw_balanced(labels, most//len(everyone), rng)
         for idx in torch.from_numpy(rows).split(256):
             x, y = data.take(idx, c.settings.normalize)
             f = getattr(net, "features", net)(x).flatten(1).float().cpu().numpy()

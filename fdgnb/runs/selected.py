@@ -165,6 +165,7 @@ def about_of(fed):
     d = fed.data
     return dict(args=fed.args(), classes=list(map(str, d.classes)), in_channels=d.in_channels, size=d.size,
                 shape=list(d.first.x.shape[1:]), white=d.white, window=d.window, encoder=d.encoder,
+                multilabel=d.multilabel,
                 clients=[c.id for c in fed.clients], own=has_own(fed.method))
 
 
@@ -316,6 +317,7 @@ class Deployable:
     device = property(lambda self: self.fed.device, doc="Where its networks compute.")
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
+    multilabel = property(lambda self: self.about.get("multilabel", False), doc="Whether a sample has several labels.")
 
     def round_of(self, rule):
         "The round that a rule names, from 1."
@@ -327,7 +329,9 @@ class Deployable:
         rule: str | None = None,     # whose round: source_val or last, the default; target is an oracle's
         domain: str | None = None,   # whose network: a client's; None: an unseen client's
     ) -> torch.Tensor:               # logits (N, n_classes); `classes` names the columns
-        "Logits of images or, in a run of vectors, of vectors; FdgnbError on what does not fit the run's samples."
+        """Logits of images or, in a run of vectors, of vectors; FdgnbError on what does not fit the run's samples.
+
+        Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid()."""
         x = as_batch(images, self.about)
         scaling = self.about["args"]["settings"]["normalize"]
         net = Deployed(self.model_of(domain, rule), scaling).to(self.device)

@@ -179,10 +179,16 @@ def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, datase
 def weigh_classes(given, y, classes):
     """Weights (n_classes,) of the training loss for labels y, or None; FdgnbError on what does not fit the classes.
 
-    given: the setting `class_weights`. Of balanced weights a class counts for n/(classes there are x its samples)."""
+    given: the setting `class_weights`. Of balanced weights a class counts for n/(classes there are x its samples).
+    Of several labels a sample, y (N, C), a weight counts where a label is present; balanced: as much as all without."""
     if given is None: return None
-    n = torch.bincount(y.cpu(), minlength=len(classes)).float()
+    is_matrix = y.ndim == 2
+    n = y.sum(0).cpu() if is_matrix else torch.bincount(y.cpu(), minlength=len(classes)).float()
     weights = torch.ones(len(classes))
+    if given == "balanced" and is_matrix:
+        some = (n > 0) & (n < len(y))
+        weights[some] = (len(y) - n[some])/n[some]
+        return weights
     if given == "balanced":
         weights[n > 0] = n.sum()/((n > 0).sum()*n[n > 0])
         return weights
@@ -364,9 +370,13 @@ def accepts_one_sample(net, x):
 
 # %% ../../nbs/runs/01_setup.ipynb #cae88251
 def check_needs(fed):
-    "FdgnbError where a method, or a part of a sum, has nothing to do in the network."
+    "FdgnbError where a method, or a part of a sum, has nothing to do in the network, or not with such labels."
     for key, cls in getattr(fed.method, "parts", {fed.method.name: type(fed.method)}).items():
         if cls.needs == "batchnorm": require_batchnorm(key, fed.net)
+        if cls.single_label and fed.data.multilabel:
+            who = key if key == fed.method.name else f"{fed.method.name} ({key})"
+            raise FdgnbError(f"method {who!r} is defined for one class a sample, and those of {fed.data.name!r} have "
+                             "several labels: choose another, as fedavg, fedprox, scaffold, moon, ga or fdse")
 
 
 def check_net(fed):
