@@ -15,7 +15,7 @@ _where = dict(fit="runs.fit", Run="runs.fit", load="runs.records", finetune="run
               Method="federation.loop", hp="settings", Settings="settings", Dataset="data.domain",
               Domain="data.domain", from_folder="data.folders", from_arrays="data.own", from_torch="data.own",
               get_dataset="data.catalogue", list_datasets="data.catalogue", helper="federation.compose",
-              from_texts="data.own", FdgnbError="core")
+              from_texts="data.own", from_table="data.own", FdgnbError="core")
 _modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods",
             "experiments", "tables")
 __all__ = sorted(_where)

@@ -178,6 +178,8 @@ class DataSettings:
     size: int = hp(None, "pixels a side; None: the data set's own", low=8, high=4096)
     load: dict = hp(None, "options of the data set's loader, like {encoder: bert}; None: its defaults")
     fractions: tuple[float, ...] = hp((.8, .1, .1), "train, validation and test share of every client's data")
+    stratify: bool = hp(False, "every part has the classes in equal shares, as far as whole groups of samples allow",
+                        added=True)
     official: str = hp("test", "what counts of a data set's own lists: its test images, all, or nothing",
                        choices=("test", "lists", "ignore"))
     partition: tuple = hp((), "how domains become clients: (name of fdgnb.data.partitions.PARTITIONS, its "

@@ -27,6 +27,13 @@ def has_class(y, c):
     return y[:, c] > 0 if y.ndim == 2 else y == c
 
 # %% ../../nbs/data/01_domain.ipynb #e15e453d
+def _check_groups(d):
+    "FdgnbError unless a domain's groups are as many whole numbers as it has samples."
+    is_tensor = torch.is_tensor(d.groups) and d.groups.dtype == torch.int64
+    if not is_tensor or d.groups.shape != (len(d),):
+        raise FdgnbError(f"domain {d.name!r}: groups of {len(d)} samples, wanted an int64 tensor ({len(d)},)")
+
+
 @dataclass
 class Domain:
     """One domain: samples and labels in memory, one way in which the classes look.
@@ -37,6 +44,7 @@ class Domain:
     y: torch.Tensor  # labels, int64 (N,); of several a sample zeros and ones, float32 (N, C)
     split: dict[str, torch.Tensor] = None  # {part: rows}: the train, val and test that a run is to use
     official: dict[str, torch.Tensor] = None  # {part: rows}: the lists as published
+    groups: torch.Tensor = None  # int64 (N,): samples of one number, as of one patient, stay in one part
 
     def __post_init__(self):
         if not self.name: raise FdgnbError("a domain without a name: give it one, like 'site 1'")
@@ -48,6 +56,7 @@ class Domain:
         if self.x.dtype not in (torch.uint8, torch.float32) or not is_sound:
             raise FdgnbError(f"domain {self.name!r}: inputs {self.x.dtype}, labels {self.y.dtype}; wanted "
                              f"uint8 images or a float32 matrix, and int64 labels")
+        if self.groups is not None: _check_groups(self)
 
     @classmethod
     def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]):
@@ -96,6 +105,7 @@ class Dataset:
     terms: str = ""  # how they may be used
     defaults: dict = field(default_factory=dict)  # settings that suit it: {"backbone": "cnn2"}
     white: int = 255  # the whole number that counts as white in the images it was made of
+    window: tuple = None  # (low, high): what became 0 and 255 where pixels were no bytes; None: none was given
     encoder: dict = None  # of texts: {"encoder": "minilm", "tokens": 128}
 
     def __post_init__(self):
@@ -221,17 +231,20 @@ def _spread(y):
     return rank.argsort(stable=True)
 
 
-def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=False):
+def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=False, groups=None):
     """Indices of the train, val and test parts: dict of int64 tensors, together 0..n-1, train never empty.
 
-    generator: a torch.Generator (default: the one of seed 0). stratify: spread each class of y evenly."""
+    generator: a torch.Generator (default: the one of seed 0). stratify: spread each class of y evenly.
+    groups: numbers (n,); samples of one group stay in one part."""
     if n < 1 or len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
         raise FdgnbError(f"cannot split {n} samples by {tuple(fractions)}: wanted at least one sample and "
                          f"three fractions that sum to 1")
     if stratify and y is not None and y.ndim == 2:
         raise FdgnbError("stratify needs one class a sample, and these have several labels: leave it out")
     if y is not None and len(y) != n: raise FdgnbError(f"cannot split {n} samples with {len(y)} labels")
-    order = torch.randperm(n, generator=_split_generator() if generator is None else generator)
+    rng = _split_generator() if generator is None else generator
+    if groups is not None: return _split_groups(groups, y if stratify else None, fractions, rng)
+    order = torch.randperm(n, generator=rng)
     if stratify: order = order[_spread(y[order])]
     val, test = (int(n*f + 1e-9) for f in fractions[1:])
     leaves_none = val + test >= n
@@ -242,6 +255,50 @@ def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=Fa
 
 def _split_generator():
     return generator(0, purpose="split")
+
+# %% ../../nbs/data/01_domain.ipynb #groupscd01
+TRIES = 10                                               # orders of the groups of which the best is taken
+
+
+def _split_groups(groups, y, fractions, rng):
+    "The parts of `split_indices` with every group in one; y: the labels to stratify by, or None."
+    number = groups.unique(return_inverse=True)[1]
+    kinds = torch.zeros_like(number) if y is None else y.unique(return_inverse=True)[1]
+    counts = torch.zeros(int(number.max()) + 1, int(kinds.max()) + 1, dtype=torch.float64)
+    counts.index_put_((number, kinds), torch.ones(len(number), dtype=torch.float64), accumulate=True)
+    shares = (counts/counts.sum(0)).numpy()
+    orders = [torch.randperm(len(shares), generator=rng).tolist() for _ in range(1 if y is None else TRIES)]
+    parts = min((_deal_groups(shares, order, fractions) for order in orders), key=lambda p: _miss(shares, p, fractions))
+    rows = lambda own: torch.isin(number, torch.tensor(own, dtype=torch.int64)).nonzero().flatten()
+    return {part: rows(own) for part, own in parts.items()}
+
+
+def _deal_groups(shares, order, fractions):
+    "{part: groups}, each group in `order` offered to the validation part, then to the test part; the rest train."
+    parts = {}
+    for part, share in (("val", fractions[1]), ("test", fractions[2])):
+        parts[part] = _take_groups(shares, order, share)
+        gone = set(parts[part])
+        order = [g for g in order if g not in gone]
+    return dict(train=order, **parts)
+
+
+def _miss(shares, parts, fractions):
+    "How far the parts are from their share of each class."
+    return sum(((shares[parts[part]].sum(0) - f)**2).sum() for part, f in zip(("train", "val", "test"), fractions))
+
+
+def _take_groups(shares, order, share):
+    "The groups, of those in `order` and never all of them, whose samples are about a share of each class."
+    lacks, taken = np.full_like(shares[0], share), []
+    off = lambda g: ((lacks - shares[g])**2).sum()
+    for g in order:
+        is_nearer = off(g) <= (lacks**2).sum() + 1e-12
+        if share and is_nearer and len(taken) + 1 < len(order):
+            taken.append(g)
+            lacks = lacks - shares[g]
+    if share and not taken and len(order) > 1: taken = [min(order, key=off)]
+    return taken
 
 # %% ../../nbs/data/01_domain.ipynb #abb95b9d
 def renumber(parts, index, n):

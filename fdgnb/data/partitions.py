@@ -6,7 +6,7 @@
 __all__ = ['PARTITIONS']
 
 # %% ../../nbs/data/12_partitions.ipynb #866428ed
-import torch
+import torch, warnings
 import numpy as np
 from dataclasses import replace
 from ..core import FdgnbError, Registry, echo, generator, nearest
@@ -27,7 +27,23 @@ DEGREES = arg(float, "degrees", low=-360., high=360.)
 def take_piece(domain, index, name, x=None):
     "Samples `index` of a domain as a domain, with what of its `split` is among them; x: changed pixels."
     x = domain.x[index] if x is None else x
-    return Domain(name, x, domain.y[index], split=renumber(domain.split, index, len(domain)))
+    split = renumber(domain.split, index, len(domain))
+    return Domain(name, x, domain.y[index], split=split, groups=groups_of(domain, index))
+
+
+def groups_of(domain, index):
+    "The groups of some of a domain's samples; None of one without."
+    return None if domain.groups is None else domain.groups[index]
+
+
+def join_groups(domains):
+    "The groups of domains one after another; None where none has any. A sample without is a group of its own."
+    if all(d.groups is None for d in domains): return None
+    own, free = [], 1 + max(int(d.groups.max()) for d in domains if d.groups is not None)
+    for d in domains:
+        own.append(torch.arange(free, free + len(d)) if d.groups is None else d.groups)
+        if d.groups is None: free += len(d)
+    return torch.cat(own)
 
 
 def list_sources(dataset, target):
@@ -44,6 +60,18 @@ def make_clients(dataset, target, domains, how):
     return replace(dataset, domains={d.name: d for d in domains} | kept)
 
 # %% ../../nbs/data/12_partitions.ipynb #36d362b0
+def deal_groups(domain, n, generator):
+    "Rows of a domain in `n` pieces of whole groups: in random order, each to the piece with the fewest samples."
+    number, sizes = domain.groups.unique(return_inverse=True, return_counts=True)[1:]
+    if len(sizes) < n:
+        raise FdgnbError(f"partition 'split': {n} clients of domain {domain.name!r}, which has {len(sizes)} groups")
+    loads, owner = [0]*n, torch.empty_like(sizes)
+    for g in torch.randperm(len(sizes), generator=generator).tolist():
+        owner[g] = loads.index(min(loads))
+        loads[owner[g]] += int(sizes[g])
+    return [(owner[number] == k).nonzero().flatten() for k in range(n)]
+
+
 @PARTITIONS.register("halves")
 def halves(dataset, target, generator):
     "Every source domain in two clients: the larger half of the classes, and the rest. FedBR, App. A."
@@ -57,12 +85,15 @@ def halves(dataset, target, generator):
 
 @PARTITIONS.register("split")
 def split(dataset, target, generator, n: CLIENTS):
-    "Every source domain in `n` clients, at random, of sizes that differ by at most one."
+    """Every source domain in `n` clients, at random, of sizes that differ by at most one.
+
+    Of a domain with groups each client gets whole groups, and the sizes are as equal as these allow."""
     clients = []
     for name, d in list_sources(dataset, target).items():
         if not 1 <= n <= len(d):
             raise FdgnbError(f"partition 'split': {n} clients of domain {name!r}, which has {len(d)} samples")
-        pieces = torch.randperm(len(d), generator=generator).tensor_split(n)
+        if d.groups is None: pieces = torch.randperm(len(d), generator=generator).tensor_split(n)
+        else: pieces = deal_groups(d, n, generator)
         clients += [take_piece(d, index, f"{name} {k}") for k, index in enumerate(pieces)]
     return make_clients(dataset, target, clients, "split")
 
@@ -104,7 +135,8 @@ def pool_sources(dataset, target):
         for part, rows in (d.split or {}).items(): parts.setdefault(part, []).append(rows + start)
         start += len(d)
     split = {part: torch.cat(rows) for part, rows in parts.items()} or None
-    return Domain("all", torch.cat([d.x for d in domains]), torch.cat([d.y for d in domains]), split=split)
+    x, y = torch.cat([d.x for d in domains]), torch.cat([d.y for d in domains])
+    return Domain("all", x, y, split=split, groups=join_groups(domains))
 
 
 def exclude(rows, n):
@@ -154,7 +186,8 @@ def lda(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVEN
         rows = torch.cat([own, exam])
         val, train, exam = torch.arange(len(rows)).tensor_split([round(holdout*m), m])
         split = dict(val=val, train=train, test=exam) if len(test) else None
-        clients.append(Domain(f"client {k:0{digits}d}", whole.x[rows], whole.y[rows], split))
+        groups = groups_of(whole, rows)
+        clients.append(Domain(f"client {k:0{digits}d}", whole.x[rows], whole.y[rows], split, groups=groups))
     return make_clients(dataset, target, clients, "lda")
 
 # %% ../../nbs/data/12_partitions.ipynb #aa9af6ec
@@ -272,7 +305,7 @@ def subsample_domains(data, limit, seed):
         n, rng = len(d), generator(seed, client=d.name, purpose="limit")
         keep = subsample(torch.arange(n), limit, rng)
         lists = renumber(d.split, keep, n), renumber(d.official, keep, n)
-        domains[name] = Domain(d.name, d.x[keep], d.y[keep], *lists)
+        domains[name] = Domain(d.name, d.x[keep], d.y[keep], *lists, groups_of(d, keep))
     return replace(data, domains=domains)
 
 # %% ../../nbs/data/12_partitions.ipynb #53e332ea
@@ -289,14 +322,15 @@ def _brought(dom):
     return cut
 
 
-def _beside(dom, test, fractions, rng):
+def _beside(dom, test, settings, rng):
     "The official test images stay; the others are cut into training and validation, in proportion."
-    train, val, _ = fractions
+    train, val, _ = fractions = settings.fractions
     if not train:
         raise FdgnbError(f"fractions={fractions!r} leaves domain {dom.name!r}, which has test images of its "
                          f"own, nothing to train on")
     rest = exclude(test, len(dom))
-    cut = split_indices(len(rest), dom.y[rest], (train/(train + val), val/(train + val), 0), rng)
+    shares = train/(train + val), val/(train + val), 0
+    cut = split_indices(len(rest), dom.y[rest], shares, rng, settings.stratify, groups_of(dom, rest))
     return {part: rest[i] for part, i in cut.items()} | dict(test=test)
 
 
@@ -307,10 +341,32 @@ def cut_domain(dom, settings, target, rng):
     has_own_split = dom.split and not lists
     if has_own_split or lists and use == "lists": return _brought(dom)
     test = lists.get("test", ())
-    if use == "test" and len(test): return _beside(dom, test, settings.fractions, rng)
-    return split_indices(len(dom), dom.y, settings.fractions, rng)
+    if use == "test" and len(test): return _beside(dom, test, settings, rng)
+    return split_indices(len(dom), dom.y, settings.fractions, rng, settings.stratify, dom.groups)
 
 # %% ../../nbs/data/12_partitions.ipynb #2bd69fe9
+def warn_of_torn(dom, cut):
+    "Warn of the groups of a domain that stand in several of its parts."
+    if dom.groups is None: return
+    owners = torch.cat([dom.groups[rows].unique() for rows in cut.values()])
+    times = owners.unique(return_counts=True)[1]
+    torn = int((times > 1).sum())
+    if torn:
+        warnings.warn(f"domain {dom.name!r}: {torn} of {len(times)} groups have samples in several parts of its split, "
+                      f"so that what is tested was seen in part")
+
+
+def warn_of_dealt(data, before):
+    "Warn of groups that a partition dealt out to several clients, so that one tests what another trains on."
+    grouped = [d for d in data.domains.values() if d.groups is not None]
+    if not grouped or list(before.domains) == list(data.domains): return
+    times = torch.cat([d.groups.unique() for d in grouped]).unique(return_counts=True)[1]
+    dealt = int((times > 1).sum())
+    if dealt:
+        warnings.warn(f"partition: {dealt} of {len(times)} groups have samples at several clients, so that one tests "
+                      f"what another trains on")
+
+
 def client_splits(data, settings, target=None, seed=0, device="cpu"):
     """From a data set to finished clients: ({client: {part: Split}}, {"target": Split} or None, data, read).
 
@@ -319,11 +375,13 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
     substitutes = load_substitutes(data, settings)
     read = [data, *substitutes]
     data = partition_domains(data, target, settings, seed, substitutes)
+    warn_of_dealt(data, read[0])
     data = subsample_domains(data, settings.limit, seed)
     clients = {}
     for name, dom in data.domains.items():
         rng = generator(seed, client=name, purpose="split")
         cut = cut_domain(dom, settings, name == target, rng)
+        warn_of_torn(dom, cut)
         x, y = dom.x.to(device), dom.y.to(device)
         clients[name] = {part: Split(x, y, rows.to(device)) for part, rows in cut.items()}
     return clients, clients.pop(target, None), data, read
@@ -335,6 +393,7 @@ def held_out(data, targets):
     if len(apart) == 1: return data, apart[0].name
     names = [d.name for d in apart]
     name = "+".join(names)
-    together = Domain(name, torch.cat([d.x for d in apart]), torch.cat([d.y for d in apart]))
+    x, y = torch.cat([d.x for d in apart]), torch.cat([d.y for d in apart])
+    together = Domain(name, x, y, groups=join_groups(apart))
     rest = {k: d for k, d in data.domains.items() if k not in names}
     return replace(data, domains=rest | {name: together}), name

@@ -13,7 +13,7 @@ from ..core import FdgnbError, is_folder, nearest, path_of, root
 from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes, map_in_threads
 from .catalogue import DATASETS, get_dataset, list_datasets
 from .domain import choose_domains
-from .folders import IMAGES, _PIL, decode_with_high, list_images, list_subfolders
+from .folders import _PIL, decode_with_high, is_image, list_images, list_subfolders
 from .files import is_ignored, list_below
 from .scale import decide_white
 from .found import Found, find_domains, sum_counts
@@ -117,8 +117,7 @@ def _remarks(path, folders, tree):
     class_folders = [folders[d]/c for d, by_class in tree.items() for c in by_class]
     beside = [f for folder in (path, *folders.values()) for f in sorted(folder.iterdir())]
     below = [f for folder in class_folders for f in list_below(folder)]
-    is_image = lambda f: f.suffix.lower() in IMAGES and f.is_file()
-    is_other = lambda f: f.suffix.lower() not in IMAGES and f.is_file()
+    is_other = lambda f: f.is_file() and not is_image(f)
     inside = [f for folder in class_folders for f in sorted(folder.rglob("*"))]
 
     empty = [folders[d]/c for d, by_class in tree.items() for c in by_class if not by_class[c]]

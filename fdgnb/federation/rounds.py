@@ -64,6 +64,27 @@ class Threads:
         self.stop.set()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
+# %% ../../nbs/federation/04_rounds.ipynb #repeatcode
+@contextmanager
+def repeatable(device):
+    "Inside, equal work gives equal bits on a GPU; on another device nothing changes."
+    if not str(device).startswith("cuda"):
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
+    before, filled = (cudnn.deterministic, cudnn.benchmark), memory.fill_uninitialized_memory
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    memory.fill_uninitialized_memory = False                         # costs a tenth, and no result depends on it
+    try: yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
+        cudnn.deterministic, cudnn.benchmark = before
+        memory.fill_uninitialized_memory = filled
+
 # %% ../../nbs/federation/04_rounds.ipynb #intcode001
 @contextmanager
 def closing(engine):

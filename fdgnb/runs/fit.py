@@ -18,7 +18,8 @@ from ..settings import SETTINGS, make
 from ..data.domain import Dataset
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
-from ..federation.rounds import Threads, closing, keep_large_blocks, one_thread, plan_scores, run_round
+from ..federation.rounds import (Threads, closing, keep_large_blocks, one_thread, plan_scores, repeatable,
+                                     run_round)
 from .versions import parts_of, reads_rounds, versions_of
 from .imports import import_modules
 from .setup import FitCall, Federation, explain_mps
@@ -352,6 +353,8 @@ def fit(
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
+    groups: dict | None = None,                 # {domain: a name per sample, as of a patient}: each group in one part
+    split: dict | None = None,                  # {domain: {"train": rows, "val": rows, "test": rows}}: one's own
     callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
     hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
     **options,                                  # fields of `Settings` and of the method's own `Hyper`
@@ -369,7 +372,8 @@ def fit(
         raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
                          "call torch.set_default_dtype(torch.float32) first")
     check_spelling(options, fit, method)
-    fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, **options)
+    fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, groups, split,
+                     **options)
     if len(fed.data.classes) == 1:
         raise FdgnbError(f"{fed.data.name} has one class, {fed.data.classes[0]!r}: there is nothing to learn")
     run = Run(fed, out=out)
@@ -381,7 +385,7 @@ def fit(
     if run.round == fed.rounds: return run
     keep_large_blocks()
     quiet = bool(os.environ.get("CI")) if progress is None else not progress
-    with one_thread(), explain_mps(), start_and_end(callbacks, run) as who:
+    with one_thread(), repeatable(fed.device), explain_mps(), start_and_end(callbacks, run) as who:
         if who: stay(run, who)
         else:
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)

@@ -65,14 +65,14 @@ def as_stream(image):
     return stream
 
 
-def read_file(file, size, white=None, channels=3):
+def read_file(file, size, white=None, channels=3, window=None):
     """An image file, or an image of PIL, as a run's own are read: uint8 (channels, size, size).
 
-    white: the whole number that counts as white in the run; None: by the image's own range."""
+    white: the whole number that counts as white in the run; None: by the image's own range. window: the run's."""
     is_gray = channels == 1
     try:
         stream = file if isinstance(file, (str, Path)) else as_stream(file)
-        levels, high = read_levels(open_image(stream), size, is_gray)
+        levels, high = read_levels(open_image(stream, window), size, is_gray)
         x = scale_levels(levels, high, white or white_of(high))
         if is_gray and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
     except (FdgnbError, OSError) as e:
@@ -86,8 +86,9 @@ def read_files(files, about):
     if not sides: raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
     if len(set(sides)) > 1:
         raise FdgnbError(f"files are read as squares, the run's samples are {shape_of(about)}: give arrays")
+    window = about.get("window")
     white = about.get("white", 65535)                                    # an older folder says none
-    return torch.from_numpy(np.stack([read_file(f, sides[0], white, channels) for f in files]))
+    return torch.from_numpy(np.stack([read_file(f, sides[0], white, channels, window) for f in files]))
 
 
 def list_of(images, is_kind):
@@ -163,7 +164,8 @@ def about_of(fed):
     "What the network of a federation is built from, as JSON."
     d = fed.data
     return dict(args=fed.args(), classes=list(map(str, d.classes)), in_channels=d.in_channels, size=d.size,
-                shape=list(d.first.x.shape[1:]), white=d.white, encoder=d.encoder, multilabel=d.multilabel,
+                shape=list(d.first.x.shape[1:]), white=d.white, window=d.window, encoder=d.encoder,
+                multilabel=d.multilabel,
                 clients=[c.id for c in fed.clients], own=has_own(fed.method))
 
 

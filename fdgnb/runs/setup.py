@@ -20,6 +20,7 @@ from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, list_setting
 from ..data.domain import Dataset
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
+from ..data.splits import attach_splits
 from ..federation.loop import Client, Server
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
 from ..federation.shared import require_batchnorm
@@ -43,6 +44,8 @@ class SharedCall:
 @dataclass(frozen=True)
 class FitCall(SharedCall):
     "The arguments of `fit`."
+    groups: object = hp(None, "which samples belong together: {domain: a name per sample}, or the loader's option")
+    split: object = hp(None, "a split of one's own: {domain: {part: rows}}, or the loader's option")
     method: object = hp("fedavg", "a name of list_methods(), several joined by +, or a class")
     seed: int = hp(0, "seed of the run", low=0, high=2**63 - 1)
     out: object = hp(None, "folder of the run; None: nothing is written")
@@ -408,6 +411,9 @@ def data_digest(data):
     for name, d in data.domains.items():
         parts[f"{name}.x"] = d.x[::step]
         parts[f"{name}.y"] = d.y
+        if d.groups is not None: parts[f"{name}.groups"] = d.groups
+        own = {} if d.official else d.split or {}                              # not what came with the data
+        for part, rows in own.items(): parts[f"{name}.split.{part}"] = rows
     classes = bytearray("\n".join(map(str, data.classes)), "utf8")
     return digest(parts | {"classes": torch.frombuffer(classes, dtype=torch.uint8)})
 
@@ -449,10 +455,25 @@ def run_args(fed):
     return json.loads(json.dumps(args))
 
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e
+def load_data(dataset, size, load, own):
+    "The data set of a run; own: its `groups` and `split`, which its loader takes unless they are given by domain."
+    options = {k: v for k, v in own.items() if v is not None and not isinstance(v, dict)}
+    if options and isinstance(dataset, Dataset):
+        what, value = next(iter(options.items()))
+        raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for data set "
+                         f"{dataset.name!r} is loaded already")
+    return get_dataset(dataset, size=size, **{**load, **options})
+
+
+def attach_given(data, own, targets):
+    "The data set with the groups and the split that are given by domain; the targets need neither."
+    return attach_splits(data, exempt=list(map(str, targets)), **{k: v for k, v in own.items() if isinstance(v, dict)})
+
+
 class Federation:
     "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
     def __init__(self, method, dataset="digits", target="own", rounds=None, seed=0, device="cpu",
-                 protocol=None, scale=None, hyper=None, **options):
+                 protocol=None, scale=None, hyper=None, groups=None, split=None, **options):
         cls = method_class(method)
         given, self.objects = take_objects(merge_hyper(options, hyper))
         self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
@@ -463,8 +484,10 @@ class Federation:
         targets = targets_of(target, dataset, load)
         is_open = is_undecided(target, dataset, load)
         check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
-        data = get_dataset(dataset, size=settings.get("size"), **load)
+        beside = dict(groups=groups, split=split)
+        data = load_data(dataset, settings.get("size"), load, beside)
         if is_open: targets = targets_of(target, data, {})
+        data = attach_given(data, beside, targets)
         data, self.target = held_out(data, targets) if targets else (data, None)
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
         splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
