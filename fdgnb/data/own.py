@@ -203,8 +203,8 @@ def check_several(name, labels, multilabel=False):
     if multilabel or not all(is_matrix): return
     if all((y.sum(1) == 1).all() for y in labels.values()):
         who = " and ".join([f"domain {next(iter(labels))!r}", "the others"][:len(labels)])
-        raise FdgnbError(f"{name}: in {who} every sample has exactly one label; of one-hot labels take y.argmax(1), where "
-                         f"several are possible say multilabel=True")
+        raise FdgnbError(f"{name}: in {who} every sample has exactly one label; of one-hot labels take y.argmax(1), "
+                         f"where several are possible say multilabel=True")
 
 
 def _numbers_or_words(y, where):
