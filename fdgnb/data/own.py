@@ -184,7 +184,7 @@ def _objects(values):
     return out
 
 
-WANTED = "wanted one class a sample, (N,), or of several labels zeros and ones, (N, C); no masks, no boxes"
+WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
 
 
 def _zeros_and_ones(y, where):
@@ -204,8 +204,9 @@ def check_several(name, labels, multilabel=False):
         raise FdgnbError(f"{name}: multilabel=True, and the labels are no zeros and ones (N, C) in all domains")
     if multilabel or not all(is_matrix): return
     if all((y.sum(1) == 1).all() for y in labels.values()):
-        raise FdgnbError(f"{name}: every sample has exactly one of the {next(iter(labels.values())).shape[1]} labels; "
-                         f"if they are one-hot take y.argmax(1), if several are possible multilabel=True")
+        who = " and ".join([f"domain {next(iter(labels))!r}", "the others"][:len(labels)])
+        raise FdgnbError(f"{name}: in {who} every sample has exactly one label; of one-hot labels take y.argmax(1), "
+                         f"where several are possible say multilabel=True")
 
 
 def _numbers_or_words(y, where):

@@ -142,10 +142,10 @@ def score_labels(logits, y, client):
     """(share of the labels called right at a probability of 1/2, loss, mean AUROC of the labels), of zeros and ones y.
 
     The last one is left out where no label is both present and absent."""
-    right = ((logits > 0) == (y > 0)).double().mean()
+    right = (logits > 0) == (y > 0)
     areas = aurocs(logits.cpu().numpy(), y.cpu().numpy())
     there = areas[~np.isnan(areas)]
-    scores = float(right), float(label_loss(logits, y, client))
+    scores = float(right.sum())/right.numel(), float(label_loss(logits, y, client))
     return (*scores, float(there.mean())) if len(there) else scores
 
 # %% ../../nbs/federation/04_rounds.ipynb #c52d6d7c
