@@ -109,6 +109,7 @@ WRONG = {
     "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "under a mask"),
     "1 and '1'": ([0, 1, "1"]*2, "labels are words and numbers, '1' of sample 2 and 0 of sample 0"),
     "ragged": ([0, [1], 2]*2, "the label of sample 1 is of type list"),
+    "one-hot": (np.eye(3)[[0, 1, 2]*2], "y.argmax(1)"),
     "shares": (np.full((6, 3), 1/3), "no masks, no boxes"),
     "masks": (np.zeros((6, 8, 8)), "no masks, no boxes"),
     "of gradients": ([0, 1, torch.tensor([1.], requires_grad=True)]*2, "floating-point: give y.astype(int)")}

@@ -263,3 +263,22 @@ def test_finetune(run, chest):
 
 def test_the_record_is_json(run):
     assert json.loads((run.out/"record.json").read_text())["classes"] == CLASSES
+
+
+def test_a_table_with_a_column_for_each_label(tmp_path):
+    from PIL import Image
+    x, y = hospital(0, 12, 16)
+    rows = []
+    for i, (pixels, found) in enumerate(zip(x, y)):
+        Image.fromarray((pixels*255).astype("uint8").transpose(1, 2, 0)).save(tmp_path/f"{i}.png")
+        rows.append(dict(zip(CLASSES, found), file=f"{i}.png", domain="ab"[i % 2], patient=f"{i % 2} {i//4}"))
+    pd.DataFrame(rows).to_csv(tmp_path/"images.csv", index=False)
+    read = lambda **kw: fdgnb.from_table(tmp_path/"images.csv", size=16, **kw)
+    data = read(label=CLASSES, groups="patient")
+    assert data.classes == CLASSES and data["b"].y.tolist() == y[1::2].tolist()
+    fed = fdgnb.fit("fedavg", data, "b", 1, workers=1, progress=False).fed
+    assert fed.clients[0].multilabel
+    says(lambda: fdgnb.fit("fedavg", data, "b", 1, stratify=True), "stratify needs one class a sample")
+    says(lambda: read(label=["edema"]), "a list of several")
+    says(lambda: read(label=["edema", "nodul"]), "no column 'nodul'")
+    says(lambda: read(label=["edema", "patient"]), "zeros and ones")

@@ -30,7 +30,7 @@ def has_class(y, c):
 def _check_groups(d):
     "FdgnbError unless a domain's groups are as many whole numbers as it has samples."
     is_tensor = torch.is_tensor(d.groups) and d.groups.dtype == torch.int64
-    if not is_tensor or d.groups.shape != d.y.shape:
+    if not is_tensor or d.groups.shape != (len(d),):
         raise FdgnbError(f"domain {d.name!r}: groups of {len(d)} samples, wanted an int64 tensor ({len(d)},)")
 
 

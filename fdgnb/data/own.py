@@ -184,7 +184,7 @@ def _objects(values):
     return out
 
 
-WANTED = "wanted one class a sample, (N,), or of several labels zeros and ones, (N, C); no masks, no boxes"
+WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
 
 
 def _zeros_and_ones(y, where):
@@ -204,8 +204,9 @@ def check_several(name, labels, multilabel=False):
         raise FdgnbError(f"{name}: multilabel=True, and the labels are no zeros and ones (N, C) in all domains")
     if multilabel or not all(is_matrix): return
     if all((y.sum(1) == 1).all() for y in labels.values()):
-        raise FdgnbError(f"{name}: every sample has exactly one of the {next(iter(labels.values())).shape[1]} labels; "
-                         f"if they are one-hot take y.argmax(1), if several are possible multilabel=True")
+        who = " and ".join([f"domain {next(iter(labels))!r}", "the others"][:len(labels)])
+        raise FdgnbError(f"{name}: in {who} every sample has exactly one label; of one-hot labels take y.argmax(1), "
+                         f"where several are possible say multilabel=True")
 
 
 def _numbers_or_words(y, where):
@@ -509,6 +510,18 @@ def from_torch(
     return from_arrays(arrays, classes, name, **about)
 
 
+def _is_row(label):
+    "Whether the label of a sample is a row of numbers."
+    return isinstance(label, (list, tuple, np.ndarray))
+
+
+def _name_columns(named, name):
+    "The {column: name} that all data sets give their labels, None where none does; FdgnbError where they differ."
+    first, *others = (own for rows in named.values() for own in rows)
+    if all(own == first for own in others): return first
+    raise FdgnbError(f"{name}: its data sets name the columns of their labels differently; give all the same `classes`")
+
+
 def _by_index(what, given, domains):
     "{domain: values}, where functions of the index are asked for each sample; anything else stays."
     if callable(given): given = {d: given for d in domains}
@@ -526,18 +539,6 @@ def _ask(what, function, d, domains):
             why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
             raise FdgnbError(f"domain {d!r}: the function of {what} fails on sample {i} ({why})") from e
     return values
-
-
-def _is_row(label):
-    "Whether the label of a sample is a row of numbers."
-    return isinstance(label, (list, tuple, np.ndarray))
-
-
-def _name_columns(named, name):
-    "The {column: name} that all data sets give their labels, None where none does; FdgnbError where they differ."
-    first, *others = (own for rows in named.values() for own in rows)
-    if all(own == first for own in others): return first
-    raise FdgnbError(f"{name}: its data sets name the columns of their labels differently; give all the same `classes`")
 
 
 def _fill_names(rows, classes, where):
@@ -628,6 +629,21 @@ def is_table(source):
     return hasattr(source, "columns") and hasattr(source, "isna")
 
 
+def name_labels(label):
+    "{meaning: column} of the column of the class, or of several columns of zeros and ones; FdgnbError otherwise."
+    if isinstance(label, str): return dict(label=label)
+    is_list = isinstance(label, (list, tuple)) and len(label) > 1 and all(isinstance(c, str) for c in label)
+    if not is_list: raise FdgnbError(f"label={echo(label)}: wanted the name of a column, or a list of several")
+    return {f"label {i}": c for i, c in enumerate(label)}
+
+
+def join_labels(rows, label):
+    "{meaning: values} with the values of several columns of labels as one row a sample, under `label`."
+    if isinstance(label, str): return rows
+    parts = [rows.pop(meaning) for meaning in name_labels(label)]
+    return rows | dict(label=[list(row) for row in zip(*parts)])
+
+
 def _read_columns(source, wanted, groups, split, what):
     "({meaning: values}, name, folder) of a DataFrame or a CSV file with the columns `wanted`."
     wanted = _wanted_columns(wanted, groups, split)
@@ -686,7 +702,7 @@ def _vectors_of(texts, encoder, tokens):
 def from_table(
     table,  # a CSV file with a header, or a DataFrame: a row per image
     file: str = "file",  # the column of the image's path
-    label: str = "label",  # the column of its class
+    label: str | list = "label",  # the column of its class; or columns of zeros and ones: several labels an image
     domain: str = "domain",  # the column of its domain
     groups: str = None,  # the column of what belongs together, as of a patient: all of it in one part
     split: str = None,  # the column with train, val or test; empty: in no part
@@ -707,8 +723,10 @@ def from_table(
     check_white(white)
     if not is_table(table) and not isinstance(table, (str, Path)):
         raise FdgnbError("from_table takes a CSV file or a DataFrame with a row per image; from_arrays takes arrays")
-    wanted = dict(file=file, label=label, domain=domain)
+    wanted = dict(file=file, **name_labels(label), domain=domain)
     rows, own, beside = _read_columns(table, wanted, groups, split, "table")
+    rows = join_labels(rows, label)
+    if classes is None and not isinstance(label, str): classes = list(label)
     if not rows["file"]: raise FdgnbError(f"{own}: no rows; wanted a file, a label and a domain in each")
     root = path_of(folder if folder is not None else beside or ".", "folder", "a folder").absolute()
     rows["file"] = [root/str(f) for f in rows["file"]]
@@ -720,9 +738,9 @@ def from_table(
     columns = {meaning: by_domain(values, rows["domain"]) for meaning, values in rows.items()}
     y = {d: as_labels(labels, f"domain {d!r}") for d, labels in columns["label"].items()}
     order, _ = order_classes(list(y.values()), classes, own)
-    place = {label: i for i, label in enumerate(order)}
     base = Path(root.anchor)                                             # paths may lead out of the folder
-    labeled = {d: (base, files, [place[v] for v in y[d].tolist()]) for d, files in columns["file"].items()}
+    numbers = {d: [0]*len(v) if v.ndim == 2 else _number_labels(v, order).tolist() for d, v in y.items()}
+    labeled = {d: (base, files, numbers[d]) for d, files in columns["file"].items()}
     name = name or own
     made, white, kept = read_folders(name, labeled, size, on_error, white, window)
     x, y = {d: dom.x for d, dom in made.items()}, {d: y[d][kept[d]] for d in made}
