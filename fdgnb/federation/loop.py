@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 from typing import Iterable
 import fdgnb.models as models
-from fdgnb.core import FdgnbError, generator
+from fdgnb.core import FdgnbError, echo, generator
 from fdgnb.vectors import RunningMean, part, scalar, tagged
 from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Split
@@ -144,7 +144,11 @@ class Method:
     def aggregate(self, server, uploads):
         mean, tags = RunningMean(), tuple(f"{tag}." for tag in self.averages)
         for k, upload in uploads:
-            mean.push({q: v for q, v in upload.items() if q.startswith(tags)}, server.weights[k])
+            mine = {q: v for q, v in upload.items() if q.startswith(tags)}
+            if tags and not mine:
+                raise FdgnbError(f"the upload of client {k!r} has no entry of {' or '.join(self.averages)}, which the "
+                                 "method averages: begin with super().upload(model, client)")
+            mean.push(mine, server.weights[k])
         server.state = server.state | mean.result()
     def finish(self, server): "After aggregation: what the server still does in the round."
     # on a domain nobody has seen
@@ -206,7 +210,8 @@ def weigh(method, server, uploads):
     if not together: return weigh_each(method, server, uploads)
     uploads = list(uploads)
     server.weights = method.decide(server, uploads)
-    return uploads
+    if isinstance(server.weights, dict) and all(k in server.weights for k, _ in uploads): return uploads
+    raise FdgnbError(f"decide of {method.name} gives {echo(server.weights)}: wanted {{client: weight}} of every upload")
 
 # %% ../../nbs/federation/01_loop.ipynb #ee83719c
 def server_update(
@@ -221,6 +226,8 @@ def server_update(
     method.aggregate(server, uploads)
     for _ in uploads: pass                                           # clients train, looked at or not
     method.finish(server)
+    odd = next((k for k in server.state if not isinstance(k, str)), "")
+    if odd != "": raise FdgnbError(f"server.state has the key {echo(odd)}: wanted a name")
     return downloads(method, server)
 
 # %% ../../nbs/federation/01_loop.ipynb #8fafb357

@@ -435,7 +435,7 @@ class Kept(Deployable):
         """The network of a client, or the one an unseen client would get, in evaluation.
 
         rule: which names the round; None: last."""
-        return load_network(self.out, rule or "last", domain, self.about["args"])
+        return load_network(self.out, "last" if rule is None else rule, domain, self.about["args"])
 
     def __getattr__(self, name):
         if name not in "table history ledger record sizes args domains round arrays".split():

@@ -360,10 +360,19 @@ def accepts_one_sample(net, x):
     return True
 
 # %% ../../nbs/runs/01_setup.ipynb #cae88251
+def has_layer(net, kinds):
+    "Whether a network has a layer of one of several kinds, as 'BatchNorm or Dropout'; by the names of its classes."
+    known = {c.__name__.lstrip("_") for m in net.modules() for c in type(m).__mro__}
+    return not known.isdisjoint(kinds.split(" or "))
+
+
 def check_needs(fed):
-    "FdgnbError where a method, or a part of a sum, has nothing to do in the network."
+    "FdgnbError, or a warning, where a method, or a part of a sum, has nothing to do in the network."
     for key, cls in getattr(fed.method, "parts", {fed.method.name: type(fed.method)}).items():
         if cls.needs == "batchnorm": require_batchnorm(key, fed.net)
+        elif cls.needs and not has_layer(fed.net, cls.needs):
+            warnings.warn(f"{key}: {getattr(fed.net, 'name', 'the network')} has no {cls.needs}, without which it "
+                          "changes nothing in what is trained or predicted")
 
 
 def check_net(fed):
