@@ -580,6 +580,7 @@ def search(kind, n, seen, broken, seed=None):
 def job(kind, n, seed):
     "What a process does at once: n cases of a kind, (counts, tracebacks)."
     torch.set_num_threads(1)
+    os.chdir(box())                                                # what an odd path makes is swept
     resource.setrlimit(resource.RLIMIT_AS, (32*2**30, 32*2**30))   # a size of 2**31 shall fail, not swap
     seen, broken = collections.Counter(), {}
     search(kind, n, seen, broken, seed)

@@ -245,7 +245,7 @@ def order_classes(labels, classes, name):
     if classes is None: return found, list(map(str, found))
     if isinstance(classes, dict): order, names = list(classes), list(map(str, classes.values()))
     elif isinstance(classes, (list, tuple)):
-        names = list(map(str, classes))
+        names = [c if isinstance(c, str) else echo(c) for c in classes]
         order = names if kinds == {"U"} else list(range(len(names)))
     else:
         raise FdgnbError(f"{name}: classes={echo(classes, 60)}; wanted a list of names or {{label: name}}")
