@@ -381,7 +381,7 @@ def exports(draw):
 
 @st.composite
 def adapts(draw):
-    method = draw(plainly("bnstats", "tent", "fdse", "bnstats", "tent", "fedavg"))
+    method = draw(plainly("bnstats", "tent", "fdse", "bnstats", "tent"))
     name, given = with_one(draw, dict(images=PICTURES, rule=RULE), hostile)
     if name == "images" and draw(st.booleans()): given["images"] = draw(ODD_PICTURES)
     return f"{method}.{name}", lambda: run_of(method).adapt(**given).predict(images(2))

@@ -250,6 +250,14 @@ def test_odd_arguments_of_a_run(run, value):
         with pytest.raises(FdgnbError): call()
 
 
+def test_odd_clients_of_a_folder(tmp_path):
+    fdgnb.fit("fedavg", three(), "t", 1, out=tmp_path, eval_every=1, **USUAL)
+    kept = fdgnb.load(tmp_path)
+    for value in (np.zeros(2), torch.ones(2), 3, object()):
+        with pytest.raises(FdgnbError): kept.predict(images(1, 16), domain=value)
+    with pytest.raises(FdgnbError): fdgnb.fit("fedavg", three(), 10**5000, 1, **USUAL)
+
+
 def test_a_callback_of_other_arguments():
     with pytest.raises(FdgnbError, match="neither a function"):
         fdgnb.fit("fedavg", three(), "t", 1, callbacks=[lambda: None], **USUAL)

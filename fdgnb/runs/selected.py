@@ -458,6 +458,7 @@ def load_network(folder, rule, domain=None, args=None):
 
 def state_for(about, states, domain, round):
     "The state of a domain's network of what a folder holds; FdgnbError on an unknown client, or one not kept."
+    if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
     if domain == about["args"]["target"]: domain = None                      # an unseen client
     if domain is not None and "clients" not in about:
         raise FdgnbError("this folder was written by an earlier fdgnb, without the clients' own models: run again")

@@ -287,7 +287,7 @@ def check_target(target, name, known, dataset):
     "FdgnbError where one of the names in `target` is no name, or known to be no domain."
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise FdgnbError(f"target={echo(target)}: wanted the name of a domain, or a list of names")
-    if known and str(name) not in known:
+    if known and (name if isinstance(name, str) else echo(name)) not in known:
         where = getattr(dataset, "name", dataset)
         raise FdgnbError(f"unknown domain {echo(name)} of {where}{nearest(name, known)}")
 
