@@ -12,7 +12,7 @@ import yaml
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Optional
-from .core import FdgnbError, echo, root
+from .core import FdgnbError, echo, read_regular, root
 from .settings import Settings, kind_of
 from .runs.setup import RunPage, read_hyper, read_page
 from .experiments.grid import ComparePage, plan_comparison
@@ -65,8 +65,9 @@ def takes(page, *other):
 # %% ../nbs/command.ipynb #cmd0000009
 def read_config(file):
     "The {name: value} of a YAML file; FdgnbError of one line where it is none."
-    try: given = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except OSError as e: raise FdgnbError(f"config {echo(str(file))}: {e.strerror or e}") from None
+    content = read_regular(file)
+    if content is None: raise FdgnbError(f"config {echo(str(file))}: No such file or directory")
+    try: given = yaml.safe_load(content.decode())
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         raise FdgnbError(f"config {file} is no YAML: {' '.join(str(e).split())}") from None
     if given is None: return {}

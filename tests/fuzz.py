@@ -354,8 +354,14 @@ ODD_PICTURES = st.one_of(hostile, st.builds(images, st.integers(0, 2), st.intege
 
 @st.composite
 def loads(draw):
-    value = draw(hostile) if draw(st.booleans()) else finished()
-    return "folder", lambda: fdgnb.load(value).model
+    which = draw(plainly("folder", "rule", "domain", "backbone"))
+    given = dict(folder=finished(), backbone=None)
+    asked = dict(rule=draw(RULE), domain=draw(DOMAIN))
+    if draw(st.booleans()):                                  # else all as it should be
+        odd = draw(hostile)
+        if which in given: given[which] = odd
+        else: asked[which] = odd
+    return which, lambda: fdgnb.load(**given).predict(images(1), **asked)
 
 
 @st.composite
@@ -375,8 +381,9 @@ def exports(draw):
 
 @st.composite
 def adapts(draw):
-    method = draw(plainly("bnstats", "tent", "fdse", "bnstats", "fedavg"))
-    name, given = with_one(draw, dict(images=PICTURES, rule=RULE), ODD_PICTURES)
+    method = draw(plainly("bnstats", "tent", "fdse", "bnstats", "tent"))
+    name, given = with_one(draw, dict(images=PICTURES, rule=RULE), hostile)
+    if name == "images" and draw(st.booleans()): given["images"] = draw(ODD_PICTURES)
     return f"{method}.{name}", lambda: run_of(method).adapt(**given).predict(images(2))
 
 
@@ -496,28 +503,27 @@ def owns(draw):
     import pandas as pd
     n = draw(st.integers(1, 5))
     words = [f"word {i}" for i in range(n)]
-    x = st.one_of(plainly(images(n), images(n)/255., images(n).tolist()), hostile)
-    y = st.one_of(plainly([0, 1, 2, 0, 1][:n], list("abcab")[:n]), hostile)
-    pair, names = (draw(x), draw(y)), plainly(None, ["a", "b", "c"], [0, 1, 2])
+    good_x = plainly(images(n), images(n)/255., images(n).tolist())
+    good_y = plainly([0, 1, 2, 0, 1][:n], list("abcab")[:n])
+    bad = draw(plainly("neither", "neither", "x", "y"))      # at most one of the two is odd
+    pair = draw(hostile if bad == "x" else good_x), draw(hostile if bad == "y" else good_y)
+    names = plainly(None, None, ["a", "b", "c"])
     which = draw(plainly("arrays", "torch", "texts", "folder"))
     if which == "arrays":
-        name, given = with_one(draw,
-                         dict(domains=plainly({"a": pair}, {"a": pair, "b": (images(2), [0, 1])}), classes=names,
-                              name=plainly("d")))
-        return f"arrays.{name}",
-        lambda: fdgnb.from_arrays(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
+        valid = plainly({"a": pair}, {"a": pair, "b": (images(2), [0, 1])})
+        name, given = with_one(draw, dict(domains=valid, classes=names, name=plainly("d")))
+        return f"arrays.{name}", lambda: fdgnb.from_arrays(**given)
     if which == "torch":
         sets = plainly({"a": Pairs(*pair)} if isinstance(pair[1], list) else {"a": pair},
                        {"a": Pairs(images(n), [0, 1, 2, 0, 1][:n], draw(hostile))})
         name, given = with_one(draw, dict(domains=sets, classes=names, size=plainly(None)))
-        return f"torch.{name}",
-        lambda: fdgnb.from_torch(given.pop("domains"), **{k: v for k, v in given.items() if v is not None})
+        return f"torch.{name}", lambda: fdgnb.from_torch(**given)
     if which == "texts":
         table = pd.DataFrame(dict(text=words, label=["a", "b", "a", "b", "c"][:n],
                                   domain=["x", "y", "x", "y", "x"][:n]))
         column = draw(plainly("text", "label", "domain"))
         odd = draw(hostile)
-        source = draw(st.one_of(hostile, plainly(table.drop(columns=column)),
+        source = draw(st.one_of(hostile, plainly(table), plainly(table.drop(columns=column)),
                                 st.builds(lambda: table.assign(**{column: [odd]*n}))))
         return f"texts.{column}", lambda: fdgnb.from_texts(source)
     home = Path(box(), "data", "shop")
@@ -574,6 +580,7 @@ def search(kind, n, seen, broken, seed=None):
 def job(kind, n, seed):
     "What a process does at once: n cases of a kind, (counts, tracebacks)."
     torch.set_num_threads(1)
+    os.chdir(box())                                                # what an odd path makes is swept
     resource.setrlimit(resource.RLIMIT_AS, (32*2**30, 32*2**30))   # a size of 2**31 shall fail, not swap
     seen, broken = collections.Counter(), {}
     search(kind, n, seen, broken, seed)

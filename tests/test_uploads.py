@@ -67,8 +67,9 @@ def times(factor):
 def test_a_model_that_ruins_the_average(small, tmp_path, eval_every, factor):
     "The client that did it is named, in the round it did it; the round before stays."
     cls = spoiled(times(factor), round=1)
-    refused(cls, small, r"after round 2 .*client 'inked' uploaded a model .* the others at most",
-            eval_every=eval_every, out=tmp_path)
+    at_once = "client 'inked' holds 'model.*after round 2"
+    later = "after round 2 .*client 'inked' uploaded a model .* the others at most"
+    refused(cls, small, at_once if factor > 1e12 else later, eval_every=eval_every, out=tmp_path)
     states, meta = load_checkpoint(tmp_path/"checkpoint.safetensors")
     assert len(meta["seconds"]) == 1
     model = {k: v for k, v in states["server"].items() if k.startswith("model.") and v.is_floating_point()}

@@ -169,7 +169,8 @@ def test_a_folder_for_which_there_is_no_room(tmp_path, monkeypatch):
 
 
 def test_paths_that_are_none():
-    for path in ("~nobody-here/x", "x/"*3000, "x"*999, None, 3): says(lambda: fdgnb.from_folder(path), "folder")
+    for path in ("~nobody-here/x", "x/"*3000, "x"*999, None, 3):
+        says(lambda: fdgnb.from_folder(path), "folder of <domain>/<class>")
     for name in ("~nobody-here/x", "x"*999): says(lambda: fdgnb.fit("fedavg", name))
 
 

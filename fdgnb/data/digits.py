@@ -191,7 +191,7 @@ def _versions():
                "with matplotlib")
 def digits(size=None, domains=None):
     "The embedded data set: 28 x 28 by nature, other sizes by bicubic interpolation."
-    size, info, made = check_size(size or 28), digits.info, {}
+    size, info, made = check_size(28 if size is None else size), digits.info, {}
     for d in choose_domains("digits", domains, DIGITS):
         arrays = cache_arrays(f"digits-{d}-{size}-v1-{_versions()}", lambda: draw_digits(d, size))
         made[d] = Domain.from_arrays(d, arrays)

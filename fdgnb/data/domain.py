@@ -9,7 +9,7 @@ __all__ = ['Domain', 'Dataset', 'Split']
 import functools, torch
 import numpy as np
 from dataclasses import dataclass, field
-from ..core import FdgnbError, generator, nearest
+from ..core import FdgnbError, echo, generator, nearest
 from ..settings import arg, check_value
 
 # %% ../../nbs/data/01_domain.ipynb #multicode1
@@ -149,7 +149,7 @@ def check_names(**given):
         if names is None: continue
         are_names = isinstance(names, (list, tuple, dict)) and all(isinstance(n, (str, int)) for n in names)
         if not are_names or not names or len(set(names)) < len(names):
-            raise FdgnbError(f"{what}={names!r}: wanted a list of different names")
+            raise FdgnbError(f"{what}={echo(names)}: wanted a list of different names")
 
 
 def check_size(size):

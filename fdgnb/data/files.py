@@ -107,13 +107,39 @@ def join_path(folder, name, source):
     return folder/name
 
 # %% ../../nbs/data/17_files.ipynb #745817f7
-SYSTEM = {"@eadir", "#recycle", "#snapshot", "$recycle.bin", "__macosx", "__pycache__", "desktop.ini",
-          "lost+found", "system volume information", "thumbs.db"}
+SYSTEM = {"@eadir", "@recycle", "@__thumb", "@tmp", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin",
+          "recycler", "found.000", "__macosx", "__pycache__", "desktop.ini", "lost+found", "network trash folder",
+          "temporary items", "system volume information", "thumbs.db", "ehthumbs.db", "icon\r"}
 
 
 def is_ignored(name):
     "Whether a file or folder is hidden, or made by a system and not by whoever collected the data."
-    return name.startswith(".") or name.casefold() in SYSTEM
+    return name.startswith((".", "~$")) or name.casefold() in SYSTEM
+
+
+def is_circle(path):
+    "Whether a path is a link to a folder that it lies in."
+    return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
+
+
+def fold_word(word):
+    "A name without case, spaces, signs that show nothing, and the ways to write an accent."
+    shown = (c for c in unicodedata.normalize("NFKC", word) if unicodedata.category(c) != "Cf")
+    return "".join("".join(shown).casefold().split())
+
+
+def group_alike(words):
+    "The groups of several names that look alike: differ in case, spaces or the coding of a letter alone."
+    groups = {}
+    for word in words: groups.setdefault(fold_word(word), []).append(word)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def warn_of_alike(name, words):
+    "Warn of classes whose names look alike."
+    for alike in group_alike(words)[:1]:
+        warnings.warn(f"{name}: {' and '.join(map(ascii, alike))} are different classes, though they differ in case, "
+                      f"spaces or the coding of a letter alone; write them alike if they are one")
 
 
 def list_below(folder):
@@ -144,14 +170,28 @@ def check_listed(lists, listed, is_there):
     listed: {part: files}; is_there(file)."""
     absent = {part: [file for file in files if not is_there(file)] for part, files in listed.items()}
     lost, n = sum(absent.values(), []), sum(map(len, listed.values()))
+    if not n: raise FdgnbError(f"{lists} name no files: get them again, or take the lists away")
+    _refuse_twice(lists, listed)
     if not lost: return
     first = f"the first: {str(lost[0])!r}"
     if len(lost) == n:
         raise FdgnbError(f"none of the {n} files that {lists} name is there, {first}: put them there, or take "
                          f"the lists away")
     gone = [part for part, files in listed.items() if files and len(absent[part]) == len(files)]
+    if "train" in gone: raise FdgnbError(f"none of the {len(absent['train'])} files of training that {lists} name is "
+                                         f"there, {first}: put them there, or take the lists away")
     none = f"; nothing is left of the part {' and '.join(gone)}" if gone else ""
     warnings.warn(f"{len(lost)} of {n} files that {lists} name are not there, {first}{none}")
+
+
+def _refuse_twice(lists, listed):
+    "FdgnbError where two parts name the same file."
+    seen = {}
+    for part, files in listed.items():
+        twice = [file for file in files if seen.setdefault(str(file), part) != part]
+        if twice:
+            raise FdgnbError(f"{lists}: {len(twice)} files are of {seen[str(twice[0])]} and of {part}, the first: "
+                             f"{str(twice[0])!r}: get the lists again, or take them away")
 
 
 def check_name(path):

@@ -13,7 +13,7 @@ from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
 from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads
 from .dicom import array_to_image, check_window, dicom_to_image, is_dicom, read_array
-from .files import NO_ACCESS, check_name, is_ignored, list_below, warn_of_lost
+from .files import NO_ACCESS, check_name, is_circle, is_ignored, list_below, warn_of_alike, warn_of_lost
 from .scale import check_range, check_white, decide_white, to_bytes
 from .splits import PARTS, attach_splits, name_files
 
@@ -188,12 +188,20 @@ def read_images(name, base, files, labels, size, on_error, dataset, white=None, 
 def list_subfolders(path):
     "The folders in `path`, by name, without ignored ones and those that begin with an underscore."
     folders = [p for p in path.iterdir() if p.is_dir() and not is_ignored(p.name) and p.name[0] != "_"]
-    return sorted(p for p in folders if check_name(p))
+    return sorted(p for p in folders if check_name(p) and not is_circle(p))
 
 
 def list_images(folder):
     "The image files anywhere below a folder, by name."
     return [f for f in list_below(folder) if is_image(f)]
+
+
+def warn_of_loose(folders):
+    "Warn of images that lie beside the class folders, and so have no class."
+    loose = [p for f in folders for p in sorted(f.iterdir()) if p.suffix.lower() in IMAGES and not is_ignored(p.name)]
+    if not loose: return
+    s = "s" if len(loose) > 1 else ""
+    warnings.warn(f"passed over {len(loose)} image{s} beside the class folders, the first: {str(loose[0])!r}")
 
 
 def warn_of_others(folders):
@@ -223,6 +231,7 @@ def _scan(folders, has_parts=False):
 
     has_parts: classes lie in folders of parts."""
     warn_of_lost([p for folder in folders.values() for p in sorted(folder.iterdir())])
+    warn_of_loose(folders.values())
     of_domain = {d: _class_folders(p, has_parts) for d, p in folders.items()}
     tree = {d: {} for d in folders}
     for d, classes in of_domain.items():
@@ -298,6 +307,7 @@ def from_folder(
     folders = {d: there[d] for d in choose_domains(name, domains, there)}
     tree = _scan(folders, split == "folder")
     classes, labeled = _choose_classes(name, classes, tree), {}
+    warn_of_alike(name, classes)
     for d, by_class in tree.items():
         pairs = [(f, i) for i, c in enumerate(classes) for f in by_class.get(c, [])]
         if not pairs: raise FdgnbError(f"domain {d!r} of {name} has none of the classes {', '.join(classes)}")

@@ -9,9 +9,9 @@ __all__ = ['from_arrays', 'from_torch', 'from_texts', 'from_table']
 import hashlib, io, os, torch, warnings
 import numpy as np
 from pathlib import Path
-from ..core import FdgnbError, echo, is_folder, nearest, path_of
+from ..core import FdgnbError, echo, exists, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_on_error, check_size
-from .files import damage_error, list_below, read_text, reading, warn_of_lost
+from .files import damage_error, list_below, read_text, reading, warn_of_alike, warn_of_lost
 from .dicom import check_window
 from .folders import list_subfolders, pick_files, read_folders, read_levels, scale_levels
 from .scale import check_range, check_white, decide_white, highs_of, read_whole
@@ -56,6 +56,9 @@ def join_samples(rows, where):
     if len(are_pil) > 1: raise FdgnbError(f"{where}: some samples are PIL images, others are not")
     if are_pil == {True}: return Deep(rows, where)
     if len({row.shape for row in rows}) > 1: raise FdgnbError(f"{where}: {SHAPES}")
+    types = sorted({str(row.dtype) for row in rows if row.ndim > 1})
+    if len(types) > 1 and "uint8" in types:
+        raise FdgnbError(f"{where}: images of {' and '.join(types)}, that may have two scales; give all of one type")
     return np.stack(rows) if rows else np.empty(0)
 
 
@@ -84,6 +87,7 @@ class Deep:
 # %% ../../nbs/data/16_own.ipynb #asarray001
 def _floats(y):
     "What labels that are floating-point numbers are, and the remedy."
+    if not np.isfinite(y).all(): return "infinite, wanted whole numbers or words"
     if (y == np.round(y)).all(): return "floating-point: give y.astype(int)"
     return "fractions, wanted whole numbers or words"
 
@@ -150,6 +154,14 @@ def as_images(x, where="x", white=255):
     return torch.as_tensor(x).to(torch.uint8).contiguous()
 
 
+def warn_of_dark_fractions(x, where):
+    "Warn where fractions of 1 are nearly black, as they are when divided by 255 twice."
+    if isinstance(x, Deep) or x.dtype.kind != "f": return
+    high = float(x.max())
+    if 0 < high < 1/32: warnings.warn(f"{where}: the brightest pixel is {high:.2g} where 1 is white, nearly black; "
+                                      f"were they divided by 255 twice?")
+
+
 def highs_in(x):
     "The largest pixels of what `as_array` gives, as `decide_white` takes them."
     return x.highs() if isinstance(x, Deep) else highs_of(x)
@@ -168,9 +180,9 @@ def as_labels(y, where):
     if is_column: values = values[:, 0]
     if values.ndim == 2 and values.shape[1] > 1: return _zeros_and_ones(values, where)
     if values.ndim != 1: raise FdgnbError(f"{where}: labels of shape {values.shape}; {WANTED}")
-    missing = np.flatnonzero(pd.isna(values))
+    missing = np.flatnonzero(pd.isna(values) | np.array([isinstance(v, str) and not v.strip() for v in values], bool))
     if len(missing):
-        raise FdgnbError(f"{where}: {len(missing)} labels are missing (NaN or None), the first of sample "
+        raise FdgnbError(f"{where}: {len(missing)} labels are missing (NaN, None or no word), the first of sample "
                          f"{missing[0]}: leave those samples out; wanted whole numbers or words")
     return _numbers_or_words(values, where)
 
@@ -258,10 +270,10 @@ def order_classes(labels, classes, name):
     if classes is None: return found, list(map(str, found))
     if isinstance(classes, dict): order, names = list(classes), list(map(str, classes.values()))
     elif isinstance(classes, (list, tuple)):
-        names = list(map(str, classes))
+        names = [c if isinstance(c, str) else echo(c) for c in classes]
         order = names if kinds == {"U"} else list(range(len(names)))
     else:
-        raise FdgnbError(f"{name}: classes={str(classes)[:60]!r}; wanted a list of names or {{label: name}}")
+        raise FdgnbError(f"{name}: classes={echo(classes, 60)}; wanted a list of names or {{label: name}}")
     twice = [c for i, c in enumerate(names) if c in names[:i]]
     if twice: raise FdgnbError(f"{name}: classes= names {twice[0]!r} twice; wanted a list of different names")
     if n_columns and len(order) != n_columns:
@@ -292,6 +304,7 @@ def read_domains(name, samples, white):
     images = {d: own for d, own in x.items() if isinstance(own, Deep) or own.ndim != 2}
     for d, own in images.items(): check_images(own, f"domain {d!r}")
     white = decide_white(name, {d: highs_in(own) for d, own in images.items()}, white)
+    for d, own in images.items(): warn_of_dark_fractions(own, f"{name}: domain {d!r}")
     return {d: as_samples(own, f"domain {d!r}", white) for d, own in x.items()}, white
 
 
@@ -319,6 +332,7 @@ def from_arrays(
     the names of the columns. FdgnbError, in one line with the remedy, on what is none of these."""
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_arrays takes a dict {domain: (x, y)} of at least one domain")
+    if not isinstance(name, str): raise FdgnbError(f"name={echo(name)}: wanted a word")
     if len({str(d) for d in domains}) < len(domains): raise FdgnbError(f"{name}: two domains of one name")
     x, y, groups, split = {}, {}, _by_name(name, "groups", groups), _by_name(name, "split", split)
     for d, pair in domains.items():
@@ -348,20 +362,6 @@ def _by_name(name, what, given):
     raise FdgnbError(f"{name}: {what}={echo(given)}; wanted a dict {{domain: one value for each of its samples}}")
 
 # %% ../../nbs/data/16_own.ipynb #labeled001
-def group_alike(words):
-    "The groups of several names that differ in case or spaces alone."
-    groups = {}
-    for word in words: groups.setdefault("".join(word.casefold().split()), []).append(word)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def warn_of_alike(name, words):
-    "Warn of classes whose names differ in case or spaces alone."
-    for alike in group_alike(words)[:1]:
-        warnings.warn(f"{name}: {' and '.join(map(repr, alike))} are different classes, though they differ "
-                      f"in case or spaces alone; write them alike if they are one")
-
-
 def warn_of_gaps(name, words):
     "Warn of classes named as numpy and pandas write a missing value, for words among numbers become that."
     gaps = [word for word in words if word.casefold() in ("nan", "nat", "none", "<na>")]
@@ -389,23 +389,25 @@ def label_domains(name, x, y, classes, defaults, **about):
     return data
 
 # %% ../../nbs/data/16_own.ipynb #own00014
-def _item(ds, i, where):
-    "Sample i of a data set; FdgnbError, with the data set's own error behind it, where it raises."
-    try: return ds[i]
-    except Exception as e:                   # anyone's code: whatever it raises is said with its sample
+def _ask(do, what):
+    "What a data set answers; FdgnbError, with the data set's own error behind it, where it raises."
+    try: return do()
+    except Exception as e:                   # anyone's code: whatever it raises is said with what was asked
         why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
         cause = None if isinstance(e, OSError) else e
-        raise FdgnbError(f"{where}: sample {i} cannot be read ({why})") from cause
+        raise FdgnbError(f"{what} cannot be read ({why})") from cause
 
 
 def _read_pairs(ds, where, size, title):
     "(samples, labels) of a map-style data set, read once, with a bar."
     from tqdm.auto import tqdm
+    if isinstance(ds, type): raise FdgnbError(f"{where}: {ds.__name__} is a class; wanted a data set made of it")
     if not (hasattr(ds, "__len__") and hasattr(ds, "__getitem__")):
         raise FdgnbError(f"{where}: {type(ds).__name__} is no map-style data set, with a length and an index")
     x, y, is_silent = [], [], bool(os.environ.get("TQDM_DISABLE"))
-    for i in tqdm(range(len(ds)), title, leave=False, disable=is_silent):
-        row = _item(ds, i, where)
+    n = _ask(lambda: len(ds), f"{where}: the length of its data set")
+    for i in tqdm(range(n), title, leave=False, disable=is_silent):
+        row = _ask(lambda i=i: ds[i], f"{where}: sample {i}")
         if not isinstance(row, (tuple, list)) or len(row) != 2:
             raise FdgnbError(f"{where}: sample {i} is no pair (image, label)")
         x.append(_read_sample(row[0], size, where, i))
@@ -423,34 +425,57 @@ def _read_sample(image, size, where, i):
 # %% ../../nbs/data/16_own.ipynb #ownnames01
 def _own_names(ds, where):
     "{label: name} of a data set that names its classes; None of one that does not. `class_to_idx` goes first."
-    numbers, names = getattr(ds, "class_to_idx", None), getattr(ds, "classes", None)
+    numbers = _ask(lambda: getattr(ds, "class_to_idx", None), f"{where}: class_to_idx of its data set")
+    names = _ask(lambda: getattr(ds, "classes", None), f"{where}: the classes of its data set")
     if isinstance(numbers, dict) and numbers:
-        own = {i: str(c) for c, i in numbers.items()}
+        own = {_to_label(i): str(c) for c, i in numbers.items() if _is_number(_to_label(i))}
         if len(own) < len(numbers):
-            raise FdgnbError(f"{where}: class_to_idx gives two classes one number; number each class")
+            raise FdgnbError(f"{where}: class_to_idx gives two classes one number, or one none; number each class")
     elif isinstance(names, dict): own = {label: str(c) for label, c in names.items()}
-    elif isinstance(names, (list, tuple, np.ndarray)): own = dict(enumerate(map(str, names)))
-    else: return None
+    else: own = dict(enumerate(_list_names(names, where)))
     if len(set(own.values())) < len(own): raise FdgnbError(f"{where}: two of its classes have one name")
     return own or None
+
+
+def _is_number(label):
+    "Whether a label is a whole number."
+    return isinstance(label, int) and not isinstance(label, bool)
+
+
+def _list_names(names, where):
+    "A data set's `classes` as a list of words, empty of None and of a number; FdgnbError where they have no order."
+    if hasattr(names, "tolist"): names = names.tolist()                        # an array, an Index, a Series
+    if isinstance(names, (list, tuple)): return list(map(str, names))
+    if names is None or isinstance(names, (int, float)): return []
+    raise FdgnbError(f"{where}: the attribute `classes` of its data set is a {type(names).__name__}: wanted a list of "
+                     f"names in the order of its labels")
+
+
+def find_inner(ds):
+    "The one data set that a wrapper holds, as `.dataset` or under any name; None where it holds none or several."
+    inner = getattr(ds, "dataset", None)
+    if hasattr(inner, "__len__"): return inner
+    held = [v for v in getattr(ds, "__dict__", {}).values() if isinstance(v, torch.utils.data.Dataset)]
+    return held[0] if len(held) == 1 else None
 
 
 def names_by_sample(ds, where):
     """[{label: name} or None of each sample], by the data set's own `classes` and `class_to_idx`.
 
-    Looks through `.dataset` with `.indices` (Subset, random_split) and `.datasets` (ConcatDataset)."""
-    own = _own_names(ds, where)
+    Looks through `.dataset` with `.indices` (Subset, random_split), `.datasets` (ConcatDataset) and wrappers."""
+    own, inner = _own_names(ds, where), find_inner(ds)
     if own: return [own]*len(ds)
     if isinstance(getattr(ds, "datasets", None), (list, tuple)):
         rows = [names for part in ds.datasets for names in names_by_sample(part, where)]
-    elif hasattr(ds, "dataset") and hasattr(ds.dataset, "__len__"):
-        rows = names_by_sample(ds.dataset, where)
-        if hasattr(ds, "indices"): rows = [rows[i] for i in ds.indices]
-    else: return [None]*len(ds)
-    if len(rows) != len(ds) and all(names == rows[0] for names in rows): rows = rows[:1]*len(ds)
+    elif inner is None: return [None]*len(ds)
+    else:
+        rows = names_by_sample(inner, where)
+        if hasattr(ds, "indices"): return [rows[i] for i in ds.indices]
+        if all(names == rows[0] for names in rows): return rows[:1]*len(ds)
+        raise FdgnbError(f"{where}: {type(ds).__name__} holds data sets that number their classes differently, and "
+                         f"which sample is whose is not known; give them as they are, or labels as words")
     if len(rows) == len(ds): return rows
-    raise FdgnbError(f"{where}: {type(ds).__name__} has {len(ds)} samples, the data sets in it {len(rows)}, and they "
-                     f"number their classes differently; give it an attribute `classes`")
+    raise FdgnbError(f"{where}: {type(ds).__name__} has {len(ds)} samples, the data sets in it {len(rows)}")
 
 
 def translate_labels(y, names, where):
@@ -663,6 +688,8 @@ def _rows_of(source, groups=None, split=None):
         columns = dict(zip(("text", "label", "domain", "group", "part"), zip(*_text_rows(path, groups, split))))
         unused = [meaning for meaning, how in (("group", groups), ("part", split)) if how is None]
         return {meaning: list(v) for meaning, v in columns.items() if meaning not in unused}, path.absolute().name
+    if path and not (exists(path) and path.is_file()):
+        raise FdgnbError(f"no folder and no CSV file {echo(str(path))}")
     return _read_columns(source, COLUMNS, groups, split, "texts")[:2]
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p1

@@ -6,11 +6,12 @@
 __all__ = []
 
 # %% ../../nbs/data/08_photos.ipynb #91322b00
-import re
+import re, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError
 from .files import Packed, check_listed, damage_error, join_path, read_json, to_labels
+from .folders import list_subfolders
 from .found import Found, find_classes, find_parts, read_list
 from .found import find_home, to_nhw, fold_name, source, find_subfolder
 
@@ -29,11 +30,19 @@ def _kfold(folders, domain, names):
     def shorten(file): return str(Path(*file.split("/")[-2:]).with_suffix(""))
 
     lists = dict(train=find_list("train"), val=find_list("crossval"))
+    warn_of_half(domain, lists)
     if None in lists.values(): return {}
     row = {shorten(name): i for i, name in enumerate(names)}
     listed = {part: [file for file, _ in read_list(path, PACS_CLASSES, 1)] for part, path in lists.items()}
     check_listed(f"{domain}_train/crossval_kfold.txt", listed, lambda file: shorten(file) in row)
     return {part: [row[shorten(file)] for file in files if shorten(file) in row] for part, files in listed.items()}
+
+
+def warn_of_half(domain, lists):
+    "Warn where some of a domain's lists {part: file or None} are there and others are not: none is used."
+    missing = [part for part, path in lists.items() if path is None]
+    if missing and len(missing) < len(lists):
+        warnings.warn(f"{domain}: its list of {' and '.join(missing)} is missing, so that no list is used")
 
 
 def _packed(pack):
@@ -128,11 +137,13 @@ _VLCS_NAMES = dict(Caltech101=("Caltech101", "CALTECH"), LabelMe=("LabelMe",), S
 def vlcs():
     "VLCS from vlcs/<domain>/<class>/* or vlcs/<DOMAIN>/{train,crossval,test}/<0..4>/*; crossval is the part val."
     home, numbers = find_home("vlcs"), {c: (str(i),) for i, c in enumerate(VLCS_CLASSES)}
-    names = dict(train="train", val="crossval", test="test")
+    names = dict(train=("train",), val=("crossval", "val", "validation"), test=("test",))
 
     def find_domain(folder):
-        parts = {part: find_subfolder(folder, name) for part, name in names.items()}
+        parts = {part: find_subfolder(folder, *own) for part, own in names.items()}
         if parts["train"] and parts["test"]:
+            others = [p.name for p in list_subfolders(folder) if p not in parts.values() and p.name != "full"]
+            if others: warnings.warn(f"passed over {others[0]!r} beside train and test in {str(folder)!r}")
             return find_parts({part: p for part, p in parts.items() if p}, VLCS_CLASSES, numbers)
         return find_classes(find_subfolder(folder, "full") or folder, VLCS_CLASSES, numbers)
 
@@ -272,6 +283,7 @@ def _domainnet(classes):
         return next((p for p in paths if p.exists()), None)
 
     def find_domain(folder, lists):
+        warn_of_half(folder.name, lists)
         return _listed(lists, home, classes) if all(lists.values()) else find_classes(folder, classes)
 
     for d in DOMAINNET:

@@ -14,10 +14,9 @@ from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes
 from .catalogue import DATASETS, get_dataset, list_datasets
 from .domain import choose_domains
 from .folders import _PIL, decode_with_high, is_image, list_images, list_subfolders
-from .files import is_ignored, list_below
+from .files import group_alike, is_ignored, list_below
 from .scale import decide_white
 from .found import Found, find_domains, sum_counts
-from .own import group_alike
 
 # %% ../../nbs/data/13_prepare.ipynb #02f619a9
 def _hashes(f):

@@ -177,12 +177,18 @@ def check_method(cls, hyper, settings, rounds, clients):
         method.setup(Server(theta, clients, s, 0, rounds, net, samples, 10))
 
 # %% ../../nbs/experiments/01_grid.ipynb #841298f0
+def place_of(name):
+    "Where a data set named or lying in a folder is, for telling two apart."
+    try: return str(Path(name).expanduser().resolve())
+    except (TypeError, ValueError, RuntimeError, OSError): return id(name)      # no path: refused where it is read
+
+
 def check_datasets(dataset):
     "One or several data sets as a list; FdgnbError where there is none, or one twice."
     several = list_members(dataset)
     out = [dataset] if several is None else several
     if not out: raise FdgnbError("a grid needs a data set: none is given")
-    twice = find_repeated([id(d) if isinstance(d, Dataset) else str(Path(str(d)).resolve()) for d in out])
+    twice = find_repeated([id(d) if isinstance(d, Dataset) else place_of(d) for d in out])
     if twice is not None: raise FdgnbError(f"data set {dataset_name(out[twice])!r} is there twice")
     return out
 

@@ -430,7 +430,8 @@ def results(
 def metric_names(metrics):
     "The names of further metrics as a list, from one or several; FdgnbError on one that is unknown."
     if metrics is None or isinstance(metrics, str): metrics = [metrics] if metrics else []
-    if not isinstance(metrics, Iterable): raise FdgnbError(f"metrics={echo(metrics)}: wanted names")
+    try: metrics = list(metrics)
+    except TypeError: raise FdgnbError(f"metrics={echo(metrics)}: wanted names") from None
     names = [m for m in metrics if not isinstance(m, str) or m != "accuracy"]         # which every record has
     for m in names: METRICS.get(m)
     return list(dict.fromkeys(names))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 from typing import Iterable
 import fdgnb.models as models
-from fdgnb.core import FdgnbError, generator
+from fdgnb.core import FdgnbError, echo, generator
 from fdgnb.vectors import RunningMean, part, scalar, tagged
 from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Split
@@ -211,7 +211,8 @@ def weigh(method, server, uploads):
     if not together: return weigh_each(method, server, uploads)
     uploads = list(uploads)
     server.weights = method.decide(server, uploads)
-    return uploads
+    if isinstance(server.weights, dict) and all(k in server.weights for k, _ in uploads): return uploads
+    raise FdgnbError(f"decide of {method.name} gives {echo(server.weights)}: wanted {{client: weight}} of every upload")
 
 # %% ../../nbs/federation/01_loop.ipynb #ee83719c
 def server_update(
@@ -226,6 +227,8 @@ def server_update(
     method.aggregate(server, uploads)
     for _ in uploads: pass                                           # clients train, looked at or not
     method.finish(server)
+    odd = next((k for k in server.state if not isinstance(k, str)), "")
+    if odd != "": raise FdgnbError(f"server.state has the key {echo(odd)}: wanted a name")
     return downloads(method, server)
 
 # %% ../../nbs/federation/01_loop.ipynb #8fafb357

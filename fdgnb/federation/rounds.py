@@ -393,9 +393,18 @@ def score_adapted(fed, net):
     return assess(net, who, ["target"], "adapted", predict=predict if own else None)
 
 # %% ../../nbs/federation/04_rounds.ipynb #542f95ac
+def has_finite(v):
+    "Whether all numbers in a plain value are finite."
+    if isinstance(v, dict): return all(map(has_finite, v.values()))
+    if isinstance(v, list): return all(map(has_finite, v))
+    return not isinstance(v, float) or math.isfinite(v)
+
+
 def check_finite(whose, state, gaps, round):
     "FdgnbError where a state holds a tensor that is not finite, but for the entries `gaps`."
-    where = find_infinite({k: v for k, v in state.items() if torch.is_tensor(v) and k not in gaps})
+    looked = {k: v for k, v in state.items() if k not in gaps}
+    odd = next((k for k, v in looked.items() if not torch.is_tensor(v) and not has_finite(v)), None)
+    where = odd or find_infinite({k: v for k, v in looked.items() if torch.is_tensor(v)})
     if not where: return
     is_global = whose == "server" and where.startswith("model.")
     what = "the global model" if is_global else f"the state of the {whose}"

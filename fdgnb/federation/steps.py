@@ -9,7 +9,7 @@ __all__ = []
 import itertools, threading, torch
 import torch.nn.functional as F
 from torch import nn
-from fdgnb.core import FdgnbError
+from fdgnb.core import FdgnbError, echo
 from fdgnb.vectors import part
 
 # %% ../../nbs/federation/02_steps.ipynb #stopcode01
@@ -69,6 +69,11 @@ def clip_gradients(model, client):
 
 def descend(method, loss, model, client):
     "One step of the client's optimizer down `loss`, through the method's `gradients`: the loss, detached."
+    is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    if not is_number or not loss.requires_grad:
+        shown = f"a tensor {list(loss.shape)}" if isinstance(loss, torch.Tensor) else echo(loss)
+        raise FdgnbError(f"the loss of {method.name or type(method).__name__} is {shown}: wanted one number that "
+                         "depends on the network's weights")
     client.optimizer.zero_grad()
     loss.backward()
     method.gradients(model, client)

@@ -84,7 +84,9 @@ def check_numbers(payload, client, whose):
     if where:
         raise FdgnbError(f"{whose} is not finite after round {client.round + 1} ({where}): "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
-    where = find_huge({k: v for k, v in known.items() if not k.startswith("model.")})
+    where = next((k for k, v in known.items() if k.endswith("running_var") and v.numel() and v.min() < 0), None)
+    if where: raise FdgnbError(f"{whose} holds {where!r} with a negative variance after round {client.round + 1}")
+    where = find_huge(known)
     if where:
         raise FdgnbError(f"{whose} holds {where!r} with numbers beyond {MOST:g} after round {client.round + 1}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")

@@ -350,7 +350,7 @@ class Formula:
 @method("consistency")
 class Consistency(Method):
     "Module C of FDSE: a penalty pulls the erasers' output to the statistics that all clients share."
-    paper = PAPER
+    paper, needs = PAPER, "DSEBlock"                                  # as `dse` makes them: dse+consistency
 
     @dataclass(frozen=True)
     class Hyper(Formula):
@@ -563,7 +563,7 @@ def for_unseen(server, eraser="mean"):
 @method("similarity")
 class Similarity(Method):
     "Module B of FDSE: every client has an eraser, averaged with those alike; an unseen one adapts its own."
-    paper, replays = PAPER, True
+    paper, replays, needs = PAPER, True, "DSEBlock"                   # dse+similarity
 
     @dataclass(frozen=True)
     class Hyper(Grain, Formula):

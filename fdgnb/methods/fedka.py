@@ -6,7 +6,7 @@
 __all__ = ['FedKA', 'mk_mmd', 'vote']
 
 # %% ../../nbs/methods/03_fedka.ipynb #501e8d50
-import copy, math, torch
+import copy, math, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from contextlib import contextmanager
@@ -439,8 +439,17 @@ class MKMMD(Pulled):
         if self.h.mmd_batch > B:
             x = gather_batch(client.scratch.setdefault("bank", []), x, self.h.mmd_batch)
             if x is None: return 0.
+            client.scratch["matched"] = True
             h = model.features(x)
         return self._lam(client)*self._to_target(model, h, client.scratch["b"]*B, client)
+
+    def end(self, model, client):
+        super().end(model, client)
+        n = sum(map(len, client.scratch.get("bank", ())))
+        if client.round or client.scratch.get("matched") or not n: return
+        fewer = max(2, min(n, client.settings.batch_size))
+        warnings.warn(f"{self.name}: client {client.id!r} trains on {n} samples a round, fewer than mmd_batch="
+                      f"{self.h.mmd_batch}: nothing is matched; try mmd_batch={fewer}")
 
     def step(self, model, x, y, client):
         loss, last = super().step(model, x, y, client), client.scratch["b"] + 1 == client.scratch["of"]
@@ -570,7 +579,7 @@ def normalize_by_batch(norm, x):
 @method("noeval")
 class NoEval(Method):
     "Predict with dropout on and by the statistics of each training-sized batch, as FedKA's released code."
-    paper = "the released code of Sun et al., ACML 2022"
+    paper, needs = "the released code of Sun et al., ACML 2022", "BatchNorm or Dropout"
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
         set_generator(model, client.rng("noeval"))

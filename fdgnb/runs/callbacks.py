@@ -6,7 +6,7 @@
 __all__ = ['Metrics', 'Patience', 'Csv', 'TensorBoard', 'WandB', 'MLflow']
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbimport01
-import numbers, re, torch, warnings
+import inspect, numbers, re, torch, warnings
 import numpy as np
 import pandas as pd
 from contextlib import ExitStack, contextmanager
@@ -66,12 +66,21 @@ def is_callback(c):
     return all(callable(getattr(c, name, None)) for name in ("start", "round", "end"))
 
 
+def takes_two(c):
+    "Whether something can be called with a run and its rows."
+    if not callable(c): return False
+    try: inspect.signature(c).bind(None, None)
+    except TypeError: return False
+    except ValueError: pass                                     # a function of C that does not say
+    return True
+
+
 def as_callbacks(given):
     "A list of `Callback`s from one of callbacks and functions, told_last last; FdgnbError otherwise."
-    if not isinstance(given, (list, tuple)): raise FdgnbError(f"callbacks={str(given)[:80]}: wanted a list")
+    if not isinstance(given, (list, tuple)): raise FdgnbError(f"callbacks={echo(given, 80)}: wanted a list")
     for c in given:
-        if isinstance(c, type) or not is_callback(c) and not callable(c):
-            raise FdgnbError(f"callbacks: {str(c)[:80]} is neither a function f(run, rows) nor a Callback()")
+        if isinstance(c, type) or not is_callback(c) and not takes_two(c):
+            raise FdgnbError(f"callbacks: {echo(c, 80)} is neither a function f(run, rows) nor a Callback()")
     found = [c if is_callback(c) else Told(c) for c in given]
     return sorted(found, key=lambda c: getattr(c, "told_last", False) is True)
 

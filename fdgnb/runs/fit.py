@@ -41,6 +41,7 @@ def look_at(client):
 
 def network_of(fed, domain=None):
     "The network that a domain's client, or an unseen one, would now be sent, in evaluation mode."
+    if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
     who = next((c for c in fed.clients if c.id == domain), None)
     if domain not in (None, fed.target) and not who:
         raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
@@ -106,7 +107,7 @@ class Run(Deployable):
         out: str | Path | None = None,  # the folder; None: the run's own
     ) -> Path:
         "Write record.json, history.csv and arrays (fdgnb.runs.records.save), and the selected weights."
-        return save_with_weights(self, out or self.out)
+        return save_with_weights(self, self.out if out is None else out)
 
     def __repr__(self):
         f, done = self.fed, f"{self.round} of {self.fed.rounds} rounds"

@@ -10,7 +10,6 @@ import torch, warnings
 import numpy as np
 import pandas as pd
 from collections import Counter
-from collections.abc import Iterable
 from importlib.util import find_spec
 from ..core import FdgnbError, Registry, echo, nearest
 from ..federation.rounds import aurocs
@@ -191,8 +190,8 @@ def list_rules(rules):
     "The rules of a table as a tuple, from one, several or None: all; FdgnbError on what is none."
     if rules is None: return tuple(RULES)
     if isinstance(rules, str): rules = (rules,)
-    if not isinstance(rules, Iterable): raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
-    rules = tuple(rules)
+    try: rules = tuple(rules)
+    except TypeError: raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}") from None
     for rule in rules: check_rule_name(rule)
     if not rules: raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
     return tuple(dict.fromkeys(rules))

@@ -209,7 +209,7 @@ def save(
     out: str | Path,            # the folder
 ) -> Path:
     "Write history.csv, ledger.csv, arrays.npz and, last, record.json into a folder; returns the record's path."
-    if out is None or out == "": raise FdgnbError("save needs a folder: give out=")
+    if out is None or isinstance(out, str) and not out: raise FdgnbError("save needs a folder: give out=")
     out = path_of(out, "out", "the path of a folder")
     npz, rec = io.BytesIO(), describe_run(run)
     np.savez_compressed(npz, **arrays(run))

@@ -440,7 +440,7 @@ class Kept(Deployable):
         """The network of a client, or the one an unseen client would get, in evaluation.
 
         rule: which names the round; None: last."""
-        return load_network(self.out, rule or "last", domain, self.about["args"])
+        return load_network(self.out, "last" if rule is None else rule, domain, self.about["args"])
 
     def __getattr__(self, name):
         if name not in "table history ledger record sizes args domains round arrays".split():
@@ -463,6 +463,7 @@ def load_network(folder, rule, domain=None, args=None):
 
 def state_for(about, states, domain, round):
     "The state of a domain's network of what a folder holds; FdgnbError on an unknown client, or one not kept."
+    if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
     if domain == about["args"]["target"]: domain = None                      # an unseen client
     if domain is not None and "clients" not in about:
         raise FdgnbError("this folder was written by an earlier fdgnb, without the clients' own models: run again")

@@ -296,7 +296,7 @@ def check_target(target, name, known, dataset):
     "FdgnbError where one of the names in `target` is no name, or known to be no domain."
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise FdgnbError(f"target={echo(target)}: wanted the name of a domain, or a list of names")
-    if known and str(name) not in known:
+    if known and (name if isinstance(name, str) else echo(name)) not in known:
         where = getattr(dataset, "name", dataset)
         raise FdgnbError(f"unknown domain {echo(name)} of {where}{nearest(name, known)}")
 
@@ -369,10 +369,19 @@ def accepts_one_sample(net, x):
     return True
 
 # %% ../../nbs/runs/01_setup.ipynb #cae88251
+def has_layer(net, kinds):
+    "Whether a network has a layer of one of several kinds, as 'BatchNorm or Dropout'; by the names of its classes."
+    known = {c.__name__.lstrip("_") for m in net.modules() for c in type(m).__mro__}
+    return not known.isdisjoint(kinds.split(" or "))
+
+
 def check_needs(fed):
-    "FdgnbError where a method, or a part of a sum, has nothing to do in the network, or not with such labels."
+    "FdgnbError, or a warning, where a method, or a part of a sum, has nothing to do in the network, or with its labels."
     for key, cls in getattr(fed.method, "parts", {fed.method.name: type(fed.method)}).items():
         if cls.needs == "batchnorm": require_batchnorm(key, fed.net)
+        elif cls.needs and not has_layer(fed.net, cls.needs):
+            warnings.warn(f"{key}: {getattr(fed.net, 'name', 'the network')} has no {cls.needs}, without which it "
+                          "changes nothing in what is trained or predicted")
         if cls.single_label and fed.data.multilabel:
             who = key if key == fed.method.name else f"{fed.method.name} ({key})"
             raise FdgnbError(f"method {who!r} is defined for one class a sample, and those of {fed.data.name!r} have "
