@@ -15,7 +15,7 @@ ROOMS = {
     "methods": ("Methods", "The five systems and the baselines of their tables, each derived and checked."),
     "experiments": ("Experiments", "Any methods, targets and seeds by one call; statistics."),
     "tables": ("Tables", "The papers' tables again, and all methods side by side.")}
-FIRST = ("run", "compare", "command", "add")                                    # beside the front page, in this order
+FIRST = ("run", "compare", "command", "own_data", "add")                        # beside the front page, in this order
 
 
 def notebooks(folder):
