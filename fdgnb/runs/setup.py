@@ -376,7 +376,7 @@ def has_layer(net, kinds):
 
 
 def check_needs(fed):
-    "FdgnbError, or a warning, where a method, or a part of a sum, has nothing to do in the network, or with its labels."
+    "FdgnbError, or a warning, where a method, or a part of a sum, cannot do its work here."
     for key, cls in getattr(fed.method, "parts", {fed.method.name: type(fed.method)}).items():
         if cls.needs == "batchnorm": require_batchnorm(key, fed.net)
         elif cls.needs and not has_layer(fed.net, cls.needs):
