@@ -187,10 +187,13 @@ def predict(
     files: Annotated[list[str], typer.Argument(help="Images.", show_default=False)],
     rule: Annotated[Optional[str], typer.Option(help="Whose model: source_val or last; target is an oracle's.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,
+    imports: Annotated[str, typer.Option(help="Your own modules, whose method the run is of.")] = "",
 ):
     "Print the class of every file, and its probability; of several labels the probability of each."
     import pandas as pd
     import fdgnb
+    from fdgnb.runs.imports import import_modules
+    import_modules(imports)
     kept = fdgnb.load(run)
     logits = kept.predict(files, rule=rule)
     if kept.multilabel:

@@ -152,3 +152,14 @@ def test_what_is_wrong_is_one_line(folder, site, tiny):
                        (lambda: finetune(folder/"none", site), "no weights in")]:
         with refused(says) as e: call()
         assert one_line(e)
+
+
+def test_a_patient_of_the_new_site_stays_in_one_part(site):
+    patients = torch.arange(len(site)) // 3
+    parts = part_site(Domain("new", site.x, site.y, groups=patients), site.y, .2, 0)
+    trained, tested = (set(patients[parts[k]].tolist()) for k in ("train", "test"))
+    assert trained and tested and not trained & tested
+
+
+def test_a_bare_network_is_no_run(folder, site):
+    with refused("give the run, and domain="): finetune(load(folder).model, site)

@@ -10,6 +10,7 @@ import copy, torch
 import pandas as pd
 from dataclasses import dataclass, replace
 from pathlib import Path
+from torch import nn
 from ..core import FdgnbError, echo, exists, generator, nearest, path_of, writing
 from ..vectors import tagged
 from ..settings import Settings, hp, make
@@ -66,6 +67,9 @@ class Tuning(Method):
 def open_models(run):
     "The models of a run, or of the folder of one; FdgnbError on anything else."
     if isinstance(run, Deployable): return run
+    if isinstance(run, nn.Module):
+        raise FdgnbError("finetune: a network does not say what it was trained on: give the run, and domain= for the "
+                         "model of one of its clients")
     folder = path_of(run, "finetune", "a run, or the folder of one")
     return Tuned.read(folder) if exists(folder/TUNED) else Kept(folder)
 
@@ -112,7 +116,9 @@ def read_site(models, data, site):
 
 
 def part_site(domain, y, test, seed):
-    "{train, test: rows} of a site: its own split where it has one, else a share of every class held out."
+    """{train, test: rows} of a site: its own split where it has one, else a share of every class held out.
+
+    Samples of one group, as of a patient, stay together."""
     own = (domain.split or {}).get("test")
     n = len(y)
     if own is not None and 0 < len(own) < n:
@@ -121,7 +127,7 @@ def part_site(domain, y, test, seed):
         return dict(train=rest.nonzero().flatten(), test=own)
     held = min(max(1, round(n*test)), n - 1) if test else 0
     rng = generator(seed, client=domain.name, purpose="finetune split")
-    parts = split_indices(n, y, (1 - held/n, 0., held/n), rng, stratify=y.ndim == 1)
+    parts = split_indices(n, y, (1 - held/n, 0., held/n), rng, y.ndim == 1, domain.groups)
     return dict(train=parts["train"], test=parts["test"])
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0003

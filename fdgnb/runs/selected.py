@@ -169,10 +169,18 @@ def about_of(fed):
                 clients=[c.id for c in fed.clients], own=has_own(fed.method))
 
 
+def find_method(name):
+    "The class of a run's method; FdgnbError where it is one's own and not imported."
+    try:
+        return method_class(name)
+    except FdgnbError as e:
+        raise FdgnbError(f"{e}; if it is your own, import its file first (--imports, or import_modules)") from None
+
+
 def build_network(about, state):
     "The network of a run with the weights `state`, in evaluation mode on the processor."
     args, n = about["args"], len(about["classes"])
-    settings, method = args["settings"], method_class(args["method"])(**args["hyper"])
+    settings, method = args["settings"], find_method(args["method"])(**args["hyper"])
     with seeded(args["seed"]):
         name, channels = settings["backbone"] or "cnn2", about["in_channels"]
         if is_given(name): net = models.build_given(models.find_given(name), n, channels, about["shape"], name)
