@@ -163,3 +163,23 @@ def test_a_patient_of_the_new_site_stays_in_one_part(site):
 
 def test_a_bare_network_is_no_run(folder, site):
     with refused("give the run, and domain="): finetune(load(folder).model, site)
+
+
+def test_a_site_is_read_by_the_run_s_white(tmp_path):
+    "12-bit images that stay dark: tuned on four times the brightness that predict shows."
+    from PIL import Image
+    import numpy as np
+    def fill(home, names, most):
+        for name in names:
+            for c in "kl":
+                folder = tmp_path/home/name/c
+                folder.mkdir(parents=True)
+                for i in range(6): Image.fromarray(np.full((16, 16), most - i, np.uint16)).save(folder/f"{i}.png")
+    fill("old", "ab", 4095)
+    fill("new", "c", 999)
+    run = fdgnb.fit("fedavg", fdgnb.from_folder(tmp_path/"old", size=16, white=4095), rounds=1, progress=False)
+    assert finetune(run, f"{tmp_path}/new", epochs=1).args["n_train"]
+    with pytest.warns(UserWarning): other = fdgnb.from_folder(tmp_path/"new", size=16)
+    with refused("read with 1023 as white, the run's images with 4095"): finetune(run, other, epochs=1)
+    from fdgnb.runs.finetune import read_like
+    assert read_like(run, f"{tmp_path}/new", 16).white == 4095

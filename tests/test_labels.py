@@ -129,3 +129,25 @@ def test_labels_that_are_taken():
         assert fdgnb.from_arrays(dict(a=(x, y)))["a"].y.tolist() == [0, 1]*3
     for twice in (["cat", "cat"], ["cat", "dog", "cat"], {0: "cat", 1: "cat"}, [1, "1"]):
         says(lambda: fdgnb.from_arrays(dict(a=(x, [0, 1]*3)), classes=twice), "twice")
+
+
+@pytest.mark.parametrize("how", ["target_transform", "a wrapper"])
+def test_labels_that_a_set_does_not_number_itself(how, tmp_path):
+    "Harmonized by hand, they were translated back by the folder's own numbers: sick counted as healthy."
+    class Folder(torch.utils.data.Dataset):
+        classes, targets = ["healthy", "sick"], [0, 0, 0, 0, 1, 1]
+        target_transform = staticmethod(lambda y: 1 - y) if how == "target_transform" else None
+        def __len__(self): return 6
+        def __getitem__(self, i):
+            y = self.targets[i]
+            return torch.zeros(3, 8, 8), self.target_transform(y) if self.target_transform else y
+
+    class Turned(torch.utils.data.Dataset):
+        def __init__(self, dataset): self.dataset = dataset
+        def __len__(self): return len(self.dataset)
+        def __getitem__(self, i): return self.dataset[i][0], 1 - self.dataset[i][1]
+
+    made = Folder() if how == "target_transform" else Turned(Folder())
+    with pytest.warns(UserWarning, match="not the numbers that its `classes` name"):
+        data = fdgnb.from_torch({"a": made}, classes=["sick", "healthy"])
+    assert data.counts().loc["a"].to_dict() == {"sick": 2, "healthy": 4}

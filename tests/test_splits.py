@@ -486,3 +486,11 @@ def test_groups_of_text_files_by_path(tmp_path, monkeypatch):
     data = fdgnb.from_texts(tmp_path/"t", groups=r"([ab]\d)_", split=lambda f: "test" if f.stem[-1] == "7" else "train")
     assert plain["a"].groups is None and data["a"].groups.tolist() == [0, 1, 2, 3]*2
     assert data["b"].split["test"].tolist() == [7] and data["b"].y.tolist() == [0]*4 + [1]*4
+
+
+def test_a_domain_of_two_patients_has_no_test_part_and_says_so():
+    x, y = np.zeros((8, 3, 16, 16), np.uint8), [0, 1]*4
+    patients = {k: [f"{k}{i//4}" for i in range(8)] for k in "ab"}
+    data = fdgnb.from_arrays({k: (x, y) for k in "ab"}, groups=patients)
+    with pytest.warns(UserWarning, match="domain 'a' has 2 groups: no samples for test"):
+        fdgnb.runs.setup.Federation("fedavg", data, None, 1)

@@ -65,7 +65,7 @@ def is_dicom(file):
     if ending not in ("", ".dcm", ".dicom", ".ima") and not ending[1:].isdigit(): return False
     try:
         with open(file, "rb") as f: return f.read(132)[128:] == b"DICM"
-    except OSError: return False
+    except (OSError, ValueError): return False                   # a name that no file can have
 
 
 BROKEN_DICOM = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, RuntimeError,

@@ -6,7 +6,7 @@
 __all__ = ['from_arrays', 'from_torch', 'from_texts', 'from_table']
 
 # %% ../../nbs/data/16_own.ipynb #own00004
-import hashlib, io, os, torch, warnings
+import hashlib, io, math, os, torch, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, echo, exists, is_folder, nearest, path_of
@@ -478,6 +478,35 @@ def names_by_sample(ds, where):
     raise FdgnbError(f"{where}: {type(ds).__name__} has {len(ds)} samples, the data sets in it {len(rows)}")
 
 
+def recorded_labels(ds, where):
+    "The labels that a data set numbers itself: its `targets`, or those of the set in a wrapper; None: nothing tells."
+    targets = getattr(ds, "targets", None)
+    if hasattr(targets, "__len__") and len(targets) == len(ds): return list(targets)
+    if isinstance(getattr(ds, "datasets", None), (list, tuple)):
+        parts = [recorded_labels(part, where) for part in ds.datasets]
+        return None if None in parts else [label for part in parts for label in part]
+    inner = find_inner(ds)
+    if inner is None: return None
+    below = recorded_labels(inner, where)
+    if hasattr(ds, "indices"): return below and [below[i] for i in ds.indices]
+    if below is None: below = [_ask(lambda i=i: inner[i][1], f"{where}: label {i}") for i in range(len(inner))]
+    return below if len(below) == len(ds) else None
+
+
+def _is_number(label):
+    "Whether a label is one finite number."
+    try: return not isinstance(label, str) and math.isfinite(float(label))
+    except (TypeError, ValueError, RuntimeError): return False
+
+
+def is_relabeled(ds, y, where):
+    "Whether a data set delivers other numbers than those that it names: by a target_transform, or by a wrapper."
+    recorded = recorded_labels(ds, where)
+    if recorded is None: return getattr(ds, "target_transform", None) is not None
+    pairs = [(a, b) for a, b in zip(y, recorded) if _is_number(a) and _is_number(b)]
+    return any(float(a) != float(b) for a, b in pairs)
+
+
 def translate_labels(y, names, where):
     "Labels by their own data set's {label: name} as names; FdgnbError on a label that it does not name."
     out = []
@@ -523,7 +552,7 @@ def from_torch(
     about = dict(white=white, groups=groups, split=_by_index("split", split, domains), stratify=stratify,
                  multilabel=multilabel)
     arrays = {d: _read_pairs(ds, f"domain {d!r}", size, f"{name}/{d}") for d, ds in domains.items()}
-    named = {d: names_by_sample(ds, f"domain {d!r}") for d, ds in domains.items()}
+    named = {d: _trusted_names(ds, arrays[d][1], f"domain {d!r}") for d, ds in domains.items()}
     are_rows = any(_is_row(label) for _, y in arrays.values() for label in y)
     if are_rows and classes is None: classes = _name_columns(named, name)
     if are_rows or not any(own for rows in named.values() for own in rows):
@@ -547,14 +576,23 @@ def _name_columns(named, name):
     raise FdgnbError(f"{name}: its data sets name the columns of their labels differently; give all the same `classes`")
 
 
+def _trusted_names(ds, y, where):
+    "`names_by_sample`, but None, aloud, of a set whose labels are not the numbers that it names."
+    named = names_by_sample(ds, where)
+    if not any(named) or not is_relabeled(ds, y, where): return named
+    warnings.warn(f"{where}: its labels are not the numbers that its `classes` name (a target_transform, or a wrapper "
+                  "that relabels): they count as they are, `classes=` names them")
+    return [None]*len(ds)
+
+
 def _by_index(what, given, domains):
     "{domain: values}, where functions of the index are asked for each sample; anything else stays."
     if callable(given): given = {d: given for d in domains}
     if not isinstance(given, dict): return given
-    return {d: _ask(what, f, d, domains) if callable(f) else f for d, f in given.items()}
+    return {d: _ask_each(what, f, d, domains) if callable(f) else f for d, f in given.items()}
 
 
-def _ask(what, function, d, domains):
+def _ask_each(what, function, d, domains):
     "The values of a function of the index for each sample of a domain; FdgnbError where it raises."
     values, ds = [], domains.get(d, ())
     n = len(ds) if hasattr(ds, "__len__") else 0                       # what has no length is refused later

@@ -342,7 +342,16 @@ def cut_domain(dom, settings, target, rng):
     if has_own_split or lists and use == "lists": return _brought(dom)
     test = lists.get("test", ())
     if use == "test" and len(test): return _beside(dom, test, settings, rng)
-    return split_indices(len(dom), dom.y, settings.fractions, rng, settings.stratify, dom.groups)
+    parts = split_indices(len(dom), dom.y, settings.fractions, rng, settings.stratify, dom.groups)
+    if dom.groups is not None: warn_of_empty(dom, parts, settings.fractions)
+    return parts
+
+
+def warn_of_empty(dom, parts, fractions):
+    "Warn of the parts that a domain has too few groups for."
+    lacks = [part for part, share in zip(("train", "val", "test"), fractions) if share and not len(parts[part])]
+    if not lacks: return
+    warnings.warn(f"domain {dom.name!r} has {len(dom.groups.unique())} groups: no samples for {' and '.join(lacks)}")
 
 # %% ../../nbs/data/12_partitions.ipynb #2bd69fe9
 def warn_of_torn(dom, cut):

@@ -175,7 +175,7 @@ def client_update(
     method.begin(model, client, download)
     model.train()
     rng, augment, losses = client.rng("batch", client.device), client.rng("augment"), []
-    momenta = batchnorm_momenta(model) if client.settings.bn_warmup and not client.settings.pretrained else {}
+    momenta = batchnorm_momenta(model) if client.settings.bn_warmup else {}
     for idx in method.sample(client, client.rng("sample")):
         x, y = method.batch(*client.take(idx, rng=augment), client, rng)
         warm_up(momenta)

@@ -141,9 +141,9 @@ def label_loss(logits, y, client, weights=None):
 
 # %% ../../nbs/federation/02_steps.ipynb #warmcode01
 def batchnorm_momenta(model):
-    "{BatchNorm layer: its momentum} of a network, without layers that keep no running statistics."
+    "{BatchNorm layer: its momentum} of a network, without layers whose running statistics do not move."
     layers = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    return {m: m.momentum for m in layers if m.track_running_stats and m.momentum is not None}
+    return {m: m.momentum for m in layers if m.track_running_stats and m.momentum}
 
 
 def warm_up(momenta):

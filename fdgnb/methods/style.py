@@ -369,9 +369,9 @@ def redraw_styles(s, v, noise, eps=1e-6):
 
 
 def vary_over_clients(each):
-    "Variance over a list of two or more clients' statistics {stage: (2, C)}, per channel; {} of fewer."
-    if len(each) < 2: return {}
-    return {i: torch.stack([s[i] for s in each if i in s]).var(0) for i in each[0]}
+    "Variance per channel over clients' statistics {stage: (2, C)}, of the stages that two or more clients have."
+    stages = {i: [s[i] for s in each if i in s] for i in each[0]} if each else {}
+    return {i: torch.stack(told).var(0) for i, told in stages.items() if len(told) > 1}
 
 
 def record_statistics(server, owner, uploads):

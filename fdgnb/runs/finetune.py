@@ -6,7 +6,7 @@
 __all__ = ['finetune']
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftimport01
-import copy, torch
+import copy, os, torch
 import pandas as pd
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,12 +93,25 @@ def check_kind(models, domain):
         raise FdgnbError(f"finetune: the run has {has[models.multilabel]}, {domain.name!r} {has[domain.multilabel]}")
 
 
+def read_like(models, data, size):
+    "The data of a new site, a folder read by the run's white and window; FdgnbError on a data set of another white."
+    about = models.about
+    is_path = isinstance(data, Path) or isinstance(data, str) and ("/" in data or os.sep in data)
+    reads_images = is_path and about.get("size")
+    own = {k: about[k] for k in ("white", "window") if about.get(k) is not None}
+    data = get_dataset(data, size=size, **own if reads_images else {})
+    white = about.get("white", data.white)
+    if data.white == white or data.white == 255 < white: return data
+    raise FdgnbError(f"finetune: {data.name} was read with {data.white} as white, the run's images with {white}: read "
+                     f"them with white={white}, or give the folder")
+
+
 def read_site(models, data, site):
     "(Domain of the new site, its labels as the run numbers them); FdgnbError on what is no such thing."
     if not isinstance(data, Domain):
         shape, size = shape_of(models.about), None
         if len(shape) == 3 and not isinstance(data, Dataset): size = shape[1]
-        data = get_dataset(data, size=size)
+        data = read_like(models, data, size)
         if site is None and len(data.names) > 1:
             raise FdgnbError(f"finetune: {data.name} has {len(data.names)} domains, "
                              f"name the site: site={data.names[0]!r}")
@@ -189,7 +202,8 @@ class Tuned(Deployable):
 def settings_of(about, call):
     "The settings of a run for one pass over a site's samples, without what only a federation has."
     own = dict(local_epochs=1, local_steps=None, batch_size=call.batch_size, lr_decay=1., lr_drops=(), drops=(),
-               drop=0., per_round=None, augment="none", keep_optimizer=True)
+               drop=0., per_round=None, augment="none", keep_optimizer=True, schedule="constant", warmup=0,
+               class_weights=None)
     settings = make(Settings, about["args"]["settings"], "setting")
     return replace(settings, **own, lr=settings.lr/5 if call.lr is None else call.lr)
 

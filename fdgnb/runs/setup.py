@@ -23,6 +23,7 @@ from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
+from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from .protocols import resolve
@@ -435,12 +436,20 @@ def first_backbone(fed):
     return models.build_given(fed.objects["backbone"], d.n_classes, d.in_channels, d.first.x.shape[1:], s.backbone)
 
 
+def settle_statistics(net):
+    "Let running statistics that a network brings along count as those of enough batches, so that none warms them up."
+    for layer, momentum in batchnorm_momenta(net).items():
+        is_new = not layer.running_mean.any() and bool((layer.running_var == 1).all())
+        if not is_new: layer.num_batches_tracked.clamp_(min=math.ceil(1/momentum))
+
+
 def first_network(fed):
     "The method's network with its first weights."
     drawing = seeded(fed.seed)
     with drawing: net = models.own_dropout(first_backbone(fed))
     if "backbone" in fed.objects: models.check_draws(net, fed.data.first.x[:2].float().cpu(), fed.settings.backbone)
     with drawing: net = fed.method.build(net).to(fed.device).to(memory_format=torch.channels_last)
+    if fed.settings.bn_warmup: settle_statistics(net)
     models.trial(net, fed.data.first.x[:2].float())
     return models.in_precision(net, fed.settings.precision)
 
