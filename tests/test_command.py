@@ -3,9 +3,11 @@ import json, os, re, subprocess, sys
 from dataclasses import fields
 from pathlib import Path
 from shutil import which
+import numpy as np
 import pandas as pd
 import pytest
 from papermill import inspect_notebook
+from PIL import Image
 import fdgnb
 from conftest import slice_of
 from fdgnb.__main__ import fields_of, main, read_command, takes
@@ -164,3 +166,17 @@ def test_an_export_warns_of_nothing(tmp_path, recwarn):
     small = slice_of(fdgnb.get_dataset("digits"), 30)
     fdgnb.fit("fedavg", small, target="inked", rounds=1, progress=False).export(tmp_path/"a.onnx")
     assert not [w for w in recwarn if issubclass(w.category, FutureWarning)]
+
+
+def test_a_warning_is_said_once_in_one_line(tmp_path, capsys):
+    "The data are read twice, for the name of the run's folder and by the run."
+    for d in "ab":
+        for c in "kl":
+            (tmp_path/"xr"/d/c).mkdir(parents=True)
+            for i in range(4):
+                image = Image.fromarray(np.full((16, 16), 4095 - i, np.uint16))
+                image.save(tmp_path/"xr"/d/c/f"{i}.png")
+    words = ["run", "fedavg", "--dataset", f"{tmp_path}/xr", "--rounds", "1", "--out", f"{tmp_path}/out"]
+    assert main(words) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "counts as white" in line]
+    assert len(said) == 1 and said[0].startswith("warning: xr: pixels reach 4095")
