@@ -2,7 +2,7 @@
 
 Tests import the helpers: `from conftest import bits, run, slice_of, sized`; `small` and `tiny` are fixtures.
 """
-import dataclasses, os, signal, subprocess, sys
+import dataclasses, os, signal, subprocess, sys, warnings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CI", "1")
 import pytest
@@ -67,6 +67,22 @@ def python(code, **kw):
 def one_line(error):
     "Whether what pytest.raises caught says it in one line."
     return "\n" not in str(error.value)
+
+
+def says(f, *parts):
+    "Assert that `f` raises an FdgnbError of one line with these parts."
+    with pytest.raises(fdgnb.FdgnbError) as e: f()
+    assert one_line(e) and all(p in str(e.value) for p in parts), str(e.value)
+
+
+def said(f):
+    "(what f returns, its warnings), each one line."
+    with warnings.catch_warnings(record=True) as w:
+        warnings.simplefilter("always")
+        out = f()
+    lines = [str(i.message) for i in w]
+    assert not any("\n" in line for line in lines)
+    return out, lines
 
 
 @pytest.fixture(scope="session")

@@ -141,3 +141,10 @@ def test_a_public_name_is_no_submodule():
     "`fdgnb.data` is the folder and `fdgnb.fit` the function, whatever was imported before."
     code = "import fdgnb.runs.fit, fdgnb.data.domain, fdgnb; print(callable(fdgnb.fit), fdgnb.data.__name__)"
     assert python(code).stdout == "True fdgnb.data\n"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT/"fdgnb").rglob("*.py")), ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_a_module_gives_a_name_once(file):
+    "Two cells of a page named two functions alike, and the second took the calls of the first."
+    names = [n.name for n in ast.parse(file.read_text()).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    assert not {n for n in names if n != "_" and names.count(n) > 1}

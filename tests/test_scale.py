@@ -1,10 +1,9 @@
 """The scale of pixels: decided once over all domains, said, kept with a run, and the same in `predict`."""
-import warnings
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from conftest import one_line
+from conftest import said, says
 import fdgnb
 from fdgnb import FdgnbError
 from fdgnb.data.cache import cache_dir
@@ -21,21 +20,6 @@ USUAL = dict(backbone="cnn2", batch_size=4, local_steps=1, progress=False, worke
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FDGNB_CACHE", str(tmp_path/"cache"))
-
-
-def says(f, *parts):
-    with pytest.raises(FdgnbError) as e: f()
-    assert one_line(e) and all(p in str(e.value) for p in parts), str(e.value)
-
-
-def said(f):
-    "(what f returns, its warnings), each one line."
-    with warnings.catch_warnings(record=True) as w:
-        warnings.simplefilter("always")
-        out = f()
-    lines = [str(i.message) for i in w]
-    assert not any("\n" in line for line in lines)
-    return out, lines
 
 
 def write(folder, suffix="png", **domains):

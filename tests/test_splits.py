@@ -1,13 +1,12 @@
 """Splits by patient, stratified and one's own, from every loader and in fit; arrays and DICOM files by a window."""
-import warnings
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from conftest import one_line
+from conftest import said, says
 import fdgnb
-from fdgnb import Domain, FdgnbError
+from fdgnb import Domain
 from fdgnb.core import generator
 from fdgnb.data.domain import split_indices
 from fdgnb.data.partitions import client_splits, subsample_domains
@@ -25,21 +24,6 @@ def patients(d): return [f"{d}{i//5}" for i in range(60)]
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FDGNB_CACHE", str(tmp_path/"cache"))
-
-
-def says(f, *parts):
-    with pytest.raises(FdgnbError) as e: f()
-    assert one_line(e) and all(p in str(e.value) for p in parts), str(e.value)
-
-
-def said(f):
-    "(what f returns, its warnings), each one line."
-    with warnings.catch_warnings(record=True) as w:
-        warnings.simplefilter("always")
-        out = f()
-    lines = [str(i.message) for i in w]
-    assert not any("\n" in line for line in lines)
-    return out, lines
 
 
 def sites(**about):

@@ -1,11 +1,11 @@
 """Which files count, lists that name absent ones, the place of decoded images, and texts in `predict`."""
-import os, shutil, subprocess, sys, warnings
+import os, shutil, subprocess, sys
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from conftest import one_line
+from conftest import one_line, said, says
 import fdgnb
 from fdgnb import FdgnbError
 from fdgnb.data import text
@@ -23,18 +23,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("FDGNB_DATA", str(tmp_path/"data"))
     monkeypatch.setenv("FDGNB_CACHE", str(tmp_path/"cache"))
     return tmp_path/"data"
-
-
-def says(f, *parts):
-    with pytest.raises(FdgnbError) as e: f()
-    assert one_line(e) and all(p in str(e.value) for p in parts), str(e.value)
-
-
-def said(f):
-    "(what f returns, its warnings)."
-    with warnings.catch_warnings(record=True) as w:
-        warnings.simplefilter("always")
-        return f(), [str(i.message) for i in w]
 
 
 def write(file, seed=0):

@@ -362,7 +362,7 @@ def _by_name(name, what, given):
     raise FdgnbError(f"{name}: {what}={echo(given)}; wanted a dict {{domain: one value for each of its samples}}")
 
 # %% ../../nbs/data/16_own.ipynb #labeled001
-def warn_of_gaps(name, words):
+def warn_of_missing(name, words):
     "Warn of classes named as numpy and pandas write a missing value, for words among numbers become that."
     gaps = [word for word in words if word.casefold() in ("nan", "nat", "none", "<na>")]
     if gaps: warnings.warn(f"{name}: {gaps[0]!r} is a class; leave those samples out if it means a missing label")
@@ -382,7 +382,7 @@ def label_domains(name, x, y, classes, defaults, **about):
     order, names = order_classes(list(y.values()), classes, name)
     words = [v for v in order if isinstance(v, str)]
     warn_of_alike(name, words)
-    warn_of_gaps(name, words)
+    warn_of_missing(name, words)
     numbers = {d: _number_labels(labels, order) for d, labels in y.items()}
     data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names, **about)
     data.defaults = suggest_settings(data.domains, data.size) | defaults
@@ -493,8 +493,8 @@ def recorded_labels(ds, where):
     return below if len(below) == len(ds) else None
 
 
-def _is_number(label):
-    "Whether a label is one finite number."
+def _can_be_compared(label):
+    "Whether a label is one finite number, as a tensor too."
     try: return not isinstance(label, str) and math.isfinite(float(label))
     except (TypeError, ValueError, RuntimeError): return False
 
@@ -503,7 +503,7 @@ def is_relabeled(ds, y, where):
     "Whether a data set delivers other numbers than those that it names: by a target_transform, or by a wrapper."
     recorded = recorded_labels(ds, where)
     if recorded is None: return getattr(ds, "target_transform", None) is not None
-    pairs = [(a, b) for a, b in zip(y, recorded) if _is_number(a) and _is_number(b)]
+    pairs = [(a, b) for a, b in zip(y, recorded) if _can_be_compared(a) and _can_be_compared(b)]
     return any(float(a) != float(b) for a, b in pairs)
 
 

@@ -78,7 +78,7 @@ def repeatable(device):
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     cudnn.deterministic, cudnn.benchmark = True, False
-    memory.fill_uninitialized_memory = False                         # costs a tenth, and no result depends on it
+    memory.fill_uninitialized_memory = False                         # no result depends on it
     try: yield
     finally:
         torch.use_deterministic_algorithms(was_on, warn_only=only_warned)

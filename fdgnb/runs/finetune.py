@@ -74,7 +74,7 @@ def open_models(run):
     return Tuned.read(folder) if exists(folder/TUNED) else Kept(folder)
 
 
-def translate_labels(data, domain, classes):
+def renumber_labels(data, domain, classes):
     "Labels of a data set's domain as the run numbers its classes, by their names."
     place = []
     for name in map(str, data.classes):
@@ -117,7 +117,7 @@ def read_site(models, data, site):
                              f"name the site: site={data.names[0]!r}")
         domain = data.first if site is None else data[site]
         check_kind(models, domain)
-        return domain, translate_labels(data, domain, models.classes)
+        return domain, renumber_labels(data, domain, models.classes)
     check_kind(models, data)
     if data.multilabel and data.y.shape[1] != len(models.classes):
         raise FdgnbError(f"finetune: labels of {data.y.shape[1]} columns, the run has {len(models.classes)} classes")
