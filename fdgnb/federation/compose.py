@@ -12,7 +12,7 @@ from typing import Callable
 from types import SimpleNamespace
 from fdgnb.core import FdgnbError, Registry, nearest
 from fdgnb.vectors import KINDS
-from fdgnb.settings import Settings, make
+from fdgnb.settings import Settings, check_value, make
 from fdgnb.federation.loop import HOOKS, Method
 
 # %% ../../nbs/federation/03_compose.ipynb #regcode01
@@ -52,12 +52,22 @@ def check_hooks(cls):
 METHODS = Registry("method", "fdgnb.methods")
 
 # %% ../../nbs/federation/03_compose.ipynb #c810960b
+def check_tune(cls, name):
+    "FdgnbError where `tune` of a method names something else than allowed values of one of its options."
+    declared = {f.name: f for f in fields(cls.Hyper)} | {f.name: f for f in fields(Settings)}
+    for option, values in cls.tune.items():
+        if option not in declared:
+            raise FdgnbError(f"tune of method {name!r}: unknown {option!r}{nearest(option, declared)}")
+        for value in values: check_value(option, value, declared[option])
+
+
 def admit(cls, name):
     "Check and name a method's class, make its kinds of payload known; returns the class."
     check_hooks(cls)
     both = {f.name for f in fields(cls.Hyper)} & {f.name for f in fields(Settings)}
     if both:
         raise FdgnbError(f"method {name!r} names a hyper-parameter like a setting: {', '.join(sorted(both))}")
+    check_tune(cls, name)
     KINDS.update(cls.kinds)
     cls.name, cls.admitted = name, cls
     return cls
@@ -281,6 +291,7 @@ def describe_sum(classes):
     flags = {k: any(getattr(c, k) for c in classes) for k in ("uses_target", "offers_each", "replays", "single_label")}
     lists = {k: union(t for c in classes for t in getattr(c, k)) for k in ("averages", "varying", "gaps")}
     return flags | lists | dict(
+        tune={},
         kinds={k: v for c in classes for k, v in c.kinds.items()},
         paper="; ".join(union(c.paper for c in classes if c.paper)),
         __doc__=" + ".join((c.__doc__ or c.name).split("\n")[0] for c in classes))
@@ -312,10 +323,11 @@ def method_class(name):
     return make_sum(*take_apart(name))
 
 
-def sum_of(name, parts, title, paper=""):
+def sum_of(name, parts, title, paper="", tune=None):
     "Register the sum `parts` ('a+b+c') under a name and a first line of documentation: its class."
     cls = make_sum(*take_apart(parts))
     cls.__doc__, cls.paper, cls.names = title, paper or cls.paper, {name: tuple(cls.parts)}
+    cls.tune = tune or {}
     cls.__module__ = inspect.currentframe().f_back.f_globals.get("__name__")
     cls.__name__ = cls.__qualname__ = name
     return method(name)(cls)
