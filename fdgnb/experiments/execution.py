@@ -6,7 +6,7 @@
 __all__ = ['run']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import os, shutil, sys, warnings
+import os, shutil, sys, time, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -132,14 +132,24 @@ def file_record(store, rec):
     return "done"
 
 # %% ../../nbs/experiments/03_execution.ipynb #4343305c
-def make_pool(jobs):
+class Clock:
+    "Says whether a further run may begin: within `seconds` it would end, if it took as long as the longest so far."
+    def __init__(self, seconds=None):
+        self.until = None if seconds is None else time.monotonic() + seconds
+        self.longest = 0.
+
+    def has_time(self): return self.until is None or time.monotonic() + self.longest < self.until
+
+
+def make_pool(jobs, clock):
     "joblib's pool: the backend of an enclosing `parallel_config`, else processes, one per core."
     backend, n = get_active_backend()
     usual = type(backend).__name__ == "LokyBackend"
     how = "generator_unordered" if backend.supports_return_generator else "list"
     n = jobs or (n if n and n != 1 else cores() if usual else -1)
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")     # an idle one
-    return Parallel(n_jobs=n, return_as=how, batch_size=1)
+    ahead = "2 * n_jobs" if clock.until is None else "n_jobs"                # no run waits past its time
+    return Parallel(n_jobs=n, return_as=how, batch_size=1, pre_dispatch=ahead)
 
 # %% ../../nbs/experiments/03_execution.ipynb #c68070da
 def check_lines(grid, jobs):
@@ -200,6 +210,7 @@ def run(
     retry: bool = False,                        # run again what failed
     progress: bool | None = None,               # show a bar; None: unless CI is set
     metrics: str | list = (),                   # names of METRICS to be measured besides accuracy
+    seconds: float | None = None,               # no run begins that may end later, by the longest so far; None: all
 ) -> pd.DataFrame:
     """Make the records of a grid that the store lacks; returns `results`: state and record of every line.
 
@@ -211,6 +222,7 @@ def run(
     metrics = check_metrics(metrics)
     work, plan = folder_of(work, "work") or root()/"runs"/"grid", Planner()
     check_lines(grid, jobs)
+    clock = Clock(check_value("seconds", seconds, hp(0., "how long; None: all", low=0.)))
     lines = [(row, *plan(row)) for _, row in grid.iterrows()]
     again = ("missing", "stale", "unmeasured") + ("failed",)*bool(retry)
     todo = {file_name(a): (call_of(r), a, v) for r, a, v in lines if store.find(a, v, metrics)[0] in again}
@@ -222,7 +234,7 @@ def run(
     hidden, twice = bool(os.environ.get("CI")) if progress is None else not progress, set()
     with tqdm(total=sum(a["rounds"] for _, a, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
               disable=hidden or not todo) as bar, say_stopped(hidden):
-        for ended, (key, came) in enumerate(play_all(todo, store, jobs, needs, str(work), retry, metrics), 1):
+        for ended, (key, came) in enumerate(play_all(todo, clock, store, jobs, needs, str(work), retry, metrics), 1):
             args = todo[key][1]
             bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
             what = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"
@@ -260,16 +272,18 @@ def warn_of_differences(found, twice):
     return found
 
 
-def play_all(todo, store, jobs, needs, *how):
+def play_all(todo, clock, store, jobs, needs, *how):
     "(key, what came of it) of each run as it ends; what another process is at is looked at again."
     while todo:
         at = str(store.folder.absolute()), *how
         calls = (delayed(play_one)(k, needs, pack_call(call) if needs else call, a, v, *at)
-                 for k, (call, a, v) in todo.items())
+                 for k, (call, a, v) in todo.items() if clock.has_time())
         left = {}
-        for k, came in make_pool(jobs)(calls):
+        for k, came, took in make_pool(jobs, clock)(calls):
+            clock.longest = max(clock.longest, took)
             if came == "busy": left[k] = todo[k]
             else: yield k, came
+        if not clock.has_time(): return
         if left and len(left) == len(todo):                    # all are with another process: wait for one
             _, args, _ = next(iter(left.values()))
             with hold_lock(store.folder, args, timeout=-1): pass
@@ -277,7 +291,8 @@ def play_all(todo, store, jobs, needs, *how):
 
 
 def play_one(key, needs, call, *args):
-    "The key of a run beside what came of it, played once its modules are here."
+    "The key of a run, what came of it and the seconds it took, played once its modules are here."
+    began = time.monotonic()
     if needs: unpack_modules(needs)
     if isinstance(call["method"], tuple): call = call | dict(method=get_member(*call["method"]))
-    return key, make_record(call, *args)
+    return key, make_record(call, *args), time.monotonic() - began
