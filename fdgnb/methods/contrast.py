@@ -41,6 +41,7 @@ def add_projection(model, width):
 class MOON(Method):
     "Draw the features to the global model's, away from the client's own of the round before."
     paper = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
+    tune = {"mu": (.1, 1., 5.)}
     class Hyper:
         mu: float = hp(1., "weight of the contrast", low=0., source="released code 1; FDSE .1, 1, 5, 10")
         tau: float = hp(.5, "temperature", low=1e-6, source="released code .5")
@@ -83,6 +84,7 @@ def not_true_distillation(logits, teacher, y, tau=1.):
 class FedNTD(Method):
     "Keep the global model's probabilities of the wrong classes."
     paper = "Lee et al., FedNTD, NeurIPS 2022"
+    tune = {"beta": (.3, 1., 3.)}
     single_label = True
     class Hyper:
         beta: float = hp(1., "weight of the distillation", low=0., source="released configuration; FedBR")
@@ -123,6 +125,7 @@ PENALTIES = dict(mean=decorrelation, sum=released_decorrelation)
 class FedDecorr(Method):
     "Decorrelate the features over the batch, against dimensional collapse."
     paper = "Shi et al., FedDecorr, ICLR 2023"
+    tune = {"beta": (.03, .1, .3)}
     class Hyper:
         variant: str = variant()
         beta: float = hp(.1, "weight of the penalty", low=0., source="released code; FedBR")

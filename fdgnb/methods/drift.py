@@ -48,6 +48,7 @@ def add_to_sum(kept, change):
 class FedProx(Anchored):
     "Stay near the received model: a squared distance in the loss."
     paper = "Li et al., MLSys 2020"
+    tune = {"mu": (.001, .01, .1)}
     class Hyper: mu: float = hp(.1, "strength", low=0., source="GA's code 0.1; FedProx's README 0.001 to 1")
     def loss(self, model, x, y, client):
         return super().loss(model, x, y, client) + self.h.mu*half_square(model, client)
@@ -125,6 +126,7 @@ class Scaffold(Anchored):
 class FedDyn(Anchored):
     "A linear term for every client, so that their stationary points agree."
     paper, replays = "Acar et al., ICLR 2021", True
+    tune = {"alpha": (.001, .01, .1)}
     class Hyper: alpha: float = hp(.01, "strength", low=1e-9, source="FedDyn's examples 0.01")
     def loss(self, model, x, y, client):
         loss, h = super().loss(model, x, y, client), part(client.state, "feddyn")
@@ -185,6 +187,7 @@ class FedNova(Anchored):
 class FedCM(Method):
     "Mix the last round's mean gradient into every local step."
     paper, replays = "Xu et al., arXiv 2106.10874", True
+    tune = {"alpha": (.1, .3, .5)}
     class Hyper: alpha: float = hp(.1, "share of the client's own gradient", low=0., high=1.,
                                      source="FedBR's code; FedCM not verified")
     def setup(self, server):
@@ -232,6 +235,7 @@ def server_step(server, old, name, h, second):
 class FedAdam(Method):
     "Adam at the server."
     paper, Hyper = "Reddi et al., ICLR 2021", ServerHyper
+    tune = {"eta": (.003, .01, .03)}
     def aggregate(self, server, uploads):
         old, beta2 = server.model, self.h.beta2
         super().aggregate(server, uploads)
@@ -242,6 +246,7 @@ class FedAdam(Method):
 class FedYogi(Method):
     "Yogi at the server."
     paper, Hyper = "Reddi et al., ICLR 2021", ServerHyper
+    tune = {"eta": (.003, .01, .03)}
     def aggregate(self, server, uploads):
         old, beta2 = server.model, self.h.beta2
         super().aggregate(server, uploads)
@@ -252,6 +257,7 @@ class FedYogi(Method):
 class FedAdagrad(Method):
     "Adagrad at the server."
     paper = "Reddi et al., ICLR 2021"
+    tune = {"eta": (.003, .01, .03)}
     class Hyper:
         eta: float = hp(.01, "server's learning rate", low=0., source="Flower's 0.1; App. D not verified")
         beta1: float = hp(0., "decay of m", low=0., high=1., source="Flower's code: 0 for FedAdagrad")

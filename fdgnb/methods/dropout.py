@@ -60,6 +60,7 @@ def rates_for(p, K):
 class FedDrop(Method):
     "Every client trains a random subnet of the fully connected hidden layers."
     paper = "Wen, Jeon, Huang, IEEE WCL 2022"
+    tune = {"rates": ((.1,), (.3,), (.5,))}
     class Hyper:
         rates: tuple = hp((.5,), "probability that a hidden unit is dropped: one for all clients, or one "
                           "each", source="ours; paper: from the channel, not verified")

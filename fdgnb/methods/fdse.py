@@ -351,6 +351,7 @@ class Formula:
 class Consistency(Method):
     "Module C of FDSE: a penalty pulls the erasers' output to the statistics that all clients share."
     paper, needs = PAPER, "DSEBlock"                                  # as `dse` makes them: dse+consistency
+    tune = {"lam": (.01, .1, 1.)}                                       # the paper's grid
 
     @dataclass(frozen=True)
     class Hyper(Formula):
@@ -564,6 +565,7 @@ def for_unseen(server, eraser="mean"):
 class Similarity(Method):
     "Module B of FDSE: every client has an eraser, averaged with those alike; an unseen one adapts its own."
     paper, replays, needs = PAPER, True, "DSEBlock"                   # dse+similarity
+    tune = {"tau": (.01, .1, .5)}
 
     @dataclass(frozen=True)
     class Hyper(Grain, Formula):
@@ -611,7 +613,8 @@ class Similarity(Method):
 
 # %% ../../nbs/methods/05_fdse.ipynb #2a39cc0d
 FDSE = sum_of("fdse", "dse+consistency+consensus+similarity",
-              "Erase each client's domain with its own channel filters; consensus on everything else.", PAPER)
+              "Erase each client's domain with its own channel filters; consensus on everything else.", PAPER,
+              tune={"lam": (.01, .1, 1.)})
 
 # %% ../../nbs/methods/05_fdse.ipynb #0f35132c
 ABLATION = {

@@ -355,6 +355,7 @@ def full_batches(client, rng):
 class FedBR(PseudoData):
     "Pseudo-data on which the classifier stays undecided and the features stay near the global ones."
     paper = "Guo et al., ICML 2023"
+    tune = {"lam": (.1, .3, 1.)}
     single_label = True
 
     def build(self, model):

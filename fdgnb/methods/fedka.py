@@ -137,6 +137,7 @@ def subsampled_passes(client, samples, rng):
 class Subsample(Method):
     "Train on a fresh random choice of a client's samples per epoch, and weight clients by the number used."
     paper = "Sun et al., ACML 2022, Section 4.2.1"
+    tune = {"samples": (256, 512, 1024)}
     @dataclass(frozen=True)
     class Hyper:
         samples: int = hp(512, "training samples per local epoch; None: all", low=1, source="FedKA, 4.2.1")
@@ -153,6 +154,7 @@ class Subsample(Method):
 class Ramped(Subsample):
     "What all parts of FedKA share: the progress p of the run at each batch, the ramp, the clients' weights."
     paper = "Sun et al., ACML 2022"
+    tune = {"gamma": (.2, 1., 5.)}                                      # lambda_p ends at .1, .46, .99
     uses_rounds = "the ramp lambda_p of FedKA runs over all rounds (Section 3.2.4)"
     @dataclass(frozen=True)
     class Hyper(Subsample.Hyper):
@@ -567,7 +569,8 @@ class Voting(Ramped):
 # %% ../../nbs/methods/03_fedka.ipynb #48da0dd4
 FedKA = sum_of("fedka", "disentangler+mkmmd+voting",
                "Federated Knowledge Alignment: disentangler, matching, voting (512 votes: -S, 2048: -L).",
-               "Sun et al., Feature Distribution Matching for Federated Domain Generalization, ACML 2022")
+               "Sun et al., Feature Distribution Matching for Federated Domain Generalization, ACML 2022",
+               tune={"gamma": (.2, 1., 5.)})
 
 # %% ../../nbs/methods/03_fedka.ipynb #40c261cc
 def normalize_by_batch(norm, x):
@@ -580,6 +583,7 @@ def normalize_by_batch(norm, x):
 class NoEval(Method):
     "Predict with dropout on and by the statistics of each training-sized batch, as FedKA's released code."
     paper, needs = "the released code of Sun et al., ACML 2022", "BatchNorm or Dropout"
+    # tune stays empty: it trains as FedAvg, and validation on the sources does not see how the target is predicted
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
         set_generator(model, client.rng("noeval"))

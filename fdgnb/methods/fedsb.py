@@ -42,6 +42,7 @@ def smoothed_cross_entropy(logits, y, eps):
 class LabelSmoothing(Method):
     "Mix the labels with the uniform distribution."
     paper = "FedSB, Eqs. 1 to 3"
+    tune = {"epsilon": (.01, .1, .2)}
     single_label = True
 
     @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def budget_indices(
 class Budget(Method):
     "Every client trains on S samples a pass, however many it has."
     paper, replaces = "FedSB, Eqs. 4 to 7", ("sample",)
+    tune = {"S": (256, 512, 1024)}
 
     @dataclass(frozen=True)
     class Hyper:
@@ -107,7 +109,8 @@ class Uniform(Method):
 
 # %% ../../nbs/methods/01_fedsb.ipynb #d45797df
 FedSB = sum_of("fedsb", "labelsmoothing+budget+uniform",
-               "Smoothed labels, a budget of samples, a uniform average.", "Soltany et al., ICASSP 2025")
+               "Smoothed labels, a budget of samples, a uniform average.", "Soltany et al., ICASSP 2025",
+               tune={"epsilon": (.01, .1, .2)})
 
 # %% ../../nbs/methods/01_fedsb.ipynb #3610d560
 DIFFERENCES = {label: ("fedsb", h) for label, h in differences(FedSB.Hyper).items()} | {

@@ -122,6 +122,7 @@ class GAHyper:
 class GA(Method):
     "Adjust the aggregation weights by the clients' generalization gaps, on top of any method."
     paper, Hyper = "Zhang et al., CVPR 2023", GAHyper
+    tune = {"d": (.05, .2, .5)}
     uses_rounds = "GA's step size falls linearly over all rounds (Algorithm 1)"
     varying, gaps = ("scalars.ga.gap",), ("ga.a", "ga.log")                    # NaN: not known yet
 

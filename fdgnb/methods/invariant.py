@@ -42,6 +42,7 @@ def learn(loss, optimizer):
 class DANN(Method):
     "Features from which a discriminator, averaged over the clients, cannot tell the client."
     paper = "Ganin and Lempitsky, ICML 2015; as in Guo et al. (FedBR), ICML 2023"
+    tune = {"dann_lam": (.01, .1, 1.)}                                  # FedBR's grid
     averages = "model", "stats.dann"
     class Hyper:
         dann_lam: float = hp(.01, "weight of the discriminator's loss; 0: FedAvg", low=0.,
@@ -116,6 +117,7 @@ class Reference(nn.Module):
 class FedSR(Method):
     "A small, drawn representation, near a reference of its class."
     paper = "Nguyen et al., FedSR, NeurIPS 2022"
+    tune = {"l2r": (1e-4, 5e-4, 2e-3)}
     single_label = True
     class Hyper:
         l2r: float = hp(.01, "weight of the norm", low=0., source="FedSR's code: 0.01")
@@ -179,6 +181,7 @@ def mean_head_gradient(model, batches, n):
 class FedIIR(Method):
     "Draw the classifier's gradient of every batch to the mean gradient of all clients."
     paper, offers_each = "Guo et al., FedIIR, ICML 2023", True
+    tune = {"iir_gamma": (1e-4, .001, .01)}
     single_label = True
     class Hyper:
         iir_gamma: float = hp(.001, "weight of the distance; 0: FedAvg", low=0.,
@@ -242,6 +245,7 @@ def draw_seeds(told, noise, rng):
 class FedADG(Method):
     "Features that a local discriminator cannot tell, class by class, from those of a shared generator."
     paper, averages = "Zhang et al., FedADG, arXiv 2109.00487", ("model", "stats.fedadg")
+    tune = {"adg_lam": (.05, .15, .5)}
     single_label = True
     class Hyper:
         adg_lam: float = hp(.15, "weight of the discriminator's verdict; 0: FedAvg", low=0., high=1.,
@@ -311,6 +315,7 @@ def self_challenge(head, z, y, p, b):
 class RSC(Method):
     "Mute the features that the label's logit depends on most, and learn from the rest."
     paper = "Huang et al., RSC, ECCV 2020"
+    tune = {"rsc_p": (.1, 1/3, .5)}
     single_label = True
     class Hyper:
         rsc_p: float = hp(1/3, "share of the features that is muted; 0: FedAvg", low=0., high=1.,

@@ -38,6 +38,7 @@ def as_distributions(y, n_classes, like):
 class Mixup(Method):
     "Train between pairs of samples of a batch, and between their labels."
     paper = "Zhang et al., mixup, ICLR 2018"
+    tune = {"mixup_alpha": (.2, .4, 1.)}
     class Hyper: mixup_alpha: float = hp(.2, "Beta(a, a) of the mixing weight; 0: no mixing", low=0.,
                                          source="FedBR's code: 0.2; mixup not verified")
 
@@ -77,6 +78,7 @@ def means_of(x, y, m):
 class FedMix(Method):
     "Mixup with means of all clients' samples, to first order."
     paper, varying = "Yoon et al., FedMix, ICLR 2021", ("images.fedmix",)
+    tune = {"fedmix_lam": (.01, .1, .2)}
     class Hyper:
         fedmix_lam: float = hp(.1, "weight of the means; 0: FedAvg", low=0., high=1.,
                                source="FedBR: 0.1 of .01, .1, .2; FedMix not verified")
@@ -123,6 +125,7 @@ def amplitude_mix(x, other, lam):
 class AmplitudeMix(Method):
     "Mix the amplitudes of the images' spectra within a batch; phases and labels stay."
     paper = "Xu et al., FACT, CVPR 2021; as in Zhang et al. (GA), CVPR 2023"
+    tune = {"am_alpha": (.2, .5, 1.)}
     class Hyper:
         am_alpha: float = hp(1., "largest weight of the other amplitude; 0: FedAvg", low=0., high=1.,
                              source="FACT's configuration: 1; GA's code: 1")
@@ -175,6 +178,7 @@ def supervised_contrast(z, y, tau=.07):
 class VHL(Method):
     "Train on shared noise too, and draw real features to the noise's of the same label."
     paper = "Tang et al., Virtual Homogeneity Learning, ICML 2022"
+    tune = {"vhl_alpha": (.1, .5, 1.)}
     single_label = True
     class Hyper:
         vhl_n: int = hp(2000, "virtual samples", low=1, high=10**5,

@@ -213,6 +213,7 @@ class DSBN(Method):
 class Ditto(Method):
     "A personal model beside the global one, pulled to it."
     paper = "Li et al., Ditto, ICML 2021"
+    tune = {"lam": (.01, .1, 1.)}
     class Hyper:
         lam: float = hp(1., "weight of the pull to the global model", low=0., source="Eq. 1; released "
                         "scripts 1, dynamic .1, 1, 2; FDSE: .01 (Office-Caltech10), .0001 (PACS)")
@@ -291,6 +292,7 @@ def learn_gates(a, loss, batches, rng, lr, temperature):
 class PartialFed(Method):
     "Load a part of the global model, keep one's own of the round before in the others; average all."
     paper = "Sun et al., PartialFed, NeurIPS 2021; the adaptive strategy not verified"
+    tune = {"keep": ("bn", "head", "bn+head")}
     class Hyper:
         strategy: str = hp("fixed", "layers chosen by hand, or learned", choices=("fixed", "adaptive"),
                            source="the paper's two; no code")

@@ -59,6 +59,7 @@ def water_filling(losses, n, lam):
 class ARFL(ByLoss):
     "Leave out clients whose loss is far above the others'."
     paper = "Li et al., ACM TIST 2022"
+    tune = {"reg": (.1, 1., 10.)}
     gaps = "arfl.loss", "arfl.n"                                   # NaN: of who has sent nothing yet
     class Hyper: reg: float = hp(1., "lambda per sample of all", low=1e-9, source="ARFL's code: 1 by default")
     def _shares(self, server, uploads):
@@ -73,6 +74,7 @@ class ARFL(ByLoss):
 class GroupDRO(ByLoss):
     "Raise the weights of the clients with the largest losses."
     paper = "Sagawa et al., ICLR 2020"
+    tune = {"eta_q": (.001, .01, .1)}
     class Hyper: eta_q: float = hp(.01, "step of the weights", low=0., source="DomainBed, FedBR: 0.01")
     def setup(self, server):
         super().setup(server)
@@ -100,6 +102,7 @@ def client_moves(server, uploads, name):
 class FedGMA(Method):
     "Damp the entries on whose direction the clients do not agree."
     paper, replays = "Tenison et al., TMLR 2023", True
+    tune = {"tau": (.2, .4, .8)}
     class Hyper: tau: float = hp(.4, "agreement to move fully", low=0., high=1., source="ours; not verified")
     def aggregate(self, server, uploads):
         old = server.model
@@ -154,6 +157,7 @@ def masked_mean(moves, masks, weights):
 class FedHEAL(Method):
     "Average each entry over the clients who keep its direction, weighted by how far they have to go."
     paper, replays, replaces = "Chen et al., CVPR 2024", True, ("weight",)
+    tune = {"tau": (.1, .3, .5)}
     class Hyper:
         tau: float = hp(.3, "consistency above which an entry counts; < 0: all", low=-1., high=1.,
                         source="FedHEAL's code 0.3; FDSE's 0.2, 0.1")

@@ -44,6 +44,7 @@ def save_generators(model):
 class FedSAM(Method):
     "Step by the gradient at the worst point of a small ball."
     paper = "Qu et al., ICML 2022; Caldarola et al., ECCV 2022"
+    tune = {"rho": (.02, .05, .1)}
     class Hyper: rho: float = hp(.05, "radius", low=0., source="the usual SAM; FedSAM's CIFAR-10 script 0.1")
     def step(self, model, x, y, client):
         states, names = save_generators(model), {id(p): k for k, p in model.named_parameters()}
@@ -63,6 +64,7 @@ class FedSAM(Method):
 class FedASAM(FedSAM):
     "FedSAM in a ball that scales with the weights."
     paper = "Caldarola et al., ECCV 2022"
+    tune = {"rho": (.03, .1, .3)}
     class Hyper:
         rho: float = hp(.7, "radius", low=0., source="FedASAM's CIFAR-10 script 0.7; default of its code 0.5")
         eta: float = hp(.2, "added to the weights' size", low=0., source="the same script; default 0.01")

@@ -39,6 +39,7 @@ def reestimate(model, x, prior=0., size=256, normalize="none"):
 class BNStats(Method):
     "At an unseen domain, BatchNorm's statistics are those of its own samples."
     paper, needs = "AdaBN, Li et al., 2017; Schneider et al., NeurIPS 2020", "batchnorm"
+    # tune stays empty: it trains as FedAvg, and validation on the sources does not see what happens at the target
     class Hyper:
         prior: float = hp(0., "what the source's statistics are worth, in samples", low=0.,
                           source="Schneider et al., N (not verified); 0: AdaBN, FDSE")
@@ -74,6 +75,7 @@ def descend_entropy(answer, x, theta, optimizer, steps):
 class Tent(Method):
     "At an unseen domain, BatchNorm's scale and shift descend the entropy of the predictions, batch by batch."
     paper, needs = "Wang et al., Tent, ICLR 2021", "batchnorm"
+    # tune stays empty, as of bnstats
     single_label = True
     class Hyper:
         tent_lr: float = hp(1e-3, "step size of Adam", low=0., source="released configuration")

@@ -462,6 +462,8 @@ COMMON_TRAINING = (
     row("batch_size", 32, "ours"),
     row("client_weights", "samples", "ours: FedAvg's"),
     row("momentum", 0., "its definition: control variates of plain SGD", method="scaffold"),
+    row("lr", .1, "ours: .01/(1 - .9), as far as momentum moves the others", method="scaffold"),
+    row("rho", .1, "ours: its .7 is of a script of 10,000 rounds", method="fedasam"),
 )
 
 # %% ../../nbs/runs/06_protocols.ipynb #5530ee1b
