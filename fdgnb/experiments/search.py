@@ -10,7 +10,6 @@ import math
 import pandas as pd
 from dataclasses import asdict, fields
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from scipy.stats import qmc
 from ..core import FdgnbError, echo, nearest
@@ -258,31 +257,3 @@ def search(
 def oracle_gap(trials, by="target"):
     "What choosing by the target (or by `adapted`) would have gained over source validation, in points."
     return 100*float(trials[by].max() - trials[by].iloc[0])
-
-# %% ../../nbs/experiments/07_search.ipynb #16dfbd0f
-def best_values(trials):
-    "{name: value} of the best trial of a `search`; {} where it is the default, trial 0."
-    best = trials.drop(columns=SCORED, errors="ignore").iloc[[0]]
-    return {} if best.index[0] == 0 else best.astype(object).to_dict("records")[0]
-
-
-def tune_method(method, dataset="digits", target="each", seed=range(3), rounds=None, short=None, store=None,
-                protocol=None, scale=None, hyper=None, **how):
-    """(grid of `method (tuned)`, table of trials): a search for each target, by its own sources, first seed.
-
-    short: rounds of a trial (None: as many as the runs have). store: of the trials. how: as for `search`,
-    and settings for all."""
-    label, method, own = parse_one_method(method)
-    seed = check_seeds(seed)
-    hyper = own | merge_hyper({}, hyper)
-    for_search = {k: v for k, v in how.items() if k in signature(search).parameters}
-    settings = {k: v for k, v in how.items() if k not in for_search}
-    same = dict(protocol=protocol, scale=scale, **settings)
-    for_search = dict(hyper=hyper, store=store) | for_search
-    rows, found = [], {}
-    for t in grid(method, dataset, target, seed[:1], rounds, hyper=hyper, **same).target:
-        name = t if isinstance(t, str) else "+".join(t or ["in-domain"])
-        found[name] = search(method, dataset, t, seed[:1], rounds=short or rounds, **for_search, **same)
-        values = hyper | best_values(found[name])
-        rows.append(grid({f"{label} (tuned)": (method, values)}, dataset, t, seed, rounds, **same))
-    return pd.concat(rows, ignore_index=True), pd.concat(found, names=["held_out"])

@@ -334,9 +334,6 @@ def read_study(
     return list(map(unpack, records))
 
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
-TRIALS = "searches"                     # the study of trials: found when they are asked for, in no table
-
-
 @cache
 def _read_studies(files):
     "{name of a run's file: (record, study)} of the studies in some files, given with their times of change."
@@ -351,7 +348,7 @@ def read_studies(folder):
 class Store:
     """Records of runs: a folder of files, one a run, which several processes may fill at once, and studies.
 
-    One goes over all of them but the trials of searches. Of a run that is in both places the better record is taken
+    One goes over all of them. Of a run that is in both places the better record is taken
     (`choose`), the folder's where they are equal."""
     def __init__(
         self,
@@ -407,8 +404,7 @@ class Store:
             there, _ = published.get(name, (None, None))
             own.add(name)
             yield choose([here, there])[1] if there else here
-        for name, (rec, study) in published.items():
-            if name not in own and study != TRIALS: yield rec
+        yield from (rec for name, (rec, _) in published.items() if name not in own)
 
 # %% ../../nbs/experiments/02_store.ipynb #12cae75e
 def results(

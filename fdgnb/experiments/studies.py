@@ -11,8 +11,8 @@ from pathlib import Path
 from ..core import FdgnbError, atomic_write, nearest, root
 from ..data.catalogue import DATASETS
 from .execution import run
-from .grid import grid
-from .store import TRIALS, Store, choose, file_name, read_study, write_study
+from .store import Planner, Store, choose, file_name, read_study, write_study
+from .tuning import Plan
 from ..federation.compose import METHODS
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000006
@@ -36,25 +36,26 @@ def missing_data(study):
     return [d for d in study.get("data", []) if not DATASETS.get(d).info["available"]()]
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000009
-def grids_of(study, scale):
-    "The grids of a comparison at a scale."
-    grids = []
-    for own in study[scale]:
-        given = study["grid"] | own
-        given["hyper"] = study["grid"].get("hyper", {}) | own.get("hyper", {})
-        given["seed"] = range(given.pop("seeds"))
-        if given["method"] == "all": given["method"] = METHODS.names()
-        if given.get("target") == "none": given["target"] = None
-        grids.append(grid(**given, scale=scale))
-    return grids
+def plan_study(study, scale, store, planner=None):
+    "The `Plan` of a study of the comparison: what is there, and what can be run next."
+    how = study["tuned"] | study[scale] | dict(scale=scale)
+    methods, seeds = how.pop("methods"), how.pop("seeds")
+    if methods == "all": methods = METHODS.names()
+    if how.get("target") == "none": how["target"] = None
+    return Plan(methods, how, seeds, store, planner)
 
 
-def run_grids(study, scale, store):
-    "Run what the store lacks; FdgnbError with the first failure."
-    for runs in grids_of(study, scale):
-        made = run(runs, store)
-        failed = made[made.state != "done"]
-        if len(failed): raise FdgnbError(f"{len(failed)} runs failed, the first: {failed.error.iloc[0]}")
+def play_study(study, scale, store, jobs=None, seconds=None):
+    "Run what a study lacks, stage by stage; the last `Plan`. seconds: no run begins that may end later."
+    planner, until = Planner(), None if seconds is None else time.monotonic() + seconds
+    plan = plan_study(study, scale, store, planner)
+    while len(plan.missing):
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0: break
+        made = run(plan.missing, store, jobs, seconds=left)
+        if not made.state.isin(["done", "failed"]).any(): break
+        plan = plan_study(study, scale, store, planner)
+    return plan
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000c
 def parameters_of(study, scale, declared, usual):
@@ -146,16 +147,19 @@ def publish(store, file):
     if new: write_study(file, (records | new).values())
 
 
+def store_of(name, scale, reports):
+    "Where a study's runs go: a folder of its own below runs/, or at scale smoke one for all."
+    return Store(reports/"store" if scale == "smoke" else root()/"runs"/"studies"/name)
+
+
 def make_study(name, study, scale, reports):
     "One study: its runs, its page; how many runs were made."
-    smoke, published = scale == "smoke", root()/"reports"/"records"
-    store = Store(reports/"store" if smoke else root()/"runs"/"studies"/name)
+    store = store_of(name, scale, reports)
     count = lambda: sum(1 for _ in store.folder.glob("*/*.json"))
     before = count()
-    if "grid" in study: run_grids(study, scale, store)
+    if "tuned" in study: play_study(study, scale, store)
     if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
-    if not smoke: publish(store, published/f"{name}.jsonl")
-    if not smoke and "trials" in study: publish(Store(root()/study["trials"]), published/f"{TRIALS}.jsonl")
+    if scale != "smoke": publish(store, root()/"reports"/"records"/f"{name}.jsonl")
     return count() - before
 
 
@@ -181,15 +185,53 @@ def make_studies(name=None, scale="cpu"):
     atomic_write(reports/"README.md", readme_of(studies, reports))
     return failed
 
+# %% ../../nbs/experiments/08_studies.ipynb #campcd0001
+def price_study(name, plan):
+    "A line on a study: runs that are there, missing ones, processor hours by the mean of the runs that are there."
+    left = plan.wanted - plan.there
+    said = f"{name}: {plan.there} of {plan.wanted} runs are there"
+    if not left: return said
+    if not plan.seconds: return f"{said}; the others are not timed yet"
+    hours = left*sum(plan.seconds)/len(plan.seconds)/3600
+    return f"{said}; the others take {hours:.1f} processor hours"
+
+
+def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
+    "Run what the studies of the comparison lack within some seconds, and publish it; the exit code."
+    until, folder = time.monotonic() + budget, records or root()/"reports"/"records"
+    chosen = {k: s for k, s in choose_studies(read_studies(), name).items() if "tuned" in s and scale in s}
+    if not chosen: raise FdgnbError(f"{name or 'reports/studies.toml'} has no runs of the comparison at scale {scale}")
+    for name, study in chosen.items():
+        if missing_data(study):
+            print(f"{name}: left out, not here: {', '.join(missing_data(study))}", flush=True)
+            continue
+        store = store_of(name, scale, root()/"out"/"reports-smoke")
+        print(price_study(name, plan_study(study, scale, store)), flush=True)
+        left = until - time.monotonic()
+        if left <= 0: continue
+        try: plan = play_study(study, scale, store, jobs, left)
+        finally:
+            if scale != "smoke": publish(store, folder/f"{name}.jsonl")
+        print(price_study(name, plan), flush=True)
+    return 0
+
 # %% ../../nbs/experiments/08_studies.ipynb #st00000l
 def main(argv=None):
-    "`python -m fdgnb.experiments.studies [STUDY] [--scale smoke|cpu|paper]`: the exit code."
+    "`python -m fdgnb.experiments.studies [STUDY] [--scale smoke|cpu|paper] [--budget SECONDS]`: the exit code."
     parser = argparse.ArgumentParser(prog="python -m fdgnb.experiments.studies", description=__doc__)
     parser.add_argument("study", nargs="?", help="one of reports/studies.toml; all where none is named")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
+    parser.add_argument("--budget", type=float, help="run what the comparison lacks for so many seconds; no pages")
+    parser.add_argument("--records", type=Path, help="with --budget: folder of the records; None: reports/records")
+    parser.add_argument("--jobs", type=int, help="with --budget: runs at once; None: one per core")
     given = parser.parse_args(argv)
+    if given.budget is not None and not 0 <= given.budget < float("inf"):
+        return f"budget={given.budget}: wanted seconds, 0 or more"
     os.environ.setdefault("TQDM_DISABLE", "1")                        # in the executed pages, too
-    try: failed = make_studies(given.study, given.scale)
+    try:
+        if given.budget is not None:
+            return run_campaign(given.budget, given.study, given.scale, given.records, given.jobs)
+        failed = make_studies(given.study, given.scale)
     except FdgnbError as e: return str(e)
     return f"failed: {', '.join(failed)}" if failed else 0
 

@@ -7,17 +7,16 @@ __all__ = []
 
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0001
 import pandas as pd
-from dataclasses import dataclass, field
 from ..core import FdgnbError
-from ..federation.compose import METHODS, method_class
+from ..federation.compose import method_class
 from .grid import grid
 from .search import defaults_of
-from .store import Planner, Store, results
+from .store import Planner, results
 
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0003
 RATES = 1., .3, 3.                  # times the protocol's learning rate
 FURTHER = .1, 10.                   # of a method without a value of its own
-SEARCH_SEED = 100                   # apart from the seeds of a report
+SEARCH_SEEDS = 100, 101             # apart from the seeds of a report
 
 
 def scale_rate(lr, factor):
@@ -38,7 +37,7 @@ def value_trials(tune, usual, best):
 
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0005
 def score_trial_runs(made):
-    "Mean source validation of a trial's runs, each in its best round; -1 where one failed; None where one is missing."
+    "Mean validation of a trial's runs, each in its best round; -1 where one failed; None where one is missing."
     if (made.state == "failed").any(): return -1.
     if (made.state != "done").any(): return None
     return sum(record["best_val"] for record in made.record)/len(made)
@@ -49,28 +48,33 @@ class Plan:
 
     trials: a line a trial (method, val, values). chosen: {method: values} of finished searches. runs: the lines of
     the report whose values are known, with state and record. missing: lines that can be run now, the most valuable
-    first. refused: {method: why} of what these data do not allow."""
+    first. refused: {method: why} of what these data do not allow. there, wanted: how many runs there are, and will be.
+    seconds: what those took."""
     def __init__(self, methods, how, seeds, store, planner=None):
         self.how, self.seeds, self.store, self.planner = how, seeds, store, planner or Planner()
         self.trials, self.chosen, self.refused = [], {}, {}
+        self.there, self.wanted, self.seconds = 0, 0, []
         lacking, found = [], []
         for name in methods:
             try: lacking += self.search(name)
             except FdgnbError as error: self.refused[name] = str(error)
-        for name, values in self.chosen.items(): found.append(self.look_up(name, values, range(seeds)))
+        for name, values in self.chosen.items(): found.append(self.look_up(name, values, seed=range(seeds)))
         self.runs = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
         self.missing = self.order(lacking)
 
-    def look_up(self, name, values, seed):
-        "The lines of a method at some values, with state and record."
+    def look_up(self, name, values, **where):
+        "The lines of a method at some values, with state and record. where: seed, and target of a trial."
         hyper = self.how.get("hyper", {}) | values
-        return results(grid(name, seed=seed, **self.how | dict(hyper=hyper)), self.store, self.planner)
+        found = results(grid(name, **self.how | dict(hyper=hyper) | where), self.store, self.planner)
+        self.there += int(found.state.isin(["done", "failed"]).sum())
+        self.seconds += [record["provenance"]["seconds"]["total"] for record in found.record if record]
+        return found
 
     def try_values(self, name, several):
         "Note the trials of some values that are there; the lines of the others."
         lacking = []
         for values in several:
-            made = self.look_up(name, values, SEARCH_SEED)
+            made = self.look_up(name, values, **trial_runs(name))
             val = score_trial_runs(made)
             if val is None: lacking.append(made[~made.state.isin(["done", "failed"])])
             else: self.trials.append(dict(method=name, val=val) | values)
@@ -83,10 +87,17 @@ class Plan:
         if best["val"] < 0: raise FdgnbError("every trial failed")
         return {k: v for k, v in best.items() if k not in ("method", "val")}
 
+    def count_runs(self, name):
+        "How many runs a method has in the end."
+        of_trial = grid(name, **self.how | trial_runs(name))
+        of_report = grid(name, seed=range(self.seeds), **self.how)
+        return (len(RATES) + len(FURTHER))*len(of_trial) + len(of_report)
+
     def search(self, name):
         "Play a method's search as far as it is known; the lines that are lacking."
         tune = method_class(name).tune
         usual = usual_values(name, ["lr", *tune], self.how)
+        self.wanted += self.count_runs(name)
         lacking = self.try_values(name, rate_trials(usual))
         if lacking: return lacking
         lacking = self.try_values(name, value_trials(tune, usual, self.best_values(name)))
@@ -99,6 +110,12 @@ class Plan:
         if len(report): report = report.sort_values("seed", kind="stable")
         lines = pd.concat([*lacking, report], ignore_index=True) if len(lacking) or len(report) else pd.DataFrame()
         return lines.drop(columns=["state", "record", "error"], errors="ignore")
+
+
+def trial_runs(name):
+    "The runs of a trial: all domains as sources, or where a method needs a target each of them in turn."
+    if method_class(name).uses_target: return dict(target="each", seed=SEARCH_SEEDS[0])
+    return dict(target=None, seed=SEARCH_SEEDS)
 
 
 def usual_values(name, options, how):
