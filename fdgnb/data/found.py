@@ -19,6 +19,7 @@ from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads
 from .files import damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
+from .features import SIDE, find_weights, keep_features
 from .text import TOKENS, about_encoder, check_tokens, encode, find_encoder
 
 # %% ../../nbs/data/07_found.ipynb #c45beb65
@@ -278,20 +279,28 @@ def find_domains(load, domains, options):
     return {d: lambda get=there[d]: get().check(n) for d in chosen}
 
 # %% ../../nbs/data/07_found.ipynb #ad802399
-def _defaults(info, size):
-    "What suits a run: the data set's own, with a network that the images are large enough for."
+def _defaults(info, size, encoder=None):
+    "What suits a run: the data set's own, with a network that the images are large enough for, or for vectors."
     own = dict(info["defaults"])
+    if encoder: own["backbone"] = "mlp_bn"
     if size and own["backbone"] == "alexnet_bn": own["backbone"] = suggest_backbone(size)
     return own
 
 
-def _one_domain(load, d, f, size, on_error, options):
-    "A domain from what was found of it, its official parts attached."
+def _encode(name, d, f, encoder, size, on_error):
+    "A `Found` of images as a Domain of vectors; its `y` as of `_read`."
+    words = [name, d, f.channels, f.tag, on_error]
+    return Domain.from_arrays(d, keep_features(words, f.files, encoder, size, lambda: _read(name, d, f, size, on_error)))
+
+
+def _one_domain(load, d, f, size, on_error, options, encoder=None):
+    "A domain from what was found of it, its official parts attached; encoder: of images."
     name, info = load.__name__, load.info
     if not len(f.y):
         home, n = str(data_dir()/info["home"]), len(info["class_names"])
         raise FdgnbError(f"domain {d!r} of {name} in {home!r} has none of the {n} classes")
     if f.kind == "text": dom = encode_domain(name, d, f, options.get("encoder", "minilm"), options.get("tokens"))
+    elif encoder: dom = _encode(name, d, f, encoder, size, on_error)
     else: dom = _read(name, d, f, size, on_error)
     rows = dom.y.numpy()
     return _with_official(Domain(d, dom.x, torch.from_numpy(f.y[rows])), f, rows, name)
@@ -301,9 +310,13 @@ def _load(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
     made, odd, sides, encoder = {}, [], [], None
+    of_images = options.pop("encoder", None) if info["size"] else None      # a finder of texts has its own option
+    if of_images:
+        find_weights(of_images)
+        encoder = dict(encoder=of_images, size=size)
     for d, get in find_domains(load, domains, options).items():
         f = get()
-        made[d] = _one_domain(load, d, f, size, on_error, options)
+        made[d] = _one_domain(load, d, f, size, on_error, options, of_images)
         if f.kind == "text": encoder = about_encoder(options.get("encoder", "minilm"), options.get("tokens"))
         found = np.bincount(f.y, minlength=len(info["class_names"]))
         difference = _differs(found, f.published or info["published"].get(d))
@@ -317,7 +330,7 @@ def _load(load, size, domains, on_error, options):
         warnings.warn(f"{name} in {home!r} is a copy of {min(sides)} pixels a side: {size} pixels are only "
                       f"that, enlarged")
     return Dataset(name, made, list(info["class_names"]), info["citation"], info["terms"],
-                   _defaults(info, size), encoder=encoder)
+                   _defaults(info, size, of_images), encoder=encoder)
 
 # %% ../../nbs/data/07_found.ipynb #ca657fab
 def source(name, description, published, classes, size, where, home=None, citation="", terms="none stated",
@@ -330,6 +343,7 @@ def source(name, description, published, classes, size, where, home=None, citati
         def load(size=None, domains=None, on_error="raise", **options):
             check_on_error(on_error)
             usual = load.info["size"]
+            if usual and options.get("encoder"): usual = SIDE
             return _load(load, check_size(size or usual) if usual else None, domains, on_error, options)
 
         def is_complete(): return set(published) <= set(find())

@@ -19,6 +19,7 @@ from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
 from ..data.own import as_array, as_images, to_nchw
 from ..data.scale import white_of
+from ..data.features import encode_pixels
 from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
@@ -100,6 +101,19 @@ def list_of(images, is_kind):
     return list(several) if is_list and all(map(is_kind, several)) else None
 
 
+def is_of_texts(about):
+    "Whether a run's vectors are those of texts."
+    return "tokens" in (about.get("encoder") or {})
+
+
+def encode_files(files, about):
+    "Image files, or images of PIL, as the vectors of the encoder that encoded the run's own."
+    if is_of_texts(about): return read_files(files, about)                       # refuses them
+    encoder, size = about["encoder"]["encoder"], about["encoder"]["size"]
+    pixels = read_files(files, about | dict(shape=[3, size, size]))
+    return torch.from_numpy(encode_pixels(pixels.numpy(), encoder))
+
+
 def encode_texts(texts, about):
     "Texts as the vectors of the encoder that encoded the run's own."
     empty = [i for i, text in enumerate(texts) if not text.strip()]
@@ -110,7 +124,8 @@ def encode_texts(texts, about):
 def wanted_of(about):
     "What `predict` takes, in words."
     batch = f"(N, {', '.join(map(str, shape_of(about)))})"
-    return f"texts, or their vectors {batch}" if about.get("encoder") else f"a batch {batch}"
+    if not about.get("encoder"): return f"a batch {batch}"
+    return f"{'texts' if is_of_texts(about) else 'image files'}, or their vectors {batch}"
 
 
 def explain_misfit(x, about):
@@ -145,9 +160,10 @@ def as_batch(images, about):
     "Images as bytes, or vectors, as a run stores them, from arrays, files, texts or a Domain; FdgnbError otherwise."
     vectors = len(shape_of(about)) == 1
     if isinstance(images, Domain): return torch.from_numpy(fit_shape(images.x.numpy(), about))
-    texts = list_of(images, lambda v: isinstance(v, str)) if about.get("encoder") else None
+    texts = list_of(images, lambda v: isinstance(v, str)) if is_of_texts(about) else None
     files = list_of(images, is_file)
     if texts: return encode_texts(texts, about)
+    if files and about.get("encoder"): return encode_files(files, about)
     if files: return read_files(files, about)
     x = fit_shape(as_array(images, "predict"), about)
     if vectors or x.dtype.kind == "f": check_floats(x, vectors)

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
-import inspect, json, math, torch, warnings
+import functools, inspect, json, math, torch, warnings
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -16,12 +16,13 @@ from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
-from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, list_settings, make, to_python
-from ..data.domain import Dataset
+from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, to_python
+from ..data.domain import Dataset, Domain, check_size
+from ..data.features import SIDE, encodes_images, find_weights
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
-from ..federation.loop import Client, Server
+from ..federation.loop import Client, Server, downloads, federated_round
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
@@ -149,6 +150,37 @@ def override_protocol(protocol, given):
     return values
 
 
+def holds_vectors(dataset, load):
+    "Whether a data set is known to hold vectors before it is read."
+    return not dataset.size if isinstance(dataset, Dataset) else encodes_images(load)
+
+
+def is_of_pixels(name, value):
+    "Whether a setting asks something of images."
+    if name == "backbone": return isinstance(value, str) and len(models.MODELS.get(value).input) > 1
+    return name in ("size", "augment", "normalize", "pretrained") and value not in (None, False, "none")
+
+
+def leave_pixels(values, given, dataset):
+    "The values of a run without what a protocol says of images, where the data are vectors; FdgnbError on a given one."
+    load = values.get("load") or {}
+    if not holds_vectors(dataset, load): return values
+    if encodes_images(load): check_encoded(load, given)
+    return {k: v for k, v in values.items() if k in given or not is_of_pixels(k, v)}
+
+
+def check_encoded(load, given):
+    "FdgnbError on an encoder that is not here, and on a setting of images, which become vectors."
+    find_weights(load["encoder"])
+    check_size(load.get("size", SIDE))
+    for name, value in given.items():
+        own = name == "backbone" and (is_given(value) or hasattr(models.MODELS.get(value), "own"))
+        if own or not is_of_pixels(name, value): continue
+        remedy = "leave it out, or take load={'encoder': ..., 'size': ...}" if name == "size" else "leave it out"
+        raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {load['encoder']!r} makes vectors of them: "
+                         f"{remedy}")
+
+
 def protocol_values(cls, protocol, scale, dataset):
     "The values that a protocol gives to a run of a method class; {} without a protocol."
     if scale and not protocol:
@@ -170,6 +202,7 @@ def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, datase
     published = protocol_values(cls, call.protocol, call.scale, dataset)
     rounds = published.get("rounds", 20) if call.rounds is None else call.rounds
     values = override_protocol({k: v for k, v in published.items() if k in known}, given)
+    values = leave_pixels(values, given, dataset)
     hyper = {k: v for k, v in values.items() if k in own}
     settings = {k: v for k, v in values.items() if k not in own}
     if not issubclass(cls, Sum): hyper = {k.removeprefix(f"{cls.name}."): v for k, v in hyper.items()}
@@ -480,7 +513,7 @@ def load_data(dataset, size, load, own):
         what, value = next(iter(options.items()))
         raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for data set "
                          f"{dataset.name!r} is loaded already")
-    return get_dataset(dataset, size=size, **{**load, **options})
+    return get_dataset(dataset, **{"size": size, **load, **options})
 
 
 def attach_given(data, own, targets):
@@ -501,6 +534,7 @@ class Federation:
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
         is_open = is_undecided(target, dataset, load)
+        if encodes_images(load): refuse_vectors(cls)
         check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
         beside = dict(groups=groups, split=split)
         data = load_data(dataset, settings.get("size"), load, beside)
@@ -528,3 +562,23 @@ class Federation:
     def args(self):
         "The arguments of the run, as JSON."
         return run_args(self)
+
+# %% ../../nbs/runs/01_setup.ipynb #vectorcod1
+@functools.cache
+def reason_against_vectors(cls):
+    "Why a method cannot train on vectors, found in a round on toy ones; None where it can."
+    y = torch.arange(32) % 2
+    domains = {d: Domain(d, torch.rand(32, 8, generator=generator(0, purpose=f"toy {d}")), y) for d in "abc"}
+    toy = Dataset("toy", domains, ["0", "1"], defaults=dict(backbone="mlp_bn"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            fed = Federation(cls, toy, target="c", rounds=1)
+            federated_round(fed.method, fed.server, fed.clients, fed.net, downloads(fed.method, fed.server), 0)
+        except FdgnbError as e: return str(e)
+
+
+def refuse_vectors(cls):
+    "FdgnbError where a method cannot train on vectors."
+    why = reason_against_vectors(cls)
+    if why: raise FdgnbError(f"method {cls.name!r} is for images, and the samples are vectors: {why}")
