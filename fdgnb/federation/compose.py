@@ -221,6 +221,16 @@ def hyper_of(method):
         else: out |= {f"{p}.{name}": v for p, v in values.items()}
     return out
 
+
+def list_hyper(method):
+    "`hyper_of` as a run's arguments name it: without those `added` later that are at their default."
+    parts = getattr(method, "parts", {method.name: type(method)})
+    usual = {}
+    for name, by in collect_hyper(parts).items():
+        added = {part: f.default for part, f in by.items() if f.metadata.get("added")}
+        for part, default in added.items(): usual |= {name: default, f"{part}.{name}": default}
+    return {k: v for k, v in hyper_of(method).items() if k not in usual or v != usual[k]}
+
 # %% ../../nbs/federation/03_compose.ipynb #partcode1
 def refuse_attribute(self, name, value):
     raise FdgnbError(f"a method keeps nothing itself: put {name!r} into server.state or client.state")

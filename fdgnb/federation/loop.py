@@ -112,6 +112,7 @@ class Method:
     replaces = ()                                  # hooks overridden without super(), for sums
     varying = gaps = ()         # entries of payloads that differ by client; of states that may be NaN or infinite
     needs = ""                                     # "batchnorm": without such layers it would do nothing
+    if_pretrained = {}                             # {option: its default where the setting `pretrained` is set}
     tune = {}                                      # {its most important option: the values that a search tries}
     @dataclass(frozen=True)
     class Hyper: "Hyper-parameters, named as in the paper; declare each with `hp`."

@@ -34,22 +34,24 @@ ALIKE = ["uniform", "fedsb", "ga", "groupdro", "fedheal", "fdse"]        # clien
 
 
 @cache
-def protocol_values(method, dataset, scale):
-    "(hyper-parameters, settings) of a method under protocol common."
+def protocol_values(method, dataset, scale, pretrained=False):
+    "(hyper-parameters, settings) of a method under protocol common; some follow the setting `pretrained`."
     cls = method_class(method)
-    _, own, rest = resolve_arguments(cls, {}, None, "common", scale, dataset)
+    _, own, rest = resolve_arguments(cls, dict(pretrained=pretrained), None, "common", scale, dataset)
     return json.loads(json.dumps([hyper_of(cls(**own)), rest]))
 
 
 def find_changes(args):
     "What of a run's arguments is not the protocol's: ({hyper-parameter or local setting}, {of the data})."
-    hyper, settings = protocol_values(args["method"], args["dataset"], args["scale"])
+    pretrained = args["settings"].get("pretrained", False)
+    hyper, settings = protocol_values(args["method"], args["dataset"], args["scale"], pretrained)
     known = args["dataset"] in DATASETS.load()
     of_data = DATASETS.get(args["dataset"]).info.get("defaults") if known else None
     wanted = {k: v for k, v in DEFAULT.items() if k not in (of_data or {})} | settings
     given = DEFAULT | args["settings"]
     other = {k: given[k] for k, v in wanted.items() if k not in FREE and given[k] != v}
-    changed = {k: v for k, v in args["hyper"].items() if v != hyper.get(k)}
+    own = hyper_of(method_class(args["method"])(**args["hyper"]))
+    changed = {k: v for k, v in json.loads(json.dumps(own)).items() if v != hyper.get(k)}
     changed |= {k: v for k, v in other.items() if k not in DATA_SIDE}
     return changed, {k: v for k, v in other.items() if k in DATA_SIDE and k not in NAMED}
 
