@@ -113,14 +113,18 @@ class Reference(nn.Module):
         self.C = nn.Parameter(torch.ones([]))
 
 # %% ../../nbs/methods/13_invariant.ipynb #2e51ecf6
+L2R = dict(squared=.0005, plain=.01)                   # the weight of each norm: about the same penalty at the start
+
+
 @method("fedsr")
 class FedSR(Method):
     "A small, drawn representation, near a reference of its class."
-    paper = "Nguyen et al., FedSR, NeurIPS 2022"
+    paper, version = "Nguyen et al., FedSR, NeurIPS 2022", 2
     tune = {"l2r": (1e-4, 5e-4, 2e-3)}
     single_label = True
     class Hyper:
-        l2r: float = hp(.01, "weight of the norm", low=0., source="FedSR's code: 0.01")
+        l2r: float = hp(None, "weight of the norm; None: .0005 of the square, .01 of the plain norm", low=0.,
+                        source="FedSR's code: 0.01, plain norm; of the square: ours")
         cmi: float = hp(.0005, "weight of the divergence", low=0., source="FedSR's code; README 1e-3")
         z_dim: int = hp(512, "size of the representation", low=1, high=2**14,
                         source="FedSR's code, ResNet-18")
@@ -153,8 +157,9 @@ class FedSR(Method):
         r, hard = model.reference, y if y.ndim == 1 else y.argmax(1)
         mu, sigma = (v*r.C if self.h.scaled else v for v in split_code(code[0]))
         size = z[0].norm(dim=1)**(2 if self.h.norm == "squared" else 1)
+        l2r = L2R[self.h.norm] if self.h.l2r is None else self.h.l2r
         apart = kl_normal(mu, sigma, r.mu[hard], F.softplus(r.raw[hard]))
-        return loss + self.h.l2r*size.mean() + self.h.cmi*apart.mean()
+        return loss + l2r*size.mean() + self.h.cmi*apart.mean()
 
     def end(self, model, client):
         super().end(model, client)
