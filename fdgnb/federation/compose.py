@@ -221,6 +221,23 @@ def hyper_of(method):
         else: out |= {f"{p}.{name}": v for p, v in values.items()}
     return out
 
+
+def first_value(f):
+    "The value of an `added` hyper-parameter that left everything as it was: of a switch, that of the paper."
+    return f.metadata.get("paper", f.default)
+
+
+def list_hyper(method):
+    "What `hyper_of` gives, as a run's arguments name it: without those `added` later that change nothing."
+    parts = getattr(method, "parts", {method.name: type(method)})
+    declared, out = collect_hyper(parts), {}
+    for key, value in hyper_of(method).items():
+        part, _, name = key.rpartition(".")
+        meant = [declared[name][part]] if part else declared[name].values()
+        is_usual = all(f.metadata.get("added") and value == first_value(f) for f in meant)
+        if not is_usual: out[key] = value
+    return out
+
 # %% ../../nbs/federation/03_compose.ipynb #partcode1
 def refuse_attribute(self, name, value):
     raise FdgnbError(f"a method keeps nothing itself: put {name!r} into server.state or client.state")

@@ -22,7 +22,7 @@ from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server
-from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
+from ..federation.compose import Sum, hyper_names, hyper_of, list_hyper, method_class, own_classes
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
@@ -469,7 +469,7 @@ def run_args(fed):
     args = dict(
         method=fed.method.name, dataset=fed.data.name, data=fed.digest, target=fed.target, rounds=fed.rounds,
         protocol=fed.protocol, scale=fed.scale, seed=fed.seed, device=str(fed.device).split(":")[0],
-        settings=settings, hyper=hyper_of(fed.method))
+        settings=settings, hyper=list_hyper(fed.method))
     return json.loads(json.dumps(args))
 
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e

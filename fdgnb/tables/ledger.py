@@ -17,7 +17,7 @@ from ..core import FdgnbError
 from ..data.catalogue import DATASETS
 from ..data.domain import Dataset, Domain
 from ..experiments.store import Store
-from ..federation.compose import hyper_names, hyper_of, method_class
+from ..federation.compose import hyper_names, list_hyper, method_class
 from ..federation.loop import client_update, downloads, server_update
 from ..runs.protocols import resolve
 from ..runs.setup import Federation, resolve_arguments
@@ -100,7 +100,7 @@ def plan_of(paper, table, method, dataset, backbone, target, scale="paper"):
     cls = method_class(apart["method"])
     rounds, own, given = resolve_arguments(cls, rest, None, paper, scale, apart["dataset"])
     what = dict(apart, method=cls.name, target=target, scale=scale, rounds=rounds)
-    return json.loads(json.dumps(what | dict(hyper=hyper_of(cls(**own)), settings=given)))
+    return json.loads(json.dumps(what | dict(hyper=list_hyper(cls(**own)), settings=given)))
 
 # %% ../../nbs/tables/10_ledger.ipynb #271a970a
 SEEDS = 3
