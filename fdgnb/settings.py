@@ -136,20 +136,23 @@ def switch(
     released: Any,  # the value of the authors' code
     label: str = "",  # the difference in a few words, for reports; empty: `doc`
     source: str = "",  # the equation, or the file of the code
+    added: bool = False,  # as in `hp`: args leave it out at the paper's value
     **allowed,  # `low`, `high` or `choices`, as in `hp`; without them a bool, or one of the two values
 ) -> Field:  # a field of a dataclass whose default, None, follows `variant`
     "Declare a difference between a paper and its code: a hyper-parameter whose default depends on `variant`."
     either = (True, False) if isinstance(paper, bool) else tuple(dict.fromkeys((paper, released)))
     allowed = allowed or dict(choices=either)
-    f = hp(None, f"{doc}; None: as the variant", source=source, **allowed)
+    f = hp(None, f"{doc}; None: as the variant", source=source, added=added, **allowed)
     values = dict(paper=paper, released=released, label=label or doc)
     return field(default=None, metadata={**f.metadata, **values})
 
 
-def variant() -> Field:  # a field with the choices "paper" and "released"
+def variant(
+    added: bool = False,  # as in `hp`
+) -> Field:  # a field with the choices "paper" and "released"
     "Declare the field that the switches of a method follow."
     doc = "formulas as printed, or what the released code computes"
-    return hp("paper", doc, choices=("paper", "released"))
+    return hp("paper", doc, choices=("paper", "released"), added=added)
 
 # %% ../nbs/02_settings.ipynb #switchcod1
 def switches(hyper):

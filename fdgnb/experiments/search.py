@@ -26,6 +26,7 @@ def range_of(f):
     "What is searched of a hyper-parameter: ('choice', values), ('float' or 'int', low, high), or None."
     about, default = f.metadata, f.default
     if "released" in about or f.name == "variant": return None               # as printed: no hyper-parameter
+    if about.get("added"): return None                                       # published trials did not have it
     if about.get("choices") is not None: return "choice", list(about["choices"])
     if isinstance(default, bool): return "choice", [False, True]
     if not isinstance(default, (int, float)) or default <= 0: return None

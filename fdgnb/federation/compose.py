@@ -222,14 +222,21 @@ def hyper_of(method):
     return out
 
 
+def first_value(f):
+    "The value of an `added` hyper-parameter that left everything as it was: of a switch, that of the paper."
+    return f.metadata.get("paper", f.default)
+
+
 def list_hyper(method):
-    "`hyper_of` as a run's arguments name it: without those `added` later that are at their default."
+    "What `hyper_of` gives, as a run's arguments name it: without those `added` later that change nothing."
     parts = getattr(method, "parts", {method.name: type(method)})
-    usual = {}
-    for name, by in collect_hyper(parts).items():
-        added = {part: f.default for part, f in by.items() if f.metadata.get("added")}
-        for part, default in added.items(): usual |= {name: default, f"{part}.{name}": default}
-    return {k: v for k, v in hyper_of(method).items() if k not in usual or v != usual[k]}
+    declared, out = collect_hyper(parts), {}
+    for key, value in hyper_of(method).items():
+        part, _, name = key.rpartition(".")
+        meant = [declared[name][part]] if part else declared[name].values()
+        is_usual = all(f.metadata.get("added") and value == first_value(f) for f in meant)
+        if not is_usual: out[key] = value
+    return out
 
 # %% ../../nbs/federation/03_compose.ipynb #partcode1
 def refuse_attribute(self, name, value):

@@ -95,3 +95,9 @@ def set_back(before):
     "Tensors as they were: [(tensor, what it was)]."
     with torch.no_grad():
         for p, v in before: p.copy_(v)
+
+
+def save_generators(model):
+    "Where the generators of a network's dropouts are: (generator, state) pairs, to be set back."
+    found = {m.generator for m in model.modules() if getattr(m, "generator", None) is not None}
+    return [(g, g.get_state()) for g in found]

@@ -78,10 +78,22 @@ class DSEBlock(Halves):
         return out
 
 # %% ../../nbs/methods/05_fdse.ipynb #d35817c8
-def block_for(op, bn=None, relu=False, G=2, dw=3, **options):
+@torch.no_grad()
+def pass_on(block):
+    "Let a block with G=1 and no inner ReLU give what BN_DSE gives: no eraser yet, BN_DFE undone by its own statistics."
+    scale, shift, bn = block.bn_dse.weight, block.bn_dse.bias, block.bn_dfe
+    block.dse.weight.zero_()
+    bn.running_mean.copy_(shift)
+    bn.running_var.copy_(scale.square())
+    bn.weight.copy_((scale.square() + bn.eps).sqrt())
+    bn.bias.copy_(shift)
+
+
+def block_for(op, bn=None, relu=False, G=2, dw=3, start="paper", **options):
     """The DSEBlock for a Conv2d or Linear (and its BatchNorm); the extractor is the first filters of `op`.
 
-    BN_DSE begins as the BatchNorm's first entries (all scales 0: with 1), BN_DFE with its scale and shift."""
+    BN_DSE begins as the BatchNorm's first entries (all scales 0: with 1), BN_DFE with its scale and shift.
+    start="identity": the block begins as what it replaces."""
     options |= dict(G=G, dw=dw, bias=op.bias is not None, relu=relu)
     if bn is not None: options |= dict(eps=bn.eps, momentum=bn.momentum)
     if isinstance(op, nn.Linear): block = DSEBlock(op.in_features, op.out_features, linear=True, **options)
@@ -93,8 +105,10 @@ def block_for(op, bn=None, relu=False, G=2, dw=3, **options):
         for k, v in ({} if bn is None else bn.state_dict()).items():
             block.bn_dse.state_dict()[k].copy_(v[:block.T1] if v.ndim else v)
             if k in ("weight", "bias"): block.bn_dfe.state_dict()[k].copy_(v)
-        scale = block.bn_dse.weight
-        scale.copy_(torch.where(scale.any(), scale, 1.))
+        if start == "paper":
+            scale = block.bn_dse.weight
+            scale.copy_(torch.where(scale.any(), scale, 1.))
+    if start == "identity": pass_on(block)
     return block.to(op.weight)
 
 
@@ -171,13 +185,14 @@ def at_path(block, path, bn):
 def _(block: Block): return block, "fc2", None
 
 # %% ../../nbs/methods/05_fdse.ipynb #685ca7df
-def decompose(model, G=2, dw=3, **options):
+def decompose(model, G=2, dw=3, start="paper", **options):
     """Split the layers of `model` in place, and return it; FDSE, 4.1, A8.1.
 
     Every conv or linear layer with BatchNorm or ReLU behind it in a Sequential; in a residual network each
-    block's last operator. `options`: `inner`, `shift`, `identity` of DSEBlock. FdgnbError where nothing can
-    be split."""
-    make = lambda op, bn=None, relu=False: block_for(op, bn, relu, G, dw, **options)
+    block's last operator. `options`: `inner`, `shift`, `identity` of DSEBlock. start="identity": the network begins
+    as it is, with G=1 and no inner ReLU. FdgnbError where nothing can be split."""
+    if start == "identity": G, options = 1, options | dict(inner=False, identity="all")
+    make = lambda op, bn=None, relu=False: block_for(op, bn, relu, G, dw, start, **options)
     if "torchvision" in sys.modules: know_torchvision()
     if "timm" in sys.modules: know_timm()
     residual = [r for m in model.modules() if (r := last_operator(m))]
@@ -212,7 +227,7 @@ def repad(model, how):
 @method("dse")
 class DSE(Method):
     "FedAvg on FDSE's decomposed network: the architecture alone."
-    paper = PAPER
+    paper, if_pretrained = PAPER, dict(start="identity")
 
     @dataclass(frozen=True)
     class Hyper:
@@ -230,10 +245,16 @@ class DSE(Method):
         padding: str = switch("the AlexNet's paddings; half of the kernel: the first release", paper="kept",
                               released="latest", choices=tuple(PADDINGS),
                               source="Table A5; latest: 2, 2, 0, 0, 0, images from 159 px")
+        start: str = hp("paper", "first weights; identity: the network as it is, by G=1, no inner ReLU and an eraser "
+                        "of 0, the default where `pretrained` is set", choices=("paper", "identity"),
+                        source="ours", added=True)
 
     def build(self, model):
         h, model = self.h, repad(super().build(model), self.h.padding)
-        return decompose(model, h.G, h.dw, inner=h.inner, shift=h.shift, identity=h.identity)
+        if h.start == "identity" and (h.G > 2 or h.inner == "leaky" or h.identity != "all"):
+            raise FdgnbError("start='identity' has a G, inner and identity of its own: leave them out, or "
+                             "choose start='paper'")
+        return decompose(model, h.G, h.dw, h.start, inner=h.inner, shift=h.shift, identity=h.identity)
 
 # %% ../../nbs/methods/05_fdse.ipynb #96eea435
 def moments(z):

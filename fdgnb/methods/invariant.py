@@ -24,11 +24,11 @@ def discriminator(d, width, n):
                  fc3=nn.Linear(width, n))
 
 
-def own_copy(make, state, lr, device):
-    "(network, optimizer): what make() builds, with these weights, and plain SGD for it; nothing is drawn."
+def own_copy(make, state, lr, device, **more):
+    "(network, optimizer): what make() builds, with these weights, and SGD for it; nothing is drawn."
     with torch.device("meta"): net = make()
     net.to_empty(device=device).load_state_dict(state)
-    return net, torch.optim.SGD(net.parameters(), lr=lr)
+    return net, torch.optim.SGD(net.parameters(), lr=lr, **more)
 
 
 def learn(loss, optimizer):
@@ -246,6 +246,15 @@ def draw_seeds(told, noise, rng):
     return torch.cat([torch.randn(len(told), noise, generator=rng, device=told.device), told], 1)
 
 # %% ../../nbs/methods/13_invariant.ipynb #f2a8fb0a
+@torch.no_grad()
+def look(features, x):
+    "Features of x in evaluation mode, unseen by `outputs_of`; the modules' own modes are as they were."
+    modes = [(m, m.training) for m in features.modules()]
+    z = features.eval().forward(x)
+    for m, mode in modes: m.training = mode
+    return z
+
+
 @method("fedadg")
 class FedADG(Method):
     "Features that a local discriminator cannot tell, class by class, from those of a shared generator."
@@ -259,6 +268,17 @@ class FedADG(Method):
                             source="ours, normal; FedADG's code: 2048, uniform")
         adg_warm: float = hp(.3, "share of a round's samples that train on the labels alone", low=0., high=1.,
                              source="FedADG's code: 3 of 10 epochs")
+        adg_mode: str = switch("mode of the features that the discriminator learns to tell", paper="train",
+                               released="eval", label="discriminator learns on evaluation features",
+                               source="not said; localTrain.py", added=True)
+        adg_rate: float = switch("learning rate of discriminator and generator, as a share of the client's", paper=1.,
+                                 released=.7, low=0., label="rate of discriminator and generator",
+                                 source="not verified; train.py: lr1 0.007, lr0 0.01", added=True)
+        adg_momentum: float = switch("momentum of discriminator and generator", paper=0., released=.9, low=0.,
+                                     high=1., source="not verified; train.py", added=True)
+        adg_decay: float = switch("weight decay of discriminator and generator", paper=0., released=1e-5, low=0.,
+                                  source="not verified; train.py", added=True)
+        variant: str = variant(added=True)
 
     def setup(self, server):
         super().setup(server)
@@ -278,18 +298,23 @@ class FedADG(Method):
         if not first:
             with seeded(client.seed, f"fedadg {client.id}"): first = D().state_dict()
         work = s.local_steps*s.batch_size if s.local_steps else client.n()*s.local_epochs
-        client.scratch |= {"adg.D": own_copy(D, first, client.lr, client.device),
-                           "adg.G": own_copy(G, part(download, "stats.fedadg"), client.lr, client.device),
+        how = dict(lr=self.h.adg_rate*client.lr, device=client.device, momentum=self.h.adg_momentum,
+                   weight_decay=self.h.adg_decay)
+        client.scratch |= {"adg.D": own_copy(D, first, **how),
+                           "adg.G": own_copy(G, part(download, "stats.fedadg"), **how),
                            "adg.rng": client.rng("fedadg", client.device), "adg.warm": self.h.adg_warm*work}
 
     def loss(self, model, x, y, client):
-        with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
         now, lam = client.scratch, self.h.adg_lam
         now["adg.warm"] -= len(x)
-        if now["adg.warm"] > -len(x)/2 or not lam: return loss
+        is_over = lam and now["adg.warm"] <= -len(x)/2
+        seen = look(model.features, x) if is_over and self.h.adg_mode == "eval" else None
+        with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
+        if not is_over: return loss
         (D, d_step), (G, g_step), z, y = now["adg.D"], now["adg.G"], z[0], tell_labels(y, model.n_classes)
+        if seen is None: seen = z.detach()
         made = G(draw_seeds(y, self.h.adg_noise, now["adg.rng"]))
-        learn((1 - D(made.detach(), y)).square().mean() + D(z.detach(), y).square().mean(), d_step)
+        learn((1 - D(made.detach(), y)).square().mean() + D(seen, y).square().mean(), d_step)
         learn(D(made, y).square().mean(), g_step)
         return (1 - lam)*loss + lam*(1 - D(z, y)).square().mean()
 

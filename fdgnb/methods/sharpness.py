@@ -12,7 +12,7 @@ from torch import nn
 from fdgnb.settings import hp
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
-from fdgnb.federation.shared import climb, set_back
+from fdgnb.federation.shared import climb, save_generators, set_back
 
 # %% ../../nbs/methods/07_sharpness.ipynb #d3d3099c
 def ascent(grads, rho, stretch):
@@ -32,12 +32,6 @@ def keep_statistics(model):
     try: yield
     finally:
         for m in recording: m.track_running_stats = True
-
-# %% ../../nbs/methods/07_sharpness.ipynb #555cb6ba
-def save_generators(model):
-    "Where the generators of a network's dropouts are: (generator, state) pairs, to be set back."
-    found = {m.generator for m in model.modules() if getattr(m, "generator", None) is not None}
-    return [(g, g.get_state()) for g in found]
 
 # %% ../../nbs/methods/07_sharpness.ipynb #bef91a61
 @method("fedsam")

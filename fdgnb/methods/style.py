@@ -19,7 +19,7 @@ from fdgnb.settings import hp, switch, variant
 from fdgnb.vectors import part, tagged
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
-from fdgnb.federation.shared import climb, note_senders, set_back
+from fdgnb.federation.shared import climb, note_senders, save_generators, set_back
 
 # %% ../../nbs/methods/15_style.ipynb #5717e011
 def center(shape, share):
@@ -199,7 +199,7 @@ def steepest(grads, rho):
 @method("harmofl")
 class HarmoFL(Method):
     "One amplitude for all images; gradients at perturbed weights."
-    paper = "Jiang et al., HarmoFL, AAAI 2022"
+    paper, version = "Jiang et al., HarmoFL, AAAI 2022", 2
     tune = {"harmo_alpha": (.02, .05, .1)}
     class Hyper:
         harmo_norm: bool = hp(True, "normalize amplitudes", source="HarmoFL, Section 3.2")
@@ -227,9 +227,11 @@ class HarmoFL(Method):
 
     def step(self, model, x, y, client):
         if not self.h.harmo_alpha: return super().step(model, x, y, client)
+        states = save_generators(model)
         loss = self.loss(model, x, y, client)
         before = climb(loss, self.params(model), lambda theta, grads: steepest(grads, self.h.harmo_alpha))
         client.scratch["harmofl"] = before + [(v, v.clone()) for v in model.buffers()]
+        for g, state in states: g.set_state(state)
         super().step(model, x, y, client)
         return loss.detach()
 

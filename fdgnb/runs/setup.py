@@ -23,7 +23,7 @@ from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server, downloads, federated_round
-from ..federation.compose import Sum, hyper_names, hyper_of, method_class, own_classes
+from ..federation.compose import Sum, hyper_names, hyper_of, list_hyper, method_class, own_classes
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
@@ -191,6 +191,11 @@ def protocol_values(cls, protocol, scale, dataset):
     return values
 
 
+def pretrained_defaults(cls):
+    "{option: its default where the network comes with trained weights} of a method class."
+    return {k: v for c in own_classes(cls) for k, v in vars(c).get("if_pretrained", {}).items()}
+
+
 def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, dataset=None):
     "(rounds, the method's hyper-parameters, settings), every name and value checked."
     own = hyper_names(cls)
@@ -203,6 +208,7 @@ def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, datase
     rounds = published.get("rounds", 20) if call.rounds is None else call.rounds
     values = override_protocol({k: v for k, v in published.items() if k in known}, given)
     values = leave_pixels(values, given, dataset)
+    if values.get("pretrained"): values = override_protocol(pretrained_defaults(cls), values)
     hyper = {k: v for k, v in values.items() if k in own}
     settings = {k: v for k, v in values.items() if k not in own}
     if not issubclass(cls, Sum): hyper = {k.removeprefix(f"{cls.name}."): v for k, v in hyper.items()}
@@ -502,7 +508,7 @@ def run_args(fed):
     args = dict(
         method=fed.method.name, dataset=fed.data.name, data=fed.digest, target=fed.target, rounds=fed.rounds,
         protocol=fed.protocol, scale=fed.scale, seed=fed.seed, device=str(fed.device).split(":")[0],
-        settings=settings, hyper=hyper_of(fed.method))
+        settings=settings, hyper=list_hyper(fed.method))
     return json.loads(json.dumps(args))
 
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e
