@@ -50,7 +50,7 @@ def find_changes(args):
     wanted = {k: v for k, v in DEFAULT.items() if k not in (of_data or {})} | settings
     given = DEFAULT | args["settings"]
     other = {k: given[k] for k, v in wanted.items() if k not in FREE and given[k] != v}
-    own = hyper_of(method_class(args["method"])(**args["hyper"]))
+    own = list_hyper(method_class(args["method"])(**args["hyper"]))
     changed = {k: v for k, v in json.loads(json.dumps(own)).items() if v != hyper.get(k)}
     changed |= {k: v for k, v in other.items() if k not in DATA_SIDE}
     return changed, {k: v for k, v in other.items() if k in DATA_SIDE and k not in NAMED}
