@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core import FdgnbError, atomic_write, nearest, root
 from ..data.catalogue import DATASETS
 from .execution import run
-from .store import Planner, Store, choose, file_name, read_study, write_study
+from .store import Store, choose, file_name, read_study, write_study
 from .tuning import Plan
 from ..federation.compose import METHODS
 
@@ -36,25 +36,25 @@ def missing_data(study):
     return [d for d in study.get("data", []) if not DATASETS.get(d).info["available"]()]
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000009
-def plan_study(study, scale, store, planner=None):
+def plan_study(study, scale, store):
     "The `Plan` of a study of the comparison: what is there, and what can be run next."
     how = study["tuned"] | study[scale] | dict(scale=scale)
     methods, seeds = how.pop("methods"), how.pop("seeds")
     if methods == "all": methods = METHODS.names()
     if how.get("target") == "none": how["target"] = None
-    return Plan(methods, how, seeds, store, planner)
+    return Plan(methods, how, seeds, store)
 
 
 def play_study(study, scale, store, jobs=None, seconds=None):
     "Run what a study lacks, stage by stage; the last `Plan`. seconds: no run begins that may end later."
-    planner, until = Planner(), None if seconds is None else time.monotonic() + seconds
-    plan = plan_study(study, scale, store, planner)
+    until = None if seconds is None else time.monotonic() + seconds
+    plan = plan_study(study, scale, store)
     while len(plan.missing):
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0: break
         made = run(plan.missing, store, jobs, seconds=left)
         if not made.state.isin(["done", "failed"]).any(): break
-        plan = plan_study(study, scale, store, planner)
+        plan.refresh()
     return plan
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000c
@@ -206,9 +206,10 @@ def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
             print(f"{name}: left out, not here: {', '.join(missing_data(study))}", flush=True)
             continue
         store = store_of(name, scale, root()/"out"/"reports-smoke")
-        print(price_study(name, plan_study(study, scale, store)), flush=True)
         left = until - time.monotonic()
-        if left <= 0: continue
+        if left <= 0:
+            print(price_study(name, plan_study(study, scale, store)), flush=True)
+            continue
         try: plan = play_study(study, scale, store, jobs, left)
         finally:
             if scale != "smoke": publish(store, folder/f"{name}.jsonl")
