@@ -194,6 +194,17 @@ def test_a_full_disk_at_the_record_loses_no_run(whole, tmp_path, monkeypatch):
     assert lines(tmp_path/"records").items() <= whole.items() and not [*tmp_path.glob("work/*/*")]
 
 
+@pytest.mark.parametrize("rounds, every", [(4, 1), (40, 4)])
+def test_a_run_of_a_grid_writes_ten_checkpoints(rounds, every, tmp_path, monkeypatch):
+    asked = []
+    def fit(*args, checkpoint_every, **how):
+        asked.append(checkpoint_every)
+        raise FdgnbError("enough")
+    monkeypatch.setattr(execution, "fit", fit)
+    run(grid("fedavg", data(n=24), "t", [0], rounds, batch_size=8), tmp_path/"records", 1, tmp_path/"work")
+    assert asked == [every]
+
+
 def test_a_grid_below_an_except_still_records_failures(tmp_path):
     "What the caller is handling, a file not found, is a context of all that is raised: not the run's error."
     wild, at = small(lr=1e30).iloc[:1], (tmp_path/"records", 1, tmp_path/"work")
