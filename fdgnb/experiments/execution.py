@@ -108,7 +108,8 @@ def make_record(call, args, versions, folder, work, retry=False, metrics=()):
             if state == "done" or (state == "failed" and not retry): return "there"
             if is_torn(mine): set_aside(mine)
             callbacks = [Metrics(*metrics)] if metrics else []
-            try: run = fit(**call, out=mine, resume=state != "failed", workers=1, progress=False, callbacks=callbacks)
+            how = dict(resume=state != "failed", checkpoint_every=max(1, args["rounds"]//10), progress=False)
+            try: run = fit(**call, out=mine, workers=1, callbacks=callbacks, **how)
             except Exception as e:                          # it ends this run alone, and is recorded
                 if is_machines_fault(e, before): raise
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"

@@ -190,6 +190,7 @@ def price_study(name, plan):
     "A line on a study: runs that are there, missing ones, processor hours by the mean of the runs that are there."
     left = plan.wanted - plan.there
     said = f"{name}: {plan.there} of {plan.wanted} runs are there"
+    if plan.refused: said += f", without {', '.join(plan.refused)}, which are refused"
     if not left: return said
     if not plan.seconds: return f"{said}; the others are not timed yet"
     hours = left*sum(plan.seconds)/len(plan.seconds)/3600

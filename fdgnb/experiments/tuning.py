@@ -62,6 +62,7 @@ class Plan:
             if name in self.refused or name in self.chosen: continue
             try: lacking += self.search(name)
             except FdgnbError as error: self.refused[name] = str(error)
+        if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
         for name, values in self.chosen.items():
             made = self.reports.get(name)
             if made is None or not has_ended(made).all():
