@@ -27,12 +27,12 @@ def test_a_study_asks_for_what_is_there(name):
     import papermill
     study = STUDIES[name]
     scales = [s for s in studies.SCALES if s in study]
-    assert scales and study["what"] and ("notebook" in study or "tuned" in study)
+    assert scales and study["what"] and ("notebook" in study or studies.has_runs(study))
     assert set(study.get("shows", [])) <= set(STUDIES)
     if "notebook" in study:
         declared = papermill.inspect_notebook(ROOT/"nbs"/f"{study['notebook']}.ipynb")
         for scale in scales: studies.parameters_of(study, scale, declared, {})
-    if "tuned" in study and "smoke" in study:
+    if studies.has_runs(study) and "smoke" in study:
         assert len(studies.plan_study(study, "smoke", Store("out/none")).missing)
 
 
@@ -173,7 +173,7 @@ def test_a_campaign_refuses_what_it_cannot_run(project, capsys):
     (project.parent/"studies.toml").write_text(TINY)
     assert studies.main(["tinny", "--budget", "1"]) .startswith("unknown study 'tinny'; did you mean 'tiny'?")
     assert "budget=-1.0" in studies.main(["--budget", "-1"])
-    assert "no runs of the comparison" in studies.main(["tiny", "--budget", "1", "--scale", "paper"])
+    assert "no runs of its own" in studies.main(["tiny", "--budget", "1", "--scale", "paper"])
 
 
 def test_a_page_at_scale_smoke_shows_the_runs_of_other_studies(project, monkeypatch):

@@ -37,12 +37,18 @@ def missing_data(study):
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000009
 def plan_study(study, scale, store):
-    "The `Plan` of a study of the comparison: what is there, and what can be run next."
-    how = study["tuned"] | study[scale] | dict(scale=scale)
+    "The `Plan` of a study of runs: what is there, and what can be run next."
+    searched = "tuned" in study
+    how = study["tuned" if searched else "grid"] | study[scale] | dict(scale=scale)
     methods, seeds = how.pop("methods"), how.pop("seeds")
     if methods == "all": methods = METHODS.names()
     if how.get("target") == "none": how["target"] = None
-    return Plan(methods, how, seeds, store)
+    return Plan(methods, how, seeds, store, searched)
+
+
+def has_runs(study):
+    "Whether a study is runs of its own: `tuned`, searched first, or `grid`, at the protocol's values."
+    return "tuned" in study or "grid" in study
 
 
 def play_study(study, scale, store, jobs=None, seconds=None):
@@ -157,7 +163,7 @@ def make_study(name, study, scale, reports):
     store = store_of(name, scale, reports)
     count = lambda: sum(1 for _ in store.folder.glob("*/*.json"))
     before = count()
-    if "tuned" in study: play_study(study, scale, store)
+    if has_runs(study): play_study(study, scale, store)
     if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
     if scale != "smoke": publish(store, root()/"reports"/"records"/f"{name}.jsonl")
     return count() - before
@@ -198,10 +204,10 @@ def price_study(name, plan):
 
 
 def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
-    "Run what the studies of the comparison lack within some seconds, and publish it; the exit code."
+    "Run what studies lack within some seconds, and publish it; the exit code."
     until, folder = time.monotonic() + budget, records or root()/"reports"/"records"
-    chosen = {k: s for k, s in choose_studies(read_studies(), name).items() if "tuned" in s and scale in s}
-    if not chosen: raise FdgnbError(f"{name or 'reports/studies.toml'} has no runs of the comparison at scale {scale}")
+    chosen = {k: s for k, s in choose_studies(read_studies(), name).items() if has_runs(s) and scale in s}
+    if not chosen: raise FdgnbError(f"{name or 'reports/studies.toml'} has no runs of its own at scale {scale}")
     for name, study in chosen.items():
         if missing_data(study):
             print(f"{name}: left out, not here: {', '.join(missing_data(study))}", flush=True)

@@ -48,9 +48,11 @@ class Plan:
 
     trials: {method: a dict a trial, with val and values}. chosen: {method: values} of finished searches. runs: the
     lines of the report whose values are known, with state and record. missing: lines that can be run now, the most
-    valuable first. refused: {method: why} of what these data do not allow. wanted: how many runs there will be."""
-    def __init__(self, methods, how, seeds, store):
+    valuable first. refused: {method: why} of what these data do not allow. wanted: how many runs there will be.
+    searched: False for a study at the protocol's own values."""
+    def __init__(self, methods, how, seeds, store, searched=True):
         self.methods, self.how, self.seeds, self.store, self.planner = methods, how, seeds, store, Planner()
+        self.searched = searched
         self.trials, self.chosen, self.refused, self.counts, self.reports = {}, {}, {}, {}, {}
         self.seconds = []
         self.refresh()
@@ -104,14 +106,18 @@ class Plan:
 
     def count_runs(self, name):
         "How many runs a method has in the end."
-        of_trial = grid(name, **self.how | trial_runs(name))
         of_report = grid(name, seed=range(self.seeds), **self.how)
+        if not self.searched: return len(of_report)
+        of_trial = grid(name, **self.how | trial_runs(name))
         return (len(RATES) + len(FURTHER))*len(of_trial) + len(of_report)
 
     def search(self, name):
         "Play a method's search as far as it is known; the lines that are lacking."
         if name not in self.counts: self.counts[name] = self.count_runs(name)
         self.trials[name] = []
+        if not self.searched:
+            self.chosen[name] = {}
+            return []
         tune = method_class(name).tune
         usual = usual_values(name, ["lr", *tune], self.how)
         lacking = self.try_values(name, rate_trials(usual))
