@@ -84,6 +84,7 @@ VARIANTS = {                                             # label: method, settin
     "ccst single": ("ccst", dict(ccst_style="single", ccst_k=1, ccst_alpha=.5)),
     "dsbn nearest": ("dsbn", dict(answer="nearest")), "fedbn initial": ("fedbn", dict(unseen="initial")),
     "bnstats prior": ("bnstats", dict(prior=16.)),
+    "bnstats batches": ("bnstats", dict(many=300, rounds=1, local_steps=2)),     # the target takes more than one
 }
 SUMS = """ga+rsc am+ga ga+scaffold fedprox+ga fedbr+mixup subsample+uniform disentangler+mkmmd
     disentangler+voting dse+consensus+similarity dse+similarity dse+consistency+similarity
@@ -150,7 +151,7 @@ def play(label):
     if "bars" not in fdgnb.models.MODELS: fdgnb.models.add_backbone("bars", network, (3, 16, 16))
     method, own = (RUNS | EXACT)[label]
     given, start = USUAL | own, Start()
-    small = data(given.pop("side", 16), n=20, more=8)                  # no batch is tiny
+    small = data(given.pop("side", 16), n=given.pop("many", 20), more=8)                # no batch is tiny
     return fdgnb.fit(method, small, callbacks=[start], **given), start
 
 

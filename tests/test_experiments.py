@@ -16,7 +16,7 @@ from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments import execution
 from fdgnb.experiments.execution import hold_lock, make_record, run
 from fdgnb.experiments.grid import call_of, grid
-from fdgnb.experiments.search import search, tune_method
+from fdgnb.experiments.search import search
 from fdgnb.experiments.store import Planner, Store, add_digest, digest_of, file_name, metric_version
 from fdgnb.experiments.store import outcome, read_study, record_of, results, write_study
 from fdgnb.experiments.table import table
@@ -192,6 +192,17 @@ def test_a_full_disk_at_the_record_loses_no_run(whole, tmp_path, monkeypatch):
     again = run(one, *at).record[0]
     assert len(took) == 4 and again["provenance"]["seconds"]["total"] == pytest.approx(sum(took), abs=.001)
     assert lines(tmp_path/"records").items() <= whole.items() and not [*tmp_path.glob("work/*/*")]
+
+
+@pytest.mark.parametrize("rounds, every", [(4, 1), (40, 4)])
+def test_a_run_of_a_grid_writes_ten_checkpoints(rounds, every, tmp_path, monkeypatch):
+    asked = []
+    def fit(*args, checkpoint_every, **how):
+        asked.append(checkpoint_every)
+        raise FdgnbError("enough")
+    monkeypatch.setattr(execution, "fit", fit)
+    run(grid("fedavg", data(n=24), "t", [0], rounds, batch_size=8), tmp_path/"records", 1, tmp_path/"work")
+    assert asked == [every]
 
 
 def test_a_grid_below_an_except_still_records_failures(tmp_path):
@@ -417,26 +428,6 @@ def test_our_own_comparison_by_papermill(compared):
     assert f"({score['fedprox'] - score['fedavg']:+.1f}" in across["fedprox"]
     there = shown(at/"ours.ipynb", "text/html")[0]
     assert "<td>4</td>" in there and re.search(r"optical|digits", there)
-
-
-def test_the_tuned_comparison_by_papermill(tmp_path):
-    "From the records of a search and of the runs at its values; a method that was not searched is named."
-    how = dict(protocol="common", scale="smoke")
-    chosen, _ = tune_method("fedavg", "digits", "optical", [0], 2, 1, tmp_path/"trials", trials=2, ranges={},
-                      lr=(.005, .15), jobs=1, work=tmp_path/"work", **how)
-    both = pd.concat([grid("fedavg", "digits", "optical", [0], 2, **how), chosen], ignore_index=True)
-    made = run(both, tmp_path/"runs", 1, tmp_path/"work")
-    done = papermill("tables/17_tuned.ipynb", tmp_path/"a.ipynb", methods="fedavg, fedprox", scale="smoke",
-                     target="optical", rounds=2, short=1, trials=2, seeds=1, store=tmp_path/"runs",
-                     searches=tmp_path/"trials", reports=tmp_path/"reports")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "left out: fedprox: a trial of" in (tmp_path/"a.ipynb").read_text()
-    values = pd.read_csv(tmp_path/"reports"/"values.csv")
-    best = max(Store(tmp_path/"trials"), key=lambda r: r["best_val"])
-    assert values["values"].tolist() == [f"lr {best['args']['settings']['lr']:.3g}"]
-    shown = pd.read_csv(tmp_path/"reports"/"table.csv", index_col=0).iloc[:, 0]
-    for label, rec in zip(made.label, made.record):
-        assert f"{100*rec['scores']['aggregated']['source_val']['target']:.1f}" in str(shown[label])
 
 
 @pytest.mark.skipif(not which("make"), reason="make is not installed")

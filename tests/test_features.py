@@ -48,7 +48,7 @@ def test_a_folder_becomes_vectors_once(photos, monkeypatch):
 def test_vectors_are_the_pooled_features_of_scaled_images(photos):
     images = fdgnb.from_folder(photos, size=32)
     data = encode_images(images)
-    net = models.get("timm:tf_efficientnet_lite0", 2, 3, "packaged", 32).eval()
+    with seeded(0): net = models.get("timm:tf_efficientnet_lite0", 2, 3, "packaged", 32).eval()
     with torch.no_grad(): by_hand = net.features((images["a"].x/255 - .5)/.5)
     assert torch.allclose(data["a"].x, by_hand, atol=1e-4)
     assert data["a"].y.equal(images["a"].y)
@@ -119,6 +119,7 @@ def test_a_protocol_says_nothing_of_images(protocol, scale):
     _, _, settings = resolve_arguments(method_class("fedavg"), dict(load=ENCODED), **how)
     of_images = {"size", "augment", "normalize", "pretrained", "backbone"}
     assert settings == {k: v for k, v in plain.items() if k not in of_images} | dict(load=ENCODED)
+    assert of_images & plain.keys()
 
 
 @lite0

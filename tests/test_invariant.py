@@ -138,3 +138,13 @@ def test_a_client_that_comes_late(name, tiny):
     whole = run(name, tiny, rounds=4, per_round=1)
     assert all(v.isfinite().all() for v in whole.fed.server.model.values() if v.is_floating_point())
     assert bits(run(name, tiny, rounds=4, per_round=1, workers=1)) == bits(whole)
+
+
+def test_fedadg_as_released_in_sums(tiny):
+    "Its look in evaluation mode is no pass that a summand sees; without rates of its own it is the printed method."
+    printed = dict(adg_mode="train", adg_rate=1., adg_momentum=0., adg_decay=0.)
+    assert bits(run("fedadg", tiny, variant="released", **printed)) == bits(run("fedadg", tiny))
+    for name in ("fedadg", "dann+fedadg"):
+        released = run(name, tiny, variant="released")
+        assert bits(released) != bits(run(name, tiny)) and released.fed.args()["hyper"]["adg_mode"] == "eval"
+    assert not {"adg_mode", "adg_rate", "variant"} & {*run("fedadg", tiny).fed.args()["hyper"]}

@@ -9,6 +9,7 @@ from conftest import bits
 from digests import data, hashed
 from fdgnb.federation.compose import METHODS
 from fdgnb.federation.loop import client_offer, client_update, downloads, makes_offers, server_gather
+from fdgnb.runs.protocols import resolve
 from fdgnb.runs.setup import Federation
 from pairs import TINY, light
 
@@ -33,6 +34,14 @@ def test_same_bits_on_any_workers_and_after_a_stop(key, small, tmp_path):
     assert logits.shape == (3, 4) and logits.isfinite().all() and not unseen.training
     states = unseen.state_dict(), kept.state_dict()
     assert sorted(map(hashed, states[0].values())) == sorted(map(hashed, states[1].values()))
+
+
+@each
+def test_a_search_tries_three_values_and_what_common_has_is_one_of_them(key):
+    tune, h = METHODS[key].tune, METHODS[key]().h
+    for option, values in tune.items():
+        default = resolve("common", method=key).get(option, getattr(h, option))
+        assert len(tune) == 1 and len(set(values)) == 3 and (default is None or default in values)
 
 
 def by_hand(key, data):

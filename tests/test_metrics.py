@@ -37,6 +37,20 @@ def test_validation_is_pooled_by_its_own_sizes():
     assert [metrics.select(rounds, sizes, "source_val") for sizes in (SIZES, even)] == [[2], [1]]
 
 
+@pytest.mark.parametrize("clients", [2, 9])
+def test_scores_are_laid_out_as_pandas_would(clients):
+    "Bit for bit: another order of summation would break ties between rounds otherwise."
+    names, rng = [f"d{i}" for i in range(clients)], np.random.default_rng(0)
+    sizes = {d: dict(test=10 + i) for i, d in enumerate(names)}
+    places = [(r, d) for r in range(1, 6) for d in names]
+    frame = pd.DataFrame([(r, d, "test", "aggregated", "accuracy", rng.random()) for r, d in places], columns=COLUMNS)
+    wide = frame.pivot(index="round", columns="client", values="value")
+    n = wide.notna()*[10 + i for i in range(clients)]
+    found = metrics.values(frame, sizes)
+    assert found[names].equals(wide.rename_axis(columns=None)) and found["AVG"].equals(wide.mean(axis=1))
+    assert found["ALL"].equals((wide*n).sum(axis=1)/n.sum(axis=1))
+
+
 def test_oracles_are_named_and_nobody_else():
     inside = run_of([(.5,)*4], {k: SIZES[k] for k in "ab"})
     for run, word in ((RUN, "target"), (inside, "test samples")):

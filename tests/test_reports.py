@@ -27,13 +27,13 @@ def test_a_study_asks_for_what_is_there(name):
     import papermill
     study = STUDIES[name]
     scales = [s for s in studies.SCALES if s in study]
-    assert scales and study["what"] and ("notebook" in study or "grid" in study)
+    assert scales and study["what"] and ("notebook" in study or studies.has_runs(study))
     assert set(study.get("shows", [])) <= set(STUDIES)
     if "notebook" in study:
         declared = papermill.inspect_notebook(ROOT/"nbs"/f"{study['notebook']}.ipynb")
         for scale in scales: studies.parameters_of(study, scale, declared, {})
-    if "grid" in study and not studies.missing_data(study):
-        assert all(len(g) for scale in scales for g in studies.grids_of(study, scale))
+    if studies.has_runs(study) and "smoke" in study:
+        assert len(studies.plan_study(study, "smoke", Store("out/none")).missing)
 
 
 def page(source):
@@ -129,22 +129,56 @@ def test_only_what_is_done_at_present_versions_is_published(project, monkeypatch
     assert len(read_study(file)) == 3 and all(r["versions"]["loop"] == BEHAVIOR + 1 for r in read_study(file))
 
 
-def test_a_study_publishes_its_runs_and_its_trials(project):
-    "Each in its file; at scale smoke nothing is published, and all studies have one store."
-    one, other = read_study(ROOT/"reports/records/ga.jsonl")[2:4]
+def test_a_study_publishes_its_runs(project):
+    "At scale smoke nothing is published, and all studies have one store."
+    one, = read_study(ROOT/"reports/records/ga.jsonl")[2:3]
     Store("runs/studies/mine").put(add_digest(one))
-    Store("runs/trials").put(add_digest(other))
-    study = dict(folder="mine", trials="runs/trials")
+    study = dict(folder="mine")
     studies.make_study("mine", study, "smoke", Path("out/reports-smoke"))
     assert [p.name for p in project.iterdir()] == ["first.jsonl"]
     studies.make_study("mine", study, "cpu", Path("reports"))
     assert [r["args"] for r in read_study(project/"mine.jsonl")] == [one["args"]]
-    assert [r["args"] for r in read_study(project/"searches.jsonl")] == [other["args"]]
+
+
+TINY = """
+    [tiny]
+    what = "Few digits"
+    folder = "tiny"
+    tuned.dataset = "digits"
+    tuned.target = "optical"
+    tuned.protocol = "common"
+    tuned.rounds = 1
+    tuned.hyper = {backbone = "cnn2", size = 16, limit = 20, fractions = [0.6, 0.2, 0.2]}
+    cpu = {methods = ["fedavg"], seeds = 1}
+    """
+
+
+def test_a_campaign_plays_a_study_in_stages_and_keeps_within_its_budget(project, capsys):
+    "With no time it says what is missing; with time it runs ten trials and the report, and publishes; again: nothing."
+    (project.parent/"studies.toml").write_text(TINY)
+    assert studies.main(["tiny", "--budget", "0"]) == 0
+    assert "tiny: 0 of 11 runs are there" in capsys.readouterr().out and not (project/"tiny.jsonl").exists()
+    assert studies.main(["tiny", "--budget", "600", "--jobs", "1"]) == 0
+    assert "tiny: 11 of 11 runs are there" in capsys.readouterr().out
+    records = read_study(project/"tiny.jsonl")
+    assert sorted(r["args"]["seed"] for r in records) == [0] + 5*[100] + 5*[101]
+    assert len({r["args"]["settings"]["lr"] for r in records}) == 5
+    before = (project/"tiny.jsonl").read_bytes()
+    assert studies.main(["tiny", "--budget", "600", "--jobs", "1"]) == 0
+    assert (project/"tiny.jsonl").read_bytes() == before
+
+
+def test_a_campaign_refuses_what_it_cannot_run(project, capsys):
+    "One line, and an exit code that is no success."
+    (project.parent/"studies.toml").write_text(TINY)
+    assert studies.main(["tinny", "--budget", "1"]) .startswith("unknown study 'tinny'; did you mean 'tiny'?")
+    assert "budget=-1.0" in studies.main(["--budget", "-1"])
+    assert "no runs of its own" in studies.main(["tiny", "--budget", "1", "--scale", "paper"])
 
 
 def test_a_page_at_scale_smoke_shows_the_runs_of_other_studies(project, monkeypatch):
     at = []
-    monkeypatch.setattr(studies, "run_grids", lambda study, scale, store: at.append(store.folder))
+    monkeypatch.setattr(studies, "play_study", lambda study, scale, store: at.append(store.folder))
     monkeypatch.setattr(studies, "execute_page", lambda name, study, scale, store, folder: at.append(store.folder))
     for name in ("digits", "comparison"): studies.make_study(name, STUDIES[name], "smoke", Path("out"))
     assert len(at) == 2 and at[0] == at[1]

@@ -215,6 +215,47 @@ def test_on_top_of_others(tiny, name):
     assert "adapted" in {r[3] for r in run(name, tiny, rounds=1, eval_every=1).rows}
 
 
+def by_class(data, name):
+    "The data set with the samples of a domain sorted by class, as folders hold them."
+    d = data[name]
+    at = d.y.argsort(stable=True)
+    return replace(data, domains=data.domains | {name: Domain(name, d.x[at], d.y[at])})
+
+
+def test_tent_and_noeval_see_a_sorted_target_in_a_drawn_order(shifted):
+    seen, sorted_shift = {}, by_class(shifted, "shifted")
+    for key, how in dict(tent={}, noeval={}, stored=dict(tent_order="stored")).items():
+        class Looks(method_class("tent" if key == "stored" else key)):
+            name = f"looks_{key}"
+            def predict(self, model, x, client):
+                seen.setdefault(key, []).append(x)
+                return super().predict(model, x, client)
+        run(Looks, sorted_shift, target="shifted", rounds=1, eval_every=1, **how)
+    x = prepare_input(sorted_shift["shifted"].x, "cpu")
+    as_stored = {k: torch.equal(torch.cat(v), x) for k, v in seen.items()}
+    assert as_stored == dict(tent=False, noeval=False, stored=True)
+
+
+def test_the_answers_go_back_to_their_places(shifted):
+    "With one batch and no step the order changes nothing: the answers, one by one, do not either."
+    sorted_shift, how = by_class(shifted, "shifted"), dict(target="shifted", rounds=1, tent_lr=0.)
+    x = sorted_shift["shifted"].x
+    a, b = (run("tent", sorted_shift, tent_order=k, **how).adapt(x).predict(x) for k in ("drawn", "stored"))
+    assert torch.allclose(a, b, atol=1e-4) and not torch.allclose(a, b.flip(0), atol=1e-2)
+
+
+def test_statistics_of_several_batches_are_drawn():
+    g = torch.Generator().manual_seed(0)
+    x, net = torch.randn(600, 3, generator=g).sort(0).values, torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+    client, stored, drawn = Client("t", {}), copy.deepcopy(net), copy.deepcopy(net)
+    reestimate(stored, x)
+    BNStats().adapt(drawn, x, client)
+    BNStats().adapt(net, x, client)
+    assert same(net.state_dict(), drawn.state_dict())
+    variances = [m[0].running_var.mean().item() for m in (stored, drawn)]
+    assert variances[0] < .6 < .9 < variances[1] < 1.1                 # sorted batches hide what differs between them
+
+
 def test_a_single_sample_is_answered(tiny):
     one = sized(tiny, optical=60, inked=30, blended=1)
     for name in ("tent", "bnstats", "dsbn"): run(name, one, rounds=1, eval_every=1)

@@ -340,6 +340,12 @@ class Split:
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         return scale_channels(x, normalize), y
 
-    def batches(self, size: int = 256, normalize: str = "none"):
+    def batches(
+        self,
+        size: int = 256,  # samples in a batch
+        normalize: str = "none",  # a name of SCALES, or "none"
+        order: torch.Tensor = None,  # all of the split's samples, int64 (n,); None: as they come
+    ):
         "All samples in order, in batches (x, y)."
-        for idx in torch.arange(len(self)).split(size): yield self.take(idx, normalize)
+        order = torch.arange(len(self)) if order is None else order
+        for idx in order.split(size): yield self.take(idx, normalize)

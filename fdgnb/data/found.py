@@ -290,7 +290,8 @@ def _defaults(info, size, encoder=None):
 def _encode(name, d, f, encoder, size, on_error):
     "A `Found` of images as a Domain of vectors; its `y` as of `_read`."
     words = [name, d, f.channels, f.tag, on_error]
-    return Domain.from_arrays(d, keep_features(words, f.files, encoder, size, lambda: _read(name, d, f, size, on_error)))
+    arrays = keep_features(words, f.files, encoder, size, lambda: _read(name, d, f, size, on_error))
+    return Domain.from_arrays(d, arrays)
 
 
 def _one_domain(load, d, f, size, on_error, options, encoder=None):

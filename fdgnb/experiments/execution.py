@@ -95,6 +95,19 @@ def is_machines_fault(e, before=None):
     return False
 
 # %% ../../nbs/experiments/03_execution.ipynb #d582248a
+SAID = set()
+
+
+@contextmanager
+def say_once():
+    "Pass on each warning at its first time in this process: a grid's runs would say the same hundreds of times."
+    with warnings.catch_warnings(record=True) as said: yield
+    for one in said:
+        if str(one.message) in SAID: continue
+        SAID.add(str(one.message))
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
 def make_record(call, args, versions, folder, work, retry=False, metrics=()):
     "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
     check_known(call, args, metrics)
@@ -108,7 +121,9 @@ def make_record(call, args, versions, folder, work, retry=False, metrics=()):
             if state == "done" or (state == "failed" and not retry): return "there"
             if is_torn(mine): set_aside(mine)
             callbacks = [Metrics(*metrics)] if metrics else []
-            try: run = fit(**call, out=mine, resume=state != "failed", workers=1, progress=False, callbacks=callbacks)
+            how = dict(resume=state != "failed", checkpoint_every=max(1, args["rounds"]//10), progress=False)
+            try:
+                with say_once(): run = fit(**call, out=mine, workers=1, callbacks=callbacks, **how)
             except Exception as e:                          # it ends this run alone, and is recorded
                 if is_machines_fault(e, before): raise
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"

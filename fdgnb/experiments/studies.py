@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core import FdgnbError, atomic_write, nearest, root
 from ..data.catalogue import DATASETS
 from .execution import run
-from .store import Planner, Store, choose, file_name, read_study, write_study
+from .store import Store, choose, file_name, read_study, write_study
 from .tuning import Plan
 from ..federation.compose import METHODS
 
@@ -36,25 +36,31 @@ def missing_data(study):
     return [d for d in study.get("data", []) if not DATASETS.get(d).info["available"]()]
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000009
-def plan_study(study, scale, store, planner=None):
-    "The `Plan` of a study of the comparison: what is there, and what can be run next."
-    how = study["tuned"] | study[scale] | dict(scale=scale)
+def plan_study(study, scale, store):
+    "The `Plan` of a study of runs: what is there, and what can be run next."
+    searched = "tuned" in study
+    how = study["tuned" if searched else "grid"] | study[scale] | dict(scale=scale)
     methods, seeds = how.pop("methods"), how.pop("seeds")
     if methods == "all": methods = METHODS.names()
     if how.get("target") == "none": how["target"] = None
-    return Plan(methods, how, seeds, store, planner)
+    return Plan(methods, how, seeds, store, searched)
+
+
+def has_runs(study):
+    "Whether a study is runs of its own: `tuned`, searched first, or `grid`, at the protocol's values."
+    return "tuned" in study or "grid" in study
 
 
 def play_study(study, scale, store, jobs=None, seconds=None):
     "Run what a study lacks, stage by stage; the last `Plan`. seconds: no run begins that may end later."
-    planner, until = Planner(), None if seconds is None else time.monotonic() + seconds
-    plan = plan_study(study, scale, store, planner)
+    until = None if seconds is None else time.monotonic() + seconds
+    plan = plan_study(study, scale, store)
     while len(plan.missing):
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0: break
         made = run(plan.missing, store, jobs, seconds=left)
         if not made.state.isin(["done", "failed"]).any(): break
-        plan = plan_study(study, scale, store, planner)
+        plan.refresh()
     return plan
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000c
@@ -157,7 +163,7 @@ def make_study(name, study, scale, reports):
     store = store_of(name, scale, reports)
     count = lambda: sum(1 for _ in store.folder.glob("*/*.json"))
     before = count()
-    if "tuned" in study: play_study(study, scale, store)
+    if has_runs(study): play_study(study, scale, store)
     if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
     if scale != "smoke": publish(store, root()/"reports"/"records"/f"{name}.jsonl")
     return count() - before
@@ -190,6 +196,7 @@ def price_study(name, plan):
     "A line on a study: runs that are there, missing ones, processor hours by the mean of the runs that are there."
     left = plan.wanted - plan.there
     said = f"{name}: {plan.there} of {plan.wanted} runs are there"
+    if plan.refused: said += f", without {', '.join(plan.refused)}, which are refused"
     if not left: return said
     if not plan.seconds: return f"{said}; the others are not timed yet"
     hours = left*sum(plan.seconds)/len(plan.seconds)/3600
@@ -197,18 +204,19 @@ def price_study(name, plan):
 
 
 def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
-    "Run what the studies of the comparison lack within some seconds, and publish it; the exit code."
+    "Run what studies lack within some seconds, and publish it; the exit code."
     until, folder = time.monotonic() + budget, records or root()/"reports"/"records"
-    chosen = {k: s for k, s in choose_studies(read_studies(), name).items() if "tuned" in s and scale in s}
-    if not chosen: raise FdgnbError(f"{name or 'reports/studies.toml'} has no runs of the comparison at scale {scale}")
+    chosen = {k: s for k, s in choose_studies(read_studies(), name).items() if has_runs(s) and scale in s}
+    if not chosen: raise FdgnbError(f"{name or 'reports/studies.toml'} has no runs of its own at scale {scale}")
     for name, study in chosen.items():
         if missing_data(study):
             print(f"{name}: left out, not here: {', '.join(missing_data(study))}", flush=True)
             continue
         store = store_of(name, scale, root()/"out"/"reports-smoke")
-        print(price_study(name, plan_study(study, scale, store)), flush=True)
         left = until - time.monotonic()
-        if left <= 0: continue
+        if left <= 0:
+            print(price_study(name, plan_study(study, scale, store)), flush=True)
+            continue
         try: plan = play_study(study, scale, store, jobs, left)
         finally:
             if scale != "smoke": publish(store, folder/f"{name}.jsonl")

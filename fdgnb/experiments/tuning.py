@@ -39,65 +39,87 @@ def value_trials(tune, usual, best):
 def score_trial_runs(made):
     "Mean validation of a trial's runs, each in its best round; -1 where one failed; None where one is missing."
     if (made.state == "failed").any(): return -1.
-    if (made.state != "done").any(): return None
+    if not has_ended(made).all(): return None
     return sum(record["best_val"] for record in made.record)/len(made)
 
 
 class Plan:
-    """What is there of a study, and what is to be run next.
+    """What is there of a study, and what is to be run next; `refresh` looks again.
 
-    trials: a line a trial (method, val, values). chosen: {method: values} of finished searches. runs: the lines of
-    the report whose values are known, with state and record. missing: lines that can be run now, the most valuable
-    first. refused: {method: why} of what these data do not allow. there, wanted: how many runs there are, and will be.
-    seconds: what those took."""
-    def __init__(self, methods, how, seeds, store, planner=None):
-        self.how, self.seeds, self.store, self.planner = how, seeds, store, planner or Planner()
-        self.trials, self.chosen, self.refused = [], {}, {}
-        self.there, self.wanted, self.seconds = 0, 0, []
-        lacking, found = [], []
-        for name in methods:
+    trials: {method: a dict a trial, with val and values}. chosen: {method: values} of finished searches. runs: the
+    lines of the report whose values are known, with state and record. missing: lines that can be run now, the most
+    valuable first. refused: {method: why} of what these data do not allow. wanted: how many runs there will be.
+    searched: False for a study at the protocol's own values."""
+    def __init__(self, methods, how, seeds, store, searched=True):
+        self.methods, self.how, self.seeds, self.store, self.planner = methods, how, seeds, store, Planner()
+        self.searched = searched
+        self.trials, self.chosen, self.refused, self.counts, self.reports = {}, {}, {}, {}, {}
+        self.seconds = []
+        self.refresh()
+
+    def refresh(self):
+        "Look up what has come since; what was there stays."
+        lacking = []
+        for name in self.methods:
+            if name in self.refused or name in self.chosen: continue
             try: lacking += self.search(name)
             except FdgnbError as error: self.refused[name] = str(error)
-        for name, values in self.chosen.items(): found.append(self.look_up(name, values, seed=range(seeds)))
-        self.runs = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+        if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
+        for name, values in self.chosen.items():
+            made = self.reports.get(name)
+            if made is None or not has_ended(made).all():
+                self.reports[name] = self.look_up(name, values, seed=range(self.seeds))
+        self.runs = pd.concat(self.reports.values(), ignore_index=True) if self.reports else pd.DataFrame()
         self.missing = self.order(lacking)
+
+    @property
+    def wanted(self): return sum(n for name, n in self.counts.items() if name not in self.refused)
+
+    @property
+    def there(self):
+        "How many runs have ended."
+        tried = sum(trial["runs"] for trials in self.trials.values() for trial in trials)
+        return tried + (int(has_ended(self.runs).sum()) if len(self.runs) else 0)
 
     def look_up(self, name, values, **where):
         "The lines of a method at some values, with state and record. where: seed, and target of a trial."
         hyper = self.how.get("hyper", {}) | values
         found = results(grid(name, **self.how | dict(hyper=hyper) | where), self.store, self.planner)
-        self.there += int(found.state.isin(["done", "failed"]).sum())
         self.seconds += [record["provenance"]["seconds"]["total"] for record in found.record if record]
         return found
 
     def try_values(self, name, several):
-        "Note the trials of some values that are there; the lines of the others."
+        "Note the trials of some values that have ended; the lines of the others."
         lacking = []
         for values in several:
             made = self.look_up(name, values, **trial_runs(name))
             val = score_trial_runs(made)
-            if val is None: lacking.append(made[~made.state.isin(["done", "failed"])])
-            else: self.trials.append(dict(method=name, val=val) | values)
+            if val is None: lacking.append(made[~has_ended(made)])
+            else: self.trials[name].append(dict(val=val, runs=len(made), values=values))
         return lacking
 
     def best_values(self, name):
         "The values of a method's best trial, the first of equals."
-        tried = [trial for trial in self.trials if trial["method"] == name]
-        best = max(tried, key=lambda trial: trial["val"])
+        best = max(self.trials[name], key=lambda trial: trial["val"])
         if best["val"] < 0: raise FdgnbError("every trial failed")
-        return {k: v for k, v in best.items() if k not in ("method", "val")}
+        return best["values"]
 
     def count_runs(self, name):
         "How many runs a method has in the end."
-        of_trial = grid(name, **self.how | trial_runs(name))
         of_report = grid(name, seed=range(self.seeds), **self.how)
+        if not self.searched: return len(of_report)
+        of_trial = grid(name, **self.how | trial_runs(name))
         return (len(RATES) + len(FURTHER))*len(of_trial) + len(of_report)
 
     def search(self, name):
         "Play a method's search as far as it is known; the lines that are lacking."
+        if name not in self.counts: self.counts[name] = self.count_runs(name)
+        self.trials[name] = []
+        if not self.searched:
+            self.chosen[name] = {}
+            return []
         tune = method_class(name).tune
         usual = usual_values(name, ["lr", *tune], self.how)
-        self.wanted += self.count_runs(name)
         lacking = self.try_values(name, rate_trials(usual))
         if lacking: return lacking
         lacking = self.try_values(name, value_trials(tune, usual, self.best_values(name)))
@@ -106,10 +128,12 @@ class Plan:
 
     def order(self, lacking):
         "Trials first, then the report's runs seed by seed, so that a study that is cut off has whole seeds."
-        report = self.runs[~self.runs.state.isin(["done", "failed"])] if len(self.runs) else self.runs
-        if len(report): report = report.sort_values("seed", kind="stable")
+        report = self.runs[~has_ended(self.runs)].sort_values("seed", kind="stable") if len(self.runs) else self.runs
         lines = pd.concat([*lacking, report], ignore_index=True) if len(lacking) or len(report) else pd.DataFrame()
         return lines.drop(columns=["state", "record", "error"], errors="ignore")
+
+
+def has_ended(lines): return lines.state.isin(["done", "failed"])
 
 
 def trial_runs(name):

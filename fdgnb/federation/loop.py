@@ -57,9 +57,9 @@ class Client:
         augment = None if rng is None else self.augment
         return self.splits[split].take(idx, self.settings.normalize, augment, rng)
 
-    def batches(self, split, size=256):
-        "All samples of a split in order, in batches."
-        for batch in self.splits[split].batches(size, self.settings.normalize):
+    def batches(self, split, size=256, order=None):
+        "All samples of a split in batches, as they come or in an `order` (N,)."
+        for batch in self.splits[split].batches(size, self.settings.normalize, order):
             check_stop()
             yield batch
 

@@ -19,6 +19,7 @@ from fdgnb.federation.steps import Stop, Stopped, label_loss, listen_to
 from fdgnb.federation.loop import client_offer, client_update, makes_offers, server_gather, server_update
 from fdgnb.data.domain import has_class
 from fdgnb.federation.compose import hooks_of
+from fdgnb.federation.shared import draw_order
 from fdgnb.federation.uploads import describe_entry, find_infinite
 
 # %% ../../nbs/federation/04_rounds.ipynb #885d1ce9
@@ -131,11 +132,15 @@ def aurocs(p, y):
 
 
 def collect_logits(predict, client, split):
-    "Logits (N, C) and labels of all samples of a client's split."
-    guard = torch.inference_mode() if isinstance(predict, torch.nn.Module) else torch.no_grad()
-    with guard: pairs = [(predict(x).float(), y) for x, y in client.batches(split)]
-    logits, labels = zip(*pairs)
-    return torch.cat(logits), torch.cat(labels)
+    "Logits (N, C) and labels of all samples of a client's split, as they come; a method may see them in another order."
+    is_network = isinstance(predict, torch.nn.Module)
+    order = None if is_network else draw_order(client, client.n(split))
+    with torch.inference_mode() if is_network else torch.no_grad():
+        pairs = [(predict(x).float(), y) for x, y in client.batches(split, order=order)]
+    logits, labels = map(torch.cat, zip(*pairs))
+    if order is None: return logits, labels
+    back = order.argsort()
+    return logits[back], labels[back]
 
 
 def score_labels(logits, y, client):
@@ -155,9 +160,10 @@ def evaluate(model, client, split, predict=None):
     Of several labels a sample what `score_labels` gives. predict: logits of a batch, if not the network's."""
     model.eval()
     if client.multilabel: return score_labels(*collect_logits(predict or model, client, split), client)
+    order = draw_order(client, client.n(split)) if predict else None
     hits = loss = 0.
     with torch.no_grad() if predict else torch.inference_mode():
-        for x, y in client.batches(split):
+        for x, y in client.batches(split, order=order):
             out = predict(x) if predict else model(x)
             hits = hits + (out.argmax(1) == y).sum()
             loss = loss + F.cross_entropy(out.float(), y, reduction="sum")

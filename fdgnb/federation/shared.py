@@ -11,6 +11,7 @@ from torch import nn
 from fdgnb.core import FdgnbError, seeded
 from fdgnb.vectors import part, scale
 from fdgnb.data.domain import scale_channels, to_float
+from fdgnb.federation.steps import index_batches
 
 # %% ../../nbs/federation/06_shared.ipynb #shared06
 def prepare_input(x, device, normalize="none"):
@@ -36,6 +37,23 @@ def list_affine(model, client):
     names = [f"{n}.{k}" for n, bn in batchnorms(model).items() for k, _ in bn.named_parameters()]
     states = dict(model.named_parameters()), *client.scratch.get("dsbn", ())
     return [state[k] for state in states for k in names]
+
+# %% ../../nbs/federation/06_shared.ipynb #mixcode001
+def mix_batches(n, size, rng=None):
+    "Batches of the indices 0..n-1, drawn by `rng`; as they come without it, or where one batch holds all."
+    drawn = rng is not None and n > size
+    return index_batches(torch.randperm(n, generator=rng) if drawn else torch.arange(n), size)
+
+
+def mix_samples(client, purpose):
+    "Have an unseen client's samples come to `predict` in an order drawn for a purpose."
+    client.scratch["order"] = client.rng(purpose)
+
+
+def draw_order(client, n):
+    "The order in which n samples come to `predict`, (n,): drawn after `mix_samples`, else None, as they come."
+    rng = client.scratch.get("order")
+    return None if rng is None else torch.randperm(n, generator=rng)
 
 # %% ../../nbs/federation/06_shared.ipynb #shared09
 def note_senders(server, tag, uploads):

@@ -21,7 +21,7 @@ from fdgnb.models import Block, torchvision_models
 from fdgnb.federation.loop import Method
 from fdgnb.federation.steps import index_batches
 from fdgnb.federation.compose import method, sum_of
-from fdgnb.federation.shared import prepare_input, remember
+from fdgnb.federation.shared import mix_batches, prepare_input, remember
 
 # %% ../../nbs/methods/05_fdse.ipynb #76f66cde
 class Halves(nn.Module):
@@ -556,15 +556,15 @@ def blank_statistics(model):
     return {k: first(k, v) for k, v in model.state_dict().items() if owner(k) == "local"}
 
 
-def take_statistics(model, x, size=256, normalize="none"):
-    "Set BN_DSE's running statistics to the average over batches of `x`; nothing else moves."
+def take_statistics(model, x, size=256, normalize="none", rng=None):
+    "Set BN_DSE's running statistics to the average over batches of `x`, drawn by `rng`; nothing else moves."
     model.eval()
     found = [b.bn_dse for b in blocks(model)]
     momenta = [bn.momentum for bn in found]
     for bn in found: bn.reset_running_stats()
     for bn in found: bn.train().momentum = None
     with torch.no_grad():
-        for idx in index_batches(torch.arange(len(x)), size):
+        for idx in mix_batches(len(x), size, rng):
             model(prepare_input(x[idx], found[0].weight.device, normalize))
     for bn, old in zip(found, momenta): bn.momentum = old
     model.eval()
@@ -629,7 +629,8 @@ class Similarity(Method):
         super().adapt(model, x, client)
         if len(x) < 2 or not blocks(model): return
         normalize = client.settings.normalize
-        if self.h.new_statistics == "target": take_statistics(model, x, normalize=normalize)
+        if self.h.new_statistics == "target":
+            take_statistics(model, x, normalize=normalize, rng=client.rng("statistics"))
         erase(model, x, self.h, client.rng("adapt"), PENALTIES[self.h.penalty], normalize)
 
 # %% ../../nbs/methods/05_fdse.ipynb #2a39cc0d

@@ -20,7 +20,7 @@ from fdgnb.models import Dropout, chain, outputs_of, set_generator
 from fdgnb.federation.loop import Client, Method
 from fdgnb.federation.steps import cut_batches, descend, index_batches, keep_optimizer, make_optimizer
 from fdgnb.federation.compose import method, sum_of
-from fdgnb.federation.shared import prepare_input, redraw_weights, remember
+from fdgnb.federation.shared import mix_samples, prepare_input, redraw_weights, remember
 
 # %% ../../nbs/methods/03_fedka.ipynb #b410450e
 def squared_distances(z):
@@ -582,11 +582,12 @@ def normalize_by_batch(norm, x):
 @method("noeval")
 class NoEval(Method):
     "Predict with dropout on and by the statistics of each training-sized batch, as FedKA's released code."
-    paper, needs = "the released code of Sun et al., ACML 2022", "BatchNorm or Dropout"
+    paper, needs, version = "the released code of Sun et al., ACML 2022", "BatchNorm or Dropout", 2
     # tune stays empty: it trains as FedAvg, and validation on the sources does not see how the target is predicted
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
         set_generator(model, client.rng("noeval"))
+        mix_samples(client, "noeval order")
 
     def predict(self, model, x, client):
         for m in model.modules():

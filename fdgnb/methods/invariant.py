@@ -120,7 +120,7 @@ L2R = dict(squared=.0005, plain=.01)                   # the weight of each norm
 class FedSR(Method):
     "A small, drawn representation, near a reference of its class."
     paper, version = "Nguyen et al., FedSR, NeurIPS 2022", 2
-    tune = {"l2r": (1e-4, 5e-4, 2e-3)}
+    tune = {"l2r": (1e-4, None, 2e-3)}                                    # None: .0005, of the squared norm
     single_label = True
     class Hyper:
         l2r: float = hp(None, "weight of the norm; None: .0005 of the square, .01 of the plain norm", low=0.,

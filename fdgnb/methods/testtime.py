@@ -11,13 +11,14 @@ from fdgnb.settings import hp
 from fdgnb.federation.loop import Method
 from fdgnb.federation.steps import index_batches
 from fdgnb.federation.compose import method
-from fdgnb.federation.shared import batchnorms, list_affine, prepare_input
+from fdgnb.federation.shared import batchnorms, list_affine, mix_batches, mix_samples, prepare_input
 
 # %% ../../nbs/methods/11_testtime.ipynb #test0008
-def reestimate(model, x, prior=0., size=256, normalize="none"):
+def reestimate(model, x, prior=0., size=256, normalize="none", rng=None):
     """Set BatchNorm's running statistics to the mean over batches of samples x as stored, in place.
 
-    prior: what the old statistics are worth, in samples. A single sample changes nothing."""
+    prior: what the old statistics are worth, in samples. rng: draws the batches; None: in the order of x.
+    A single sample changes nothing."""
     layers = list(batchnorms(model).values())
     if not layers or len(x) < 2: return
     old = [(bn.momentum, bn.running_mean.clone(), bn.running_var.clone()) for bn in layers]
@@ -27,7 +28,7 @@ def reestimate(model, x, prior=0., size=256, normalize="none"):
         bn.reset_running_stats()
         bn.train().momentum = None                                # the mean over all batches
     with torch.no_grad():
-        for idx in index_batches(torch.arange(len(x)), size):
+        for idx in mix_batches(len(x), size, rng):
             model(prepare_input(x[idx], layers[0].running_mean.device, normalize))
     for bn, (momentum, mean, var) in zip(layers, old):
         bn.momentum = momentum
@@ -38,14 +39,14 @@ def reestimate(model, x, prior=0., size=256, normalize="none"):
 @method("bnstats")
 class BNStats(Method):
     "At an unseen domain, BatchNorm's statistics are those of its own samples."
-    paper, needs = "AdaBN, Li et al., 2017; Schneider et al., NeurIPS 2020", "batchnorm"
+    paper, needs, version = "AdaBN, Li et al., 2017; Schneider et al., NeurIPS 2020", "batchnorm", 2
     # tune stays empty: it trains as FedAvg, and validation on the sources does not see what happens at the target
     class Hyper:
         prior: float = hp(0., "what the source's statistics are worth, in samples", low=0.,
                           source="Schneider et al., N (not verified); 0: AdaBN, FDSE")
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
-        reestimate(model, x, self.h.prior, normalize=client.settings.normalize)
+        reestimate(model, x, self.h.prior, normalize=client.settings.normalize, rng=client.rng("bnstats"))
 
 # %% ../../nbs/methods/11_testtime.ipynb #test0013
 def entropy(logits):
@@ -74,17 +75,20 @@ def descend_entropy(answer, x, theta, optimizer, steps):
 @method("tent")
 class Tent(Method):
     "At an unseen domain, BatchNorm's scale and shift descend the entropy of the predictions, batch by batch."
-    paper, needs = "Wang et al., Tent, ICLR 2021", "batchnorm"
+    paper, needs, version = "Wang et al., Tent, ICLR 2021", "batchnorm", 2
     # tune stays empty, as of bnstats
     single_label = True
     class Hyper:
         tent_lr: float = hp(1e-3, "step size of Adam", low=0., source="released configuration")
         tent_steps: int = hp(1, "steps per batch", low=1, source="released configuration")
         tent_batch: int = hp(200, "samples per batch", low=2, source="released configuration")
+        tent_order: str = hp("drawn", "order of the target's samples: drawn, or as they are stored",
+                             choices=("drawn", "stored"), source="ours", added=True)
     def adapt(self, model, x, client):
         super().adapt(model, x, client)
         theta = [p.requires_grad_() for p in list_affine(model, client)]
         client.scratch["tent"] = theta, torch.optim.Adam(theta, lr=self.h.tent_lr)
+        if self.h.tent_order == "drawn": mix_samples(client, "tent")
 
     def predict(self, model, x, client):
         beneath, how = super().predict, (*client.scratch["tent"], self.h.tent_steps)

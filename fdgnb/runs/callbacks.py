@@ -6,7 +6,7 @@
 __all__ = ['Metrics', 'Patience', 'Csv', 'TensorBoard', 'WandB', 'MLflow']
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbimport01
-import inspect, numbers, re, torch, warnings
+import inspect, numbers, re, warnings
 import numpy as np
 import pandas as pd
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,7 @@ from ..core import FdgnbError, echo, exists, nearest, path_of, writing
 from ..vectors import flatten
 from ..settings import check_value, hp
 from ..federation.compose import hooks_of
-from ..federation.rounds import adapt_copy, adapts_now
+from ..federation.rounds import adapt_copy, adapts_now, collect_logits
 from .metrics import METRICS, POINTS, compute_metrics, select
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
@@ -168,14 +168,9 @@ def predict_probabilities(net, client, split, predict=None):
     """Probabilities of the classes (N, C) and labels (N,) or (N, C) of a network on a split, as arrays.
 
     predict: logits of a batch, if not the network's."""
-    predict, guard = (predict, torch.no_grad()) if predict else (net, torch.inference_mode())
-    found, labels = [], []
-    with guard:
-        for x, y in client.batches(split):
-            logits = predict(x).float()
-            found.append((logits.sigmoid() if client.multilabel else logits.softmax(1)).cpu())
-            labels.append(y.cpu())
-    return torch.cat(found).numpy(), torch.cat(labels).numpy()
+    logits, labels = collect_logits(predict or net, client, split)
+    found = logits.sigmoid() if client.multilabel else logits.softmax(1)
+    return found.cpu().numpy(), labels.cpu().numpy()
 
 
 def adapt_network(fed, net):

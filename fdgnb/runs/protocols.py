@@ -478,6 +478,10 @@ COMMON_DATA = (
     row("normalize", "imagenet", "ours", PHOTO_SETS + " office_caltech10"),
     row("partition", ("lda", 10, .1, "hsu"), "ours: as FedBR", "cifar10 cifar100"),
     row("augment", "cifar", "ours", "cifar10 cifar100"),
+    row("vote_mode", "train", "ours, as FedKA's code: BatchNorm's running statistics are young in a short run",
+        method="fedka voting"),
+    row("sent", "plain", "ours, as FedKA's code: early votes are wrong, and clients would start from them",
+        method="fedka voting"),
 )
 
 # %% ../../nbs/runs/06_protocols.ipynb #638c3f2a

@@ -23,7 +23,7 @@ from ..data.features import encode_pixels
 from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
-from ..federation.rounds import one_thread
+from ..federation.rounds import collect_logits, one_thread
 from ..settings import Settings, is_given, make
 from ..vectors import flatten
 from .checkpoints import load_checkpoint, save_checkpoint
@@ -432,10 +432,9 @@ class Adapted(Deployable):
         "Logits (N, n_classes) of images, as `Deployable.predict` takes them."
         if not self.batchwise: return super().predict(images)
         x = as_batch(images, self.about)
-        split = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
-        answer = lambda x, y: self.method.predict(self.net, x, self.client)
-        batches = split.batches(256, self.client.settings.normalize)
-        with torch.no_grad(), one_thread(): return torch.cat([answer(*b) for b in batches]).cpu()
+        self.client.splits["asked"] = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
+        answer = lambda x: self.method.predict(self.net, x, self.client)
+        with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
 
     def export(self, path, floats=False):
         "Write the adapted model as a program, as `Deployable.export` does."

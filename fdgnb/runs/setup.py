@@ -155,10 +155,13 @@ def holds_vectors(dataset, load):
     return not dataset.size if isinstance(dataset, Dataset) else encodes_images(load)
 
 
+OF_PIXELS = dict(size=None, augment="none", normalize="none", pretrained=False)      # what asks nothing of images
+
+
 def is_of_pixels(name, value):
     "Whether a setting asks something of images."
     if name == "backbone": return isinstance(value, str) and len(models.MODELS.get(value).input) > 1
-    return name in ("size", "augment", "normalize", "pretrained") and value not in (None, False, "none")
+    return name in OF_PIXELS and value not in (None, OF_PIXELS[name])
 
 
 def leave_pixels(values, given, dataset):
@@ -166,7 +169,7 @@ def leave_pixels(values, given, dataset):
     load = values.get("load") or {}
     if not holds_vectors(dataset, load): return values
     if encodes_images(load): check_encoded(load, given)
-    return {k: v for k, v in values.items() if k in given or not is_of_pixels(k, v)}
+    return {k: v for k, v in values.items() if k in given or k not in OF_PIXELS and not is_of_pixels(k, v)}
 
 
 def check_encoded(load, given):
