@@ -10,15 +10,14 @@ import numpy as np
 import pandas as pd
 from dataclasses import replace
 from pathlib import Path
-from fdgnb.core import atomic_write
+from fdgnb.core import FdgnbError, atomic_write
 from fdgnb.experiments.pictures import ADAPTED
 from fdgnb.experiments.statistics import gain_by_t, judge
-from fdgnb.experiments.store import Planner
 from fdgnb.experiments.studies import missing_data, plan_study
 from fdgnb.experiments.table import add_adapted, add_gaps, all_rules, cell_text, describe_divergence, gain_text
 from fdgnb.experiments.table import latex_of, markdown_of, table
 from fdgnb.experiments.tuning import usual_values
-from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.federation.compose import method_class
 from fdgnb.runs.plots import colors, escape_label, styled
 from fdgnb.settings import format_value
 from fdgnb.tables.figures import alike, costs_of
@@ -29,16 +28,21 @@ BASE = "fedavg"
 
 def read_plans(studies, scale, store):
     "({study: its `Plan`}, {study: why it is left out}) of the studies of the comparison."
-    plans, left, planner = {}, {}, Planner()
+    plans, left = {}, {}
     for name, study in studies.items():
         if "tuned" not in study: continue
-        if scale not in study: left[name] = f"nothing at scale {scale}"
-        elif missing_data(study): left[name] = f"not here: {', '.join(missing_data(study))}"
-        else:
-            plan = plan_study(study, scale, store, planner)
-            if has_base(plan): plans[name] = plan
-            else: left[name] = f"no run of {BASE} yet"
+        try: plans[name] = read_plan(study, scale, store)
+        except FdgnbError as error: left[name] = str(error)
     return plans, left
+
+
+def read_plan(study, scale, store):
+    "The `Plan` of a study; FdgnbError where there is nothing to show."
+    if scale not in study: raise FdgnbError(f"nothing at scale {scale}")
+    if missing_data(study): raise FdgnbError(f"not here: {', '.join(missing_data(study))}")
+    plan = plan_study(study, scale, store)
+    if not has_base(plan): raise FdgnbError(f"no run of {BASE} yet")
+    return plan
 
 
 def has_base(plan):
@@ -52,11 +56,10 @@ def begun_runs(plan):
     return plan.runs[plan.runs.label.isin(done.label)].reset_index(drop=True)
 
 
-def list_waiting(study, scale, plan):
-    "The methods that a study asks for and has no run of yet, refused ones left out."
-    methods = METHODS.names() if study[scale]["methods"] == "all" else study[scale]["methods"]
+def list_waiting(plan):
+    "The methods of a study without a run yet, refused ones left out."
     there = {*begun_runs(plan).label, *plan.refused}
-    return [m for m in methods if m not in there]
+    return [m for m in plan.methods if m not in there]
 
 # %% ../../nbs/tables/07_comparison.ipynb #8163506a
 def measure_level(record, line):
@@ -171,6 +174,7 @@ def write_rows(lines, chosen):
     return pd.DataFrame(rows)
 
 
+LEFT = 'style="text-align: left;"'
 WIDTHS = {"method": 150, "accuracy, %": 95, f"gain over {BASE}": 150, "values": 200}         # so that parts align
 
 
@@ -178,7 +182,8 @@ def fold_rows(rows, shown=SHOWN):
     "A table of texts as HTML; the rows after the first `shown` are folded."
     def write(part):
         widths = {c: f"{WIDTHS.get(c, 55)}px" for c in part}
-        return part.to_html(index=False, border=0, justify="left", col_space=widths)
+        html = part.to_html(index=False, border=0, col_space=widths)
+        return html.replace("<td>", f"<td {LEFT}>").replace('<th style="', f'<th {LEFT[:-1]} ')
     if len(rows) <= shown: return write(rows)
     rest = rows.iloc[shown:]
     return (f"{write(rows.iloc[:shown])}<details><summary>{len(rest)} more</summary>"
@@ -213,14 +218,14 @@ def describe_missing(runs, waiting):
     return "; ".join(filter(None, said))
 
 
-def describe_plan(study, plan, lines, waiting):
+def describe_plan(study, plan, lines):
     "The Markdown above a setting's table."
     runs = begun_runs(plan)
     domains = [d for d in dict.fromkeys(runs.target) if d is not None]
     where = f"held out in turn: {', '.join(domains)}" if domains else "each client tested on its own domain"
     what = study["what"].removeprefix("Comparison: ")
     said = [f"{what}. {runs.seed.nunique()} seeds, {plan.how['rounds']} rounds; {where}.", describe_rest(lines)]
-    missing = describe_missing(runs, waiting)
+    missing = describe_missing(runs, list_waiting(plan))
     if missing: said.append(f"Runs: {missing}.")
     said += [f"* {method} is left out: {why}" for method, why in plan.refused.items()]
     return "\n\n".join(said[:3]) + "\n\n" + "\n".join(said[3:])
@@ -283,10 +288,11 @@ def select_situations(lines):
     "{situation: the lines that answer it}."
     held_out, received = ~lines.inside, lines.point == "aggregated"
     few = (lines.bytes <= FEW) & ~lines.target & received
+    own = "The clients' own domains count"
     return {"No data of the target": lines[held_out & ~lines.target],
             "Unlabeled samples of the target, at test time or in training": lines[held_out & lines.target],
-            "The clients' own domains count: the model as received": lines[lines.inside & received],
-            "The clients' own domains count: each client's model after its local steps": lines[lines.inside & ~received],
+            f"{own}: the model as received": lines[lines.inside & received],
+            f"{own}: each client's model after its local steps": lines[lines.inside & ~received],
             f"Few bytes: at most {FEW} times FedAvg's, no data of the target": lines[few]}
 
 
@@ -323,19 +329,23 @@ def write_choice(lines):
     parts = []
     for i, (situation, own) in enumerate(select_situations(lines).items(), 1):
         rivals = own[own.kind != "base"]
-        where = ", ".join(dict.fromkeys(rivals.setting)) or "no setting yet"
+        where = ", ".join(dict.fromkeys(rivals.setting))
+        tried = f"{rivals.label.nunique()} methods compared; settings: {where}." if where else "No run yet."
         found = list_better(own)
         body = found.to_markdown(index=False, disable_numparse=True) if len(found) else "none"
-        parts.append(f"### {i}. {situation}\n\n{rivals.label.nunique()} methods compared; settings: {where}.\n\n{body}\n")
+        parts.append(f"### {i}. {situation}\n\n{tried}\n\n{body}\n")
     return "\n".join(parts)
 
 
 def save_choice(text, folder):
     "Write the list as which.md."
-    head = ("# Which method?\n\nMethods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after "
-            "Holm), each at values searched for it. *of*: in how many settings it was run; seconds, FLOPs of the clients "
-            "and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. "
-            "[All tables](comparison.ipynb)\n\n")
+    head = """# Which method?
+
+Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
+for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times FedAvg's;
+~: still moving when the rounds ended. [All tables](comparison.ipynb)
+
+"""
     atomic_write(Path(folder)/"which.md", head + text)
 
 # %% ../../nbs/tables/07_comparison.ipynb #trialcd001
@@ -351,18 +361,22 @@ def find_edges(values, tried):
 def list_trials(setting, plan):
     "A line a trial of a study: values, validation accuracy, whether it was chosen, and what of it lies at an end."
     rows = []
-    for trial in plan.trials:
-        name, val = trial["method"], trial["val"]
-        values = {k: v for k, v in trial.items() if k not in ("method", "val")}
-        is_chosen, edges = values == plan.chosen.get(name), []
-        if is_chosen:
-            rates = [t["lr"] for t in plan.trials if t["method"] == name]
-            tried = dict(lr=rates) | {k: [*v] for k, v in method_class(name).tune.items()}
-            edges = find_edges(usual_values(name, [*tried], plan.how) | values, tried)
-        val = "" if val < 0 else f"{100*val:.2f}"                               # '': a run failed
-        rows.append(dict(setting=setting, method=name, values=write_values(values), val=val,
-                         chosen="yes" if is_chosen else "", edge=", ".join(edges)))
-    return pd.DataFrame(rows)
+    for name, trials in plan.trials.items():
+        chosen = plan.chosen.get(name)
+        for trial in trials:
+            is_chosen = trial["values"] == chosen
+            val = "" if trial["val"] < 0 else f"{100*trial['val']:.2f}"           # '': a run failed
+            rows.append(dict(setting=setting, method=name, values=write_values(trial["values"]), val=val,
+                             chosen="yes" if is_chosen else "", edge=edges_of(name, plan) if is_chosen else ""))
+    return pd.DataFrame(rows, columns="setting method values val chosen edge".split())
+
+
+def edges_of(name, plan):
+    "What of a method's chosen values lies at an end of its search, by commas."
+    rates = [trial["values"]["lr"] for trial in plan.trials[name]]
+    tried = dict(lr=rates) | {k: [*v] for k, v in method_class(name).tune.items()}
+    values = usual_values(name, [*tried], plan.how) | plan.chosen[name]
+    return ", ".join(find_edges(values, tried))
 
 
 def show_chosen(trials):
