@@ -50,10 +50,14 @@ def check_metric(history, metric, points=None):
 
 
 def collect_scores(history, point, metric):
-    "(rounds in order, {(split, round, client): score}) of a point and a metric in a history."
+    """(rounds in order, {(split, round, client): score}, mean on the target by round) of a point and a metric.
+
+    At the point `local` the target has a score of each client's model."""
     columns = (history[c].tolist() for c in ("split", "round", "client", "value", "point", "metric"))
     found = {(s, r, k): v for s, r, k, v, p, m in zip(*columns) if p == point and m == metric}
-    return sorted({r for _, r, _ in found}), found
+    target = pd.Series({key: v for key, v in found.items() if key[0] == "target"}, dtype=float)
+    mean = target.groupby(level=1).mean() if len(target) else target
+    return sorted({r for _, r, _ in found}), found, mean
 
 
 def values(history, sizes, point="aggregated", split="test", metric="accuracy"):
@@ -63,7 +67,7 @@ def values(history, sizes, point="aggregated", split="test", metric="accuracy"):
     that the whole history lacks is an FdgnbError."""
     check_metric(history, metric)
     sources, target = source_and_target(sizes)
-    rounds, found = collect_scores(history, point, metric)
+    rounds, found, on_target = collect_scores(history, point, metric)
     score = lambda split, r, client: found.get((split, r, client), np.nan)
     own = np.array([[score(split, r, k) for k in sources] for r in rounds], float).reshape(len(rounds), len(sources))
     there = ~np.isnan(own)
@@ -72,7 +76,7 @@ def values(history, sizes, point="aggregated", split="test", metric="accuracy"):
     with np.errstate(invalid="ignore"):                                     # NaN of a round without scores
         every, mean = (filled*n).sum(1)/total, filled.sum(1)/there.sum(1)
     out = dict(zip(map(column, sources), own.T))
-    if target is not None: out["target"] = [score("target", r, target) for r in rounds]
+    if target is not None: out["target"] = on_target.reindex(rounds).to_numpy()
     out |= dict(ALL=every, AVG=mean)
     return pd.DataFrame(out, pd.Index(rounds, dtype=int, name="round"), dtype=float)
 
