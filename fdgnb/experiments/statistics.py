@@ -39,19 +39,37 @@ def split_by_target(differences):
     return [g.to_numpy() for _, g in differences.dropna().groupby(level=0, sort=False)]
 
 
+def estimate_error(scores, base):
+    """(mean of targets' mean differences, its standard error, degrees of freedom after Satterthwaite).
+
+    The error is NaN where a target has one seed, 0 where no seed differs from another (but by a record's rounding)."""
+    groups = split_by_target(scores.iloc[:, 0] - base)
+    if not groups: return np.nan, np.nan, np.nan
+    mean = np.mean([g.mean() for g in groups])
+    if min(map(len, groups)) < 2: return mean, np.nan, np.nan
+    parts = [g.var(ddof=1)/len(g) for g in groups]                  # squared standard errors of the targets' means
+    total = sum(parts)
+    if total < 1e-11: return mean, 0., np.nan
+    freedom = total**2/sum(v**2/(len(g) - 1) for v, g in zip(parts, groups))
+    return mean, total**.5/len(groups), freedom
+
+
 def p_value(scores, base):
     """p of Student's t that the mean of targets' mean differences is zero.
 
     NaN where a target has one seed, or where no seed differs from another (but by a record's rounding)."""
     from scipy.stats import t as student
-    groups = split_by_target(scores.iloc[:, 0] - base)
-    if min(map(len, groups), default=0) < 2: return np.nan
-    mean = np.mean([g.mean() for g in groups])
-    parts = [g.var(ddof=1)/len(g) for g in groups]                  # squared standard errors of the targets' means
-    total = sum(parts)
-    if total < 1e-11: return 1. if abs(mean) < 1e-6 else np.nan
-    freedom = total**2/sum(v**2/(len(g) - 1) for v, g in zip(parts, groups))
-    return float(2*student.sf(abs(mean)*len(groups)/total**.5, freedom))
+    mean, error, freedom = estimate_error(scores, base)
+    if error == 0: return 1. if abs(mean) < 1e-6 else np.nan
+    return float(2*student.sf(abs(mean)/error, freedom))
+
+
+def t_interval(scores, base, level=.95):
+    "(mean, low, high) of a difference as `paired_gain` has it, its interval by Student's t: p below .05 excludes zero."
+    from scipy.stats import t as student
+    mean, error, freedom = estimate_error(scores, base)
+    half = student.ppf((1 + level)/2, freedom)*error
+    return float(mean), float(mean - half), float(mean + half)
 
 
 def pair_of(wide, label, base):
@@ -156,18 +174,27 @@ def run_correlation(differences):
     return float(pairs/(k - 1)/squares)
 
 
+def average_seeds(blocks):
+    "Blocks (column, seed) by label as one number a seed, the mean over all columns."
+    means = blocks.groupby(level=1).mean()
+    means.index = pd.MultiIndex.from_product([["mean"], means.index])
+    return means
+
+
 def p_by_seeds(wide, base):
     """p of `p_value` of each label over a base by the seeds' means over all columns, one number a seed.
 
     It assumes nothing of the clients that share a seed's run. wide: blocks (column, seed) by label."""
-    out = dict.fromkeys(wide, np.nan)
-    for label in wide:
-        both = pair_of(wide, label, base)
-        if both is None: continue
-        means = both.groupby(level=1).mean()
-        means.index = pd.MultiIndex.from_product([["mean"], means.index])
-        out[label] = p_value(means[[label]], means[base])
-    return pd.Series(out, dtype=float)
+    return pd.Series({label: gain_by_t(wide, label, base, True)[3] for label in wide}, dtype=float)
+
+
+def gain_by_t(wide, label, base, by_seeds=False):
+    "As `gain_of`, with the interval of t (`t_interval`). by_seeds: one number a seed, as in `p_by_seeds`."
+    both = pair_of(wide, label, base)
+    if both is None: return np.full(4, np.nan)
+    if by_seeds: both = average_seeds(both)
+    scores, rival = both[[label]], both[base]
+    return np.array([*t_interval(scores, rival), p_value(scores, rival)])
 
 # %% ../../nbs/experiments/05_statistics.ipynb #holmcode01
 def holm(p):

@@ -11,12 +11,6 @@ from pathlib import Path
 from ..core import atomic_write
 
 # %% ../../nbs/tables/01_setting.ipynb #st00000f
-def setting_folder(args):
-    "The folder of a comparison's tables below reports/comparison/, from the arguments of one of its records."
-    kind = "in_domain" if args["target"] is None else "held_out"
-    return f"{args['dataset']}/{kind}" + "_pretrained"*bool(args["settings"]["pretrained"])
-
-
 def describe_runs(records):
     "What some records have in common, and what they differ in, as JSON can hold it."
     args = [r["args"] for r in records]
