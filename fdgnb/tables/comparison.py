@@ -19,7 +19,7 @@ from fdgnb.experiments.grid import parse_methods
 from fdgnb.experiments.statistics import judge, mean_ranks, find_twins, whole_blocks, widen
 from fdgnb.experiments.store import scores
 from fdgnb.experiments.table import add_adapted, list_means, place_scores, target_name
-from fdgnb.federation.compose import METHODS, list_hyper, method_class
+from fdgnb.federation.compose import METHODS, hyper_of, method_class
 from fdgnb.runs.metrics import lower_is_better
 from fdgnb.runs.plots import styled
 from fdgnb.runs.setup import resolve_arguments
@@ -38,7 +38,7 @@ def protocol_values(method, dataset, scale, pretrained=False):
     "(hyper-parameters, settings) of a method under protocol common; some follow the setting `pretrained`."
     cls = method_class(method)
     _, own, rest = resolve_arguments(cls, dict(pretrained=pretrained), None, "common", scale, dataset)
-    return json.loads(json.dumps([list_hyper(cls(**own)), rest]))
+    return json.loads(json.dumps([hyper_of(cls(**own)), rest]))
 
 
 def find_changes(args):
@@ -50,7 +50,7 @@ def find_changes(args):
     wanted = {k: v for k, v in DEFAULT.items() if k not in (of_data or {})} | settings
     given = DEFAULT | args["settings"]
     other = {k: given[k] for k, v in wanted.items() if k not in FREE and given[k] != v}
-    own = list_hyper(method_class(args["method"])(**args["hyper"]))
+    own = hyper_of(method_class(args["method"])(**args["hyper"]))
     changed = {k: v for k, v in json.loads(json.dumps(own)).items() if v != hyper.get(k)}
     changed |= {k: v for k, v in other.items() if k not in DATA_SIDE}
     return changed, {k: v for k, v in other.items() if k in DATA_SIDE and k not in NAMED}
