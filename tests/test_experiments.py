@@ -1,5 +1,5 @@
 """Grids: killed and taken up again, several processes on one store, other backends, what is refused."""
-import json, os, re, signal, subprocess, sys, threading, time
+import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from shutil import which
 from zlib import crc32
@@ -406,28 +406,6 @@ def test_a_comparison_by_another_metric(compared):
         assert r.metric == "macro_f1" and r.score == pytest.approx(scores["target"])
         assert r.score != pytest.approx(of[r.label, r.seed]["scores"]["aggregated"]["source_val"]["target"])
     assert "macro_f1 on the held-out domain, %" in shown(at/"f1.ipynb", "text/html")[0]
-
-
-def test_our_own_comparison_by_papermill(compared):
-    "Of the same store: the counts, the tables in three formats, the figures, what was run."
-    at, _ = compared
-    done = papermill("tables/16_ours.ipynb", at/"ours.ipynb", store=at/"records", reports=at/"reports",
-                     methods="fedavg,fedprox,fdse", seeds=2, scale="smoke")
-    assert done.returncode == 0, done.stderr[-2000:]
-    tables = {f"{stem}.{end}" for stem in ("table", "rules", "points") for end in ("csv", "md", "tex")}
-    pictures = {f"{stem}.png" for stem in ("cost", "gains", "rules", "points", "rounds")}
-    beside = {"moving.csv", "verdicts.csv", "setting.json"}
-    folder = at/"reports"/"digits"/"held_out"
-    assert tables | pictures | beside <= {p.name for p in folder.iterdir()}
-    assert {"fedavg", "fedprox"} == {*pd.read_csv(folder/"table.csv").method}
-    target = lambda r: r["scores"]["aggregated"]["source_val"]["target"]
-    records = [*Store(at/"records")]
-    score = {m: 50*sum(target(r) for r in records if r["args"]["method"] == m) for m in ("fedavg", "fedprox")}
-    across = pd.read_csv(at/"reports"/"across.csv", index_col=0)["digits/held_out"]
-    assert across["fedavg"].startswith(f"{score['fedavg']:.1f} ± ") and "(" not in across["fedavg"]
-    assert f"({score['fedprox'] - score['fedavg']:+.1f}" in across["fedprox"]
-    there = shown(at/"ours.ipynb", "text/html")[0]
-    assert "<td>4</td>" in there and re.search(r"optical|digits", there)
 
 
 @pytest.mark.skipif(not which("make"), reason="make is not installed")

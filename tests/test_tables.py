@@ -1,14 +1,15 @@
 """The ledger, the papers' tables and our own comparison: from hand-made records, whose numbers are known."""
+import re
 from pathlib import Path
 import pandas as pd
 import pytest
 from fdgnb.data.catalogue import DATASETS
-from fdgnb.experiments.store import FORMAT, Store, add_digest
+from fdgnb.experiments.store import FORMAT, Store, add_digest, failure_of
+from fdgnb.experiments.studies import plan_study, read_studies
 from fdgnb.runs.setup import Federation
 from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, bounds, counts, every_round, fits, judge
 from fdgnb.tables.ledger import ledger, plan_of, read_as, short_of
 from fdgnb.tables.overview import published
-from fdgnb.tables.comparison import common_runs, missing_runs
 from fdgnb.tables.paper import Sheet, calls_of, filled, rows_of
 from fdgnb.tables.printed import oddities
 from conftest import run
@@ -277,27 +278,85 @@ def test_a_papers_notebook_of_an_empty_store(tmp_path):
     assert {"table4.md", "table4.tex"} <= {p.name for p in (tmp_path/"r").iterdir()}
 
 
-def common(method, seed, rounds, versions=1, lr=.01, **own):
-    "A record of a run under protocol common, its score .8 less the learning rate."
-    fed = Federation(method, "digits", "blended", rounds, seed, protocol="common", scale="smoke", lr=lr, **own)
-    scores = dict(aggregated=dict(source_val=dict(target=.8 - lr)))
-    return filed(fed.args(), rounds, versions, f"2026-01-0{versions}", domains=list(fed.data.domains), scores=scores,
-                 best_val=.5)
+PLANTED = """
+[held]
+what = "Comparison: few digits, one held out"
+folder = "comparison/held"
+tuned = {dataset = "digits", target = "optical", protocol = "common", rounds = 12, hyper = {size = 16, limit = 20}}
+cpu = {methods = ["fedavg", "fedprox", "uniform", "tent", "fedbn"], seeds = 3}
+
+[inside]
+what = "Comparison: few digits, each tested on its own"
+folder = "comparison/inside"
+tuned = {dataset = "digits", target = "none", protocol = "common", rounds = 12, hyper = {size = 16, limit = 20}}
+cpu = {methods = ["fedavg", "local"], seeds = 3}
+
+[later]
+what = "Comparison: no run yet"
+folder = "comparison/later"
+tuned = {dataset = "digits", protocol = "common", rounds = 2, hyper = {size = 16}}
+cpu = {methods = ["fedavg"], seeds = 1}
+"""
+BETTER = dict(fedavg=0., fedprox=.04, uniform=-.04, tent=0., fedbn=.1, local=.02)
 
 
-def test_our_own_runs_are_parted_by_setting(tmp_path):
-    for r in (common("fedavg", 0, 2), common("fedavg", 1, 2), common("fedprox", 0, 2), common("fedavg", 0, 3),
-              common("fedavg", 0, 2, lr=.1), common("fedavg", 0, 2, limit=7)): Store(tmp_path).put(r)
-    groups, left = common_runs(Store(tmp_path))
-    labels = [sorted(g.label) for g in groups.values()]
-    assert labels == [["fedavg", "fedavg", "fedprox"], ["fedavg"], ["fedavg"]]
-    assert left == ["fedavg: at other values than the protocol's (1)"]
-    first = next(iter(groups.values()))
-    assert len(missing_runs(first, ["fedavg", "fedprox"], 2)) == 2*5*2 - 3
+def plant(line, planner, store):
+    "Put a line's record: better than FedAvg by BETTER, more or less; after local steps by twice that; adapted by .06."
+    args, versions = planner(line)
+    name, seed = args["method"], args["seed"]
+    gain, spread = BETTER[name], .003*(seed % 3)*(name != "fedavg")
+    names = ["target"] if args["target"] else ["optical", "blended"]
+    def scored(more): return dict.fromkeys(["last", "source_val", "target"], dict.fromkeys(names, .5 + spread + more))
+    scores = dict(aggregated=scored(gain), local=scored(2*gain)) | (dict(adapted=scored(.06)) if name == "tent" else {})
+    flat = [.5 + gain]*12
+    sent = 200 if name == "fedprox" else 100
+    rest = dict(curves=dict(round=[*range(1, 13)], target=flat, val=flat, loss=flat), steps_round=10, flops_round=10,
+                bytes=dict(up=dict(all=sent), down=dict(all=sent)), best_val=.6, domains=["optical", "blended"],
+                samples=dict(optical=4, blended=4))
+    store.put(add_digest(filed(args, 12, scores=scores, **rest) | dict(versions=versions)))
 
 
-def test_versions_are_not_mixed_in_our_own_comparison(tmp_path):
-    for seed, versions in ((0, 1), (2, 2), (1, 1)): Store(tmp_path).put(common("fedavg", seed, 2, versions))
-    groups, left = common_runs(Store(tmp_path))
-    assert [(r["versions"]["loop"], r["args"]["seed"]) for g in groups.values() for r in g.record] == [(2, 2)]
-    assert left == ["fedavg: of an older version (2)"]
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    "The folder of a comparison of planted records; one run of `uniform` diverged, `fedbn` was never run."
+    at = tmp_path_factory.mktemp("comparison")
+    (at/"studies.toml").write_text(PLANTED)
+    store = Store(at/"records")
+    for name in ("held", "inside"):
+        plan = plan_study(read_studies(at/"studies.toml")[name], "cpu", store)
+        while lines := [line for _, line in plan.missing.iterrows() if line.label != "fedbn"]:
+            for line in lines:
+                args, versions = plan.planner(line)
+                if (args["method"], args["seed"]) != ("uniform", 2): plant(line, plan.planner, store)
+                else: store.put(failure_of(args, versions, "the run diverged in round 3"))
+            plan.refresh()
+    wrong = papermill("tables/16_ours.ipynb", at/"x.ipynb", store=at/"records", studies=at/"studies.toml",
+                      reports=at/"reports")
+    assert not wrong, wrong
+    return at
+
+
+def test_our_own_comparison_of_planted_records(compared):
+    "A table a setting, sorted by gain, what adapts apart; what diverged or is missing is said."
+    table = pd.read_csv(compared/"reports/held/table.csv", keep_default_na=False).set_index("method")
+    assert [*table.index] == ["fedprox", "tent", "fedavg", "uniform"]
+    assert table.loc["fedprox", "gain over fedavg"].startswith("+4.3 [") and table.mark["fedprox"] == "▲"
+    assert table.seeds.to_dict() == dict(fedprox="3", fedavg="3", tent="3", uniform="2")
+    adapted = pd.read_csv(compared/"reports/held/table_adapted.csv")
+    assert adapted.method.tolist() == ["tent (adapted)"]
+    page = (compared/"x.ipynb").read_text()
+    assert "1 DIVERGED run left out; not run yet: fedbn" in page
+    assert "later is left out: no run of fedavg yet" in page
+    assert {"table.md", "table.tex", "setting.json"} <= {p.name for p in (compared/"reports/held").iterdir()}
+    assert {"gains.png", "costs.csv", "rules.csv", "which.md"} <= {p.name for p in (compared/"reports").iterdir()}
+
+
+def test_which_method_lists_what_is_shown_and_no_more(compared):
+    "FedProx sends twice the bytes; Tent gains by adapting; in-domain `local` gains, after local steps twice as much."
+    parts = (compared/"reports/which.md").read_text().split("### ")[1:]
+    listed = [re.findall(r"^\| (?!method)(\w.*?) +\|.*?([+-][.0-9]+) \[", part, re.M) for part in parts]
+    assert listed == [[("fedprox", "+4.3")], [("tent (adapted)", "+6.3")], [("local", "+2.3")], [("local", "+4.3")],
+                      [("local", "+2.3")]]
+    values = pd.read_csv(compared/"reports/values.csv", keep_default_na=False)
+    of = values[(values.setting == "held") & (values.method == "fedprox")]
+    assert len(of) == 5 and (of.chosen == "yes").sum() == 1 and not of.edge.any()          # of equals the first
