@@ -62,32 +62,28 @@ def _scale_of(name):
 
 
 def build_encoder(encoder, size):
-    "(network that gives the features of images, their mean, their deviation); FdgnbError without its weights."
+    "(backbone with the encoder's weights, mean and deviation of the channels it takes); FdgnbError without them."
     name = name_of(encoder)
     find_weights(encoder)
     pretrained = "packaged" if name.removeprefix("timm:") in PACKAGED else True
-    with seeded(0): net = get(name, 1, 3, pretrained, size).features.eval()
-    return net.to(memory_format=torch.channels_last), *_scale_of(name)
+    with seeded(0): net = get(name, 1, 3, pretrained, size)
+    return net.eval().to(memory_format=torch.channels_last), *_scale_of(name)
 
 
 def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode"):
     "float32 (n, d) of images, bytes (n, 1 or 3, h, w); into folder/x.npy where a folder is given."
     net, mean, std = build_encoder(encoder, x.shape[-1])
+    out = allocate(folder, (len(x), net.feature_dim), np.float32)
 
     @torch.inference_mode()
     def encode_batch(start):
         torch.set_num_threads(1)
         pixels = to_float(torch.from_numpy(np.array(x[start:start + batch]))).expand(-1, 3, -1, -1)
         pixels = ((pixels - mean)/std).contiguous(memory_format=torch.channels_last)
-        return net(pixels).numpy()
-
-    first = encode_batch(0)
-    out = allocate(folder, (len(x), first.shape[1]), np.float32)
-
-    def fill_batch(start): out[start:start + batch] = encode_batch(start)
+        out[start:start + batch] = net.features(pixels).numpy()
 
     threads = torch.get_num_threads()
-    try: map_in_threads(fill_batch, range(0, len(x), batch), title, "batch")
+    try: map_in_threads(encode_batch, range(0, len(x), batch), title, "batch")
     finally: torch.set_num_threads(threads)
     return out
 

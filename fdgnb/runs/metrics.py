@@ -36,24 +36,16 @@ MEASURED = ("accuracy", "loss")                                         # in eve
 
 def check_metric(history, metric, points=None):
     "FdgnbError where a history (at some points) has no row of a metric that is not measured in every run."
-    word = metric if isinstance(metric, str) else None
-    if word in MEASURED: return
     rows = history if points is None else history[history.point.isin(points)]
     there = set(rows.metric)
-    if word in there: return
+    word = metric if isinstance(metric, str) else None
+    if word in there.union(MEASURED): return
     where = f" at the point {' or '.join(points)}" if points and word in set(history.metric) else ""
     names = [*MEASURED, *sorted(there - {*MEASURED})]
     wish = word if word in METRICS else "macro_f1"
     raise FdgnbError(f"the history has no metric {echo(metric)}{where}; it has {', '.join(names)}. Of the "
                      f"aggregated model {', '.join(METRICS)} are measured while a run is played: "
                      f"fit(..., callbacks=[Metrics({wish!r})])")
-
-
-def collect_scores(history, point, metric):
-    "(rounds in order, {(split, round, client): score}) of a point and a metric in a history."
-    columns = (history[c].tolist() for c in ("split", "round", "client", "value", "point", "metric"))
-    found = {(s, r, k): v for s, r, k, v, p, m in zip(*columns) if p == point and m == metric}
-    return sorted({r for _, r, _ in found}), found
 
 
 def values(history, sizes, point="aggregated", split="test", metric="accuracy"):
@@ -63,18 +55,17 @@ def values(history, sizes, point="aggregated", split="test", metric="accuracy"):
     that the whole history lacks is an FdgnbError."""
     check_metric(history, metric)
     sources, target = source_and_target(sizes)
-    rounds, found = collect_scores(history, point, metric)
-    score = lambda split, r, client: found.get((split, r, client), np.nan)
-    own = np.array([[score(split, r, k) for k in sources] for r in rounds], float).reshape(len(rounds), len(sources))
-    there = ~np.isnan(own)
-    n = there*np.array([sizes[k].get(split, 0) for k in sources])           # samples behind each score
-    filled, total = np.where(there, own, 0.), n.sum(1)
-    with np.errstate(invalid="ignore"):                                     # NaN of a round without scores
-        every, mean = (filled*n).sum(1)/total, filled.sum(1)/there.sum(1)
-    out = dict(zip(map(column, sources), own.T))
-    if target is not None: out["target"] = [score("target", r, target) for r in rounds]
-    out |= dict(ALL=every, AVG=mean)
-    return pd.DataFrame(out, pd.Index(rounds, dtype=int, name="round"), dtype=float)
+    rows = history[(history.point == point) & (history.metric == metric)]
+    own = rows[(rows.split == split) & rows.client.isin(sources)]
+    own = own.pivot(index="round", columns="client", values="value")
+    own = own.reindex(index=sorted(rows["round"].unique()), columns=sources)
+    n = own.notna()*[sizes[d].get(split, 0) for d in sources]               # samples behind each score
+    total = n.sum(axis=1)
+    out = own.rename(columns=column).rename_axis(index="round", columns=None)
+    if target is not None: out["target"] = rows[rows.split == "target"].groupby("round")["value"].mean()
+    out["ALL"] = (own*n).sum(axis=1, min_count=1)/total.where(total > 0)
+    out["AVG"] = own.mean(axis=1)
+    return out
 
 # %% ../../nbs/runs/02_metrics.ipynb #0e3218b3
 ORACLE = "ORACLE: labels of the {}"
