@@ -330,7 +330,7 @@ def write_choice(lines):
     for i, (situation, own) in enumerate(select_situations(lines).items(), 1):
         rivals = own[own.kind != "base"]
         where = ", ".join(dict.fromkeys(rivals.setting))
-        tried = f"{rivals.label.nunique()} methods compared; settings: {where}." if where else "No run yet."
+        tried = f"Methods compared: {rivals.label.nunique()}; settings: {where}." if where else "No run yet."
         found = list_better(own)
         body = found.to_markdown(index=False, disable_numparse=True) if len(found) else "none"
         parts.append(f"### {i}. {situation}\n\n{tried}\n\n{body}\n")
