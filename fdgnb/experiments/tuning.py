@@ -62,8 +62,9 @@ class Plan:
         lacking = []
         for name in self.methods:
             if name in self.refused or name in self.chosen: continue
-            try: lacking += self.search(name)
-            except FdgnbError as error: self.refused[name] = str(error)
+            why = self.find_refusal(name)
+            if why: self.refused[name] = why
+            else: lacking += self.search(name)
         if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
         for name, values in self.chosen.items():
             made = self.reports.get(name)
@@ -73,7 +74,7 @@ class Plan:
         self.missing = self.order(lacking)
 
     @property
-    def wanted(self): return sum(n for name, n in self.counts.items() if name not in self.refused)
+    def wanted(self): return sum(self.counts.values())
 
     @property
     def there(self):
@@ -100,9 +101,21 @@ class Plan:
 
     def best_values(self, name):
         "The values of a method's best trial, the first of equals."
-        best = max(self.trials[name], key=lambda trial: trial["val"])
-        if best["val"] < 0: raise FdgnbError("every trial failed")
-        return best["values"]
+        return max(self.trials[name], key=lambda trial: trial["val"])["values"]
+
+    def find_refusal(self, name):
+        "Why a method cannot be run on these data, found before any run; '' where it can."
+        try:
+            hyper = self.how.get("hyper", {}) | rate_trials(self.usual(name))[0]
+            where = trial_runs(name) if self.searched else dict(seed=range(self.seeds))
+            self.planner(grid(name, **self.how | dict(hyper=hyper) | where).iloc[0])
+            self.counts[name] = self.count_runs(name)
+        except FdgnbError as error: return str(error)
+        return ""
+
+    def usual(self, name):
+        "{option: value} that a method has under the study's protocol, of those that are searched."
+        return usual_values(name, ["lr", *method_class(name).tune], self.how)
 
     def count_runs(self, name):
         "How many runs a method has in the end."
@@ -113,16 +126,15 @@ class Plan:
 
     def search(self, name):
         "Play a method's search as far as it is known; the lines that are lacking."
-        if name not in self.counts: self.counts[name] = self.count_runs(name)
         self.trials[name] = []
         if not self.searched:
             self.chosen[name] = {}
             return []
-        tune = method_class(name).tune
-        usual = usual_values(name, ["lr", *tune], self.how)
+        usual = self.usual(name)
         lacking = self.try_values(name, rate_trials(usual))
         if lacking: return lacking
-        lacking = self.try_values(name, value_trials(tune, usual, self.best_values(name)))
+        further = value_trials(method_class(name).tune, usual, self.best_values(name))
+        lacking = self.try_values(name, further)
         if not lacking: self.chosen[name] = self.best_values(name)
         return lacking
 
