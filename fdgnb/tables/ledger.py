@@ -6,20 +6,22 @@
 __all__ = []
 
 # %% ../../nbs/tables/10_ledger.ipynb #ac8afd4c
-import json, torch
+import json, math, torch
 import numpy as np
 import pandas as pd
 from collections import defaultdict
 from dataclasses import asdict
 from functools import cache, partial
 from scipy.stats import t as t_of
+from torch.utils.flop_counter import FlopCounterMode
+from .. import models
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
 from ..data.domain import Dataset, Domain
 from ..experiments.store import Store
 from ..federation.compose import hyper_names, list_hyper, method_class
 from ..federation.loop import client_update, downloads, server_update
-from ..runs.protocols import resolve
+from ..runs.protocols import resolve, split_sum
 from ..runs.setup import Federation, resolve_arguments
 from ..settings import Settings
 from .overview import DATA, LEFT, LIGHT, MEANS, NETS, TARGETS, published, row_run
@@ -258,14 +260,25 @@ COUNTED = dict(                        # on the network of scale paper, without 
 def made_by(rec): return str(rec["versions"]), rec["args"]["device"], rec["args"].get("data")
 
 
+def holds_out(r, scale="paper"):
+    "Whether a published number is of a domain that no client has."
+    return called(r.paper, r.table, r.method, *first_of(r), scale)[1]
+
+
+def plans_of(r, scale="paper"):
+    "[(data set, plan)] of the runs, per seed, whose mean a published number is."
+    net = lambda d: r.backbone if d == r.dataset else net_of(r, d)
+    plan = lambda d, t: plan_of(r.paper, r.table, r.method, d, net(d), t, scale)
+    return [(d, plan(d, t)) for d, t in needs(r, holds_out(r, scale))]
+
+
 def by_seed(r, find, measure, scale="paper", fold=np.mean):
     "{seed: fold (mean) of measure(record) over the runs of a published number}, where all are there."
-    try: unseen = called(r.paper, r.table, r.method, *first_of(r), scale)[1]
+    try: unseen, plans = holds_out(r, scale), plans_of(r, scale)
     except FdgnbError: return {}
     by, made = [], defaultdict(set)
-    for d, t in needs(r, unseen):
-        net = r.backbone if d == r.dataset else net_of(r, d)
-        found = find(plan_of(r.paper, r.table, r.method, d, net, t, scale))
+    for d, plan in plans:
+        found = find(plan)
         made[d] |= {made_by(rec) for rec in found.values()}
         values = {s: measure(rec, r, unseen) for s, rec in found.items()}
         by.append({s: v for s, v in values.items() if v is not None})
@@ -294,6 +307,115 @@ def first_of(r):
 def net_of(r, dataset):
     "The backbone of a data set of a mean: the protocol's."
     return resolve(r.paper, "paper", DATA.get(dataset, dataset)).get("backbone", "")
+
+# %% ../../nbs/tables/10_ledger.ipynb #costcd0001
+@cache
+def sample_flops(backbone, size, classes):
+    "FLOPs of a sample forward and backward: convolutions and matrix products of the network, without numbers."
+    with torch.device("meta"):
+        net, x = models.get(backbone, classes, size=size).eval(), torch.empty(1, 3, size, size)
+    with FlopCounterMode(display=False) as counter: net(x).sum().backward()
+    return counter.get_total_flops()
+
+
+def pass_of(n, plan):
+    "(local steps, samples) of a client's round with n samples; FedKA's client passes no more than it drew."
+    s, draws = plan["settings"], plan["hyper"].get("samples")
+    if draws: n = min(n, draws)
+    if s.get("local_steps") and not draws: return s["local_steps"], s["local_steps"]*s["batch_size"]
+    epochs = s.get("local_epochs", 1)
+    return epochs*math.ceil(n/s["batch_size"]), epochs*n
+
+
+def round_of(plan):
+    "(local steps, samples) of a round of a plan, of all clients that take part."
+    s = DEFAULT | plan["settings"]
+    counts = DATASETS.get(plan["dataset"]).info["counts"]
+    sizes = [min(n, s["limit"] or n) for domain, n in counts.items() if str(domain) != plan["target"]]
+    each = [pass_of(round(n*s["fractions"][0]), plan) for n in sizes]
+    return (s["per_round"] or len(sizes))*np.mean(each, axis=0)
+
+# %% ../../nbs/tables/10_ledger.ipynb #costcd0003
+GPU_FLOPS, GPU_STEP = 10e12, .003        # assumed: FLOPs a second, and seconds that a step's kernels take to start
+HOURS_OF = ["cpu_hours", "gpu_hours"]
+ALIKE = ["protocol", "dataset", "target", "backbone", "size", "batch_size"]
+PLAIN = "fedavg", "subsample+uniform"    # FedAvg, also as FedKA has it
+
+
+def work_of(rec):
+    "What a record's steps are of, FLOPs of one, FLOPs a second."
+    args, flops = rec["args"] | rec["args"]["settings"], rec["flops_round"]
+    alike = {k: str(args[k]) for k in ["method", *ALIKE]}
+    return alike | dict(step=flops/rec["steps_round"], speed=flops/rec["provenance"]["seconds"]["round"])
+
+
+def is_timed(rec):
+    "Whether a record knows its FLOPs and its seconds, on a processor."
+    timed = rec.get("flops_round") and rec.get("steps_round") and rec["provenance"]["seconds"].get("round")
+    return bool(timed) and rec["args"]["device"] == "cpu"
+
+
+class Rates:
+    "What work costs by the records: FLOPs a second of a core, and a method's FLOPs in FedAvg's."
+    def __init__(self, records):
+        work = pd.DataFrame([work_of(r) for r in records.all() if is_timed(r)],
+                            columns=["method", *ALIKE, "step", "speed"])
+        self.speeds = work.groupby("backbone").speed.median()
+        plain = work[work.method.isin(PLAIN)].groupby(ALIKE).step.median()
+        self.work = work.join(plain.rename("plain"), on=ALIKE, how="inner")
+
+    def speed(self, backbone):
+        "FLOPs a second of a core: the backbone's, else the median over those on record; NaN without records."
+        return self.speeds.get(backbone, self.speeds.median())
+
+    def times(self, backbone, method):
+        "FLOPs of a method's step in FedAvg's: with the backbone, else with others; of a sum its parts'; else 1."
+        some = self.work[self.work.method == method]
+        if (some.backbone == backbone).any(): some = some[some.backbone == backbone]
+        if len(some): return float((some.step/some.plain).median())
+        parts = split_sum(method)
+        return math.prod(self.times(backbone, part) for part in parts) if len(parts) > 1 else 1.
+
+    def hours(self, plan):
+        "(CPU hours, GPU hours) of a run."
+        s, classes = plan["settings"], DATASETS.get(plan["dataset"]).info["classes"]
+        steps, samples = plan["rounds"]*round_of(plan)
+        times = self.times(s["backbone"], plan["method"])
+        flops = times*samples*sample_flops(s["backbone"], s["size"], classes)
+        return flops/self.speed(s["backbone"])/3600, (flops/GPU_FLOPS + max(times, 1)*steps*GPU_STEP)/3600
+
+# %% ../../nbs/tables/10_ledger.ipynb #costcd0004
+ROW = ["paper", "table", "row", "dataset", "backbone"]
+
+
+def can_run(r):
+    "Whether an undecided number lacks nothing but time."
+    lacks = short_of(r.paper, r.table, r.method, r.dataset, r.backbone, r.metric)
+    return r.state == "not run" and all("hours" in what.partition(":")[0] for what in lacks)
+
+
+def bill(book, records):
+    "A line for each run that undecided numbers of a ledger need: its row, seeds that are missing, their hours."
+    rates, out = Rates(records), []
+    for r in filter(can_run, book.assign(method=book.row).itertuples()):
+        for _, plan in plans_of(r):
+            seeds = max(0, wanted(r) - len(records.of(plan)))
+            what = {k: getattr(r, k) for k in ROW} | dict(run=json.dumps(plan, sort_keys=True), seeds=seeds)
+            out.append(what | dict(zip(HOURS_OF, seeds*np.array(rates.hours(plan)))))
+    return pd.DataFrame(out, columns=[*ROW, "run", "seeds", *HOURS_OF])
+
+
+def summed(missing, by):
+    "The runs and hours of a bill by some of its columns, each run once in a group."
+    once = missing.drop_duplicates([*by, "run"])
+    return once.groupby(by, sort=False)[["seeds", *HOURS_OF]].sum(min_count=1).rename(columns=dict(seeds="runs"))
+
+
+def priced(book, records):
+    "A ledger with the hours that the rows of its undecided numbers would take, to two digits."
+    hours = summed(bill(book, records), ROW)[HOURS_OF].map(lambda v: float(f"{v:.2g}"))
+    open_ = book.assign(method=book.row).apply(can_run, axis=1)
+    return book.join(book[ROW].join(hours, on=ROW)[HOURS_OF].where(open_, axis=0))
 
 # %% ../../nbs/tables/10_ledger.ipynb #6d898a4f
 ACCURACY = tuple(RULE)
@@ -394,12 +516,13 @@ def line(r, records, beside="cpu", odd=""):
 
 # %% ../../nbs/tables/10_ledger.ipynb #65194b7c
 def ledger(store=None, numbers=None):
-    """DataFrame with a line for every published number: state, ours, difference, why, what is odd.
+    """DataFrame with a line for every published number: state, ours, difference, why, what is odd, price.
 
     store: a Store, its folder, or None for the usual one. numbers: some of `published()`; None: all."""
     records = store if isinstance(store, Records) else Records(store)
     odd, numbers = oddities(published()), published() if numbers is None else numbers
-    return pd.DataFrame([line(r, records, odd=odd.get(r.Index, "")) for r in numbers.itertuples()])
+    book = pd.DataFrame([line(r, records, odd=odd.get(r.Index, "")) for r in numbers.itertuples()])
+    return priced(book, records)
 
 
 def counts(book):
@@ -409,3 +532,21 @@ def counts(book):
     t = t.reindex(columns=states, fill_value=0).rename_axis(index=None, columns=None)
     t = t.assign(numbers=t.sum(axis=1), odd=book.odd.ne("").groupby(book.paper).sum())
     return pd.concat([t, t.sum().rename("all").to_frame().T])
+
+# %% ../../nbs/tables/10_ledger.ipynb #restcd0001
+def lacking(whys):
+    "What keeps numbers from being run, and how many: 'data 7, weights 7'."
+    kinds = ("data", "weights", "method", "machine")
+    found = {k: sum(f"{k}: " in f"; {why}" for why in whys) for k in kinds}
+    return ", ".join(f"{k} {n}" for k, n in found.items() if n)
+
+
+def rest_of(book, records):
+    "By paper and table, cheapest first: numbers, decided, to run, runs and hours left, what the others lack."
+    open_ = book.cpu_hours.notna() | book.gpu_hours.notna()
+    by = ["paper", "table"]
+    some = book.assign(numbers=1, decided=book.state != "not run", to_run=open_)
+    out = some.groupby(by, sort=False)[["numbers", "decided", "to_run"]].sum()
+    lacks = book[(book.state == "not run") & ~open_].groupby(by, sort=False).why.agg(lacking)
+    out = out.join(summed(bill(book, records), by)).join(lacks.rename("others_lack"))
+    return out.sort_values("gpu_hours", kind="stable").fillna(dict(others_lack=""))
