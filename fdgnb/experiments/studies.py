@@ -213,11 +213,7 @@ def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
             print(f"{name}: left out, not here: {', '.join(missing_data(study))}", flush=True)
             continue
         store = store_of(name, scale, root()/"out"/"reports-smoke")
-        left = until - time.monotonic()
-        if left <= 0:
-            print(price_study(name, plan_study(study, scale, store)), flush=True)
-            continue
-        try: plan = play_study(study, scale, store, jobs, left)
+        try: plan = play_study(study, scale, store, jobs, max(0., until - time.monotonic()))
         finally:
             if scale != "smoke": publish(store, folder/f"{name}.jsonl")
         print(price_study(name, plan), flush=True)
