@@ -353,9 +353,10 @@ def work_of(rec):
 
 
 def is_timed(rec):
-    "Whether a record knows its FLOPs and its seconds, on a processor."
+    "Whether a record knows its FLOPs and its seconds: of a processor, of images and not of an encoder's vectors."
     timed = rec.get("flops_round") and rec.get("steps_round") and rec["provenance"]["seconds"].get("round")
-    return bool(timed) and rec["args"]["device"] == "cpu"
+    encoded = "encoder" in (rec["args"]["settings"]["load"] or {})
+    return bool(timed) and rec["args"]["device"] == "cpu" and not encoded
 
 
 class Rates:
