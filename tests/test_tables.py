@@ -7,8 +7,8 @@ from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments.store import FORMAT, Store, add_digest, failure_of
 from fdgnb.experiments.studies import plan_study, read_studies
 from fdgnb.runs.setup import Federation
-from fdgnb.tables.ledger import DEFAULT, HOURS, PRICES, Records, bounds, counts, every_round, fits, judge
-from fdgnb.tables.ledger import ledger, plan_of, read_as, short_of
+from fdgnb.tables.ledger import DEFAULT, HOURS, MACHINE, PRICES, Records, bill, bounds, counts, every_round, fits
+from fdgnb.tables.ledger import judge, ledger, pass_of, plan_of, read_as, sample_flops, short_of, summed
 from fdgnb.tables.overview import published
 from fdgnb.tables.paper import Sheet, calls_of, filled, rows_of
 from fdgnb.tables.printed import oddities
@@ -80,6 +80,73 @@ def test_prices_wait_for_one_round_alone(tmp_path):
     rest = dict(flops_1e10="not reproduced", train_time_s="not run")                # counted; never measured
     assert priced(tmp_path/"a") == dict.fromkeys(some, "reproduced") | rest
     assert priced(tmp_path/"b", batch_size=10) == dict.fromkeys(some, "not run") | rest
+
+
+def timed(method, seed, flops, seconds=2., rounds=1, target=None, **settings):
+    "A record of a round of FDSE's Table 1 that says what it took."
+    row = dict(fedavg="FedAvg", ditto="Ditto")[method]
+    plan = plan_of("fdse", "table2" if target else "table1", row, "office_caltech10", "alexnet", target)
+    args = plan | dict(rounds=rounds, seed=seed, data="d", device="cpu", settings=DEFAULT | plan["settings"] | settings)
+    took = dict(made="2026", hardware="one", libraries={}, seconds=dict(total=seconds, round=seconds))
+    scores = dict(aggregated=dict(source_val=dict(ALL=.8, AVG=.8)), local=dict(source_val=dict(ALL=.8, AVG=.8)))
+    return filed(args, rounds, flops_round=flops, steps_round=42, provenance=took, scores=scores)
+
+
+def hours_in(folder, records, query):
+    "(state, CPU hours, GPU hours) of the first of some printed numbers, with some records in a store."
+    for r in records: Store(folder).put(r)
+    book = ledger(folder, published().query(query))
+    return [book.state[0], *book.loc[0, ["cpu_hours", "gpu_hours"]]]
+
+
+OFFICE = "paper == 'fdse' and dataset == 'office_caltech10' and "
+
+
+def test_a_price_is_three_runs_at_the_speed_on_record(tmp_path):
+    "500 rounds of 2,026 images, 42 steps, 3,855,821,568 FLOPs an image; a step of Ditto costs two of FedAvg."
+    ours = sample_flops("alexnet_bn", 224, 10)
+    assert ours == 3_855_821_568
+    flops, steps = 500*2026*ours, 500*42
+    vectors = [timed("fedavg", s, 2., load=dict(encoder="lite0")) for s in range(5)]         # too small to compare
+    some = [timed("fedavg", 0, 2e11), timed("ditto", 0, 4e11, seconds=4.), *vectors]
+    hours = lambda method, rest=(): hours_in(tmp_path/f"{method}{len(rest)}", [*some, *rest],
+                                             OFFICE + f"table == 'table1' and method == '{method}'")
+    two = lambda v: float(f"{v:.2g}")
+    cpu, gpu = flops/1e11/3600, (flops/1e13 + .003*steps)/3600
+    assert hours("FedAvg") == ["not run", two(3*cpu), two(3*gpu)]
+    assert hours("Ditto") == ["not run", two(6*cpu), two(6*gpu)]
+    whole = [timed("fedavg", s, 2e11, rounds=500) for s in range(3)]
+    assert hours("FedAvg", whole[:1]) == ["not run", two(2*cpu), two(2*gpu)]
+    state, *spent = hours("FedAvg", whole)
+    assert state != "not run" and pd.isna(spent).all()
+
+
+def test_a_row_is_priced_once_and_whole(tmp_path):
+    "Four targets in turn, three sources each: all numbers of the row say the same, a run is counted once."
+    Store(tmp_path).put(timed("fedavg", 0, 2e11))
+    book = ledger(tmp_path, published().query(OFFICE + "table == 'table2' and method == 'FedAvg'"))
+    missing = bill(book, Records(tmp_path))
+    assert len(book) == 5 and book.cpu_hours.nunique() == 1
+    assert len(missing) == 8 and missing.run.nunique() == 4
+    assert summed(missing, ["paper"]).runs.to_list() == [12]
+    assert book.cpu_hours[0] == float(f"{3*3*500*2026*3_855_821_568/1e11/3600:.2g}")
+
+
+def test_what_cannot_be_run_has_no_price(tmp_path):
+    "No definition, no weights, no data, another machine."
+    some = ["paper == 'ga' and method == 'FedCSA+GA'", "paper == 'fedka' and table == 'table3'",
+            "paper == 'fdse' and dataset == 'pacs'", "metric == 'sim_time_s'"]
+    book = ledger(tmp_path, pd.concat([published().query(query).head(2) for query in some]))
+    assert book[["cpu_hours", "gpu_hours"]].isna().all(axis=None) and book.why.ne("").all()
+
+
+@pytest.mark.parametrize("n, given, work", [
+    (120, dict(local_epochs=5), (15, 600)), (30, dict(local_steps=7), (7, 350)), (200, dict(samples=120), (3, 120)),
+    (60, dict(samples=120, local_steps=3), (2, 60))])
+def test_what_a_client_passes_in_a_round(n, given, work):
+    "By epochs; by steps, with more passes where it has few; of FedKA's draw no more than there is."
+    hyper = {k: given.pop(k) for k in ["samples"] if k in given}
+    assert pass_of(n, dict(hyper=hyper, settings=dict(batch_size=50) | given)) == work
 
 
 def test_the_best_five_need_every_round_of_local_models_too():
@@ -227,6 +294,8 @@ def test_a_number_never_reached_is_not_reproduced_and_bounds_decide_one_way_alon
 def test_the_ledger_on_file_is_of_the_records_on_file():
     file = pd.read_csv(ROOT/"reports"/"ledger.csv", keep_default_na=False)
     assert file[["state", "why"]].equals(ledger()[["state", "why"]]), "execute tables/10_ledger into reports"
+    cost = file.metric.isin([*PRICES, *MACHINE])
+    assert set(file.metric[cost & (file.state == "not run")]) == {*MACHINE}
 
 
 @pytest.mark.parametrize("other", [dict(lr=.01), dict(limit=100), dict(partition=["lda", 10, .1])])

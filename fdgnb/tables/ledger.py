@@ -93,16 +93,19 @@ def called(paper, table, method, dataset, backbone, scale):
     return call, call.pop("target") is not None
 
 
+def plan_for(method, dataset, protocol, target=None, scale="paper", **given):
+    "What the record of a run has in its `args`: all but data, seed, device."
+    cls = method_class(method)
+    rounds, own, settings = resolve_arguments(cls, given, None, protocol, scale, dataset)
+    what = dict(method=cls.name, dataset=dataset, protocol=protocol, target=target, scale=scale, rounds=rounds)
+    return json.loads(json.dumps(what | dict(hyper=list_hyper(cls(**own)), settings=settings)))
+
+
 @cache
 def plan_of(paper, table, method, dataset, backbone, target, scale="paper"):
-    "What the record of a published row's run has in its `args`: all but data, seed, device."
+    "The plan of a published row's run."
     call, _ = called(paper, table, method, dataset, backbone, scale)
-    apart = {k: call[k] for k in ("method", "dataset", "protocol")}
-    rest = {k: v for k, v in call.items() if k not in apart}
-    cls = method_class(apart["method"])
-    rounds, own, given = resolve_arguments(cls, rest, None, paper, scale, apart["dataset"])
-    what = dict(apart, method=cls.name, target=target, scale=scale, rounds=rounds)
-    return json.loads(json.dumps(what | dict(hyper=list_hyper(cls(**own)), settings=given)))
+    return plan_for(**call, target=target, scale=scale)
 
 # %% ../../nbs/tables/10_ledger.ipynb #271a970a
 SEEDS = 3
@@ -350,9 +353,10 @@ def work_of(rec):
 
 
 def is_timed(rec):
-    "Whether a record knows its FLOPs and its seconds, on a processor."
+    "Whether a record knows its FLOPs and its seconds: of a processor, of images and not of an encoder's vectors."
     timed = rec.get("flops_round") and rec.get("steps_round") and rec["provenance"]["seconds"].get("round")
-    return bool(timed) and rec["args"]["device"] == "cpu"
+    encoded = "encoder" in (rec["args"]["settings"]["load"] or {})
+    return bool(timed) and rec["args"]["device"] == "cpu" and not encoded
 
 
 class Rates:
@@ -398,8 +402,11 @@ def bill(book, records):
     "A line for each run that undecided numbers of a ledger need: its row, seeds that are missing, their hours."
     rates, out = Rates(records), []
     for r in filter(can_run, book.assign(method=book.row).itertuples()):
+        counted = r.metric in PRICES                                  # by a single round
+        find = records.priced if counted else records.of
         for _, plan in plans_of(r):
-            seeds = max(0, wanted(r) - len(records.of(plan)))
+            if counted: plan = plan | dict(rounds=1)
+            seeds = max(0, wanted(r) - len(find(plan)))
             what = {k: getattr(r, k) for k in ROW} | dict(run=json.dumps(plan, sort_keys=True), seeds=seeds)
             out.append(what | dict(zip(HOURS_OF, seeds*np.array(rates.hours(plan)))))
     return pd.DataFrame(out, columns=[*ROW, "run", "seeds", *HOURS_OF])
