@@ -139,10 +139,9 @@ class Plan:
         return lacking
 
     def order(self, lacking):
-        "Trials, or where none is lacking the report's runs seed by seed: a study that is cut off has whole seeds."
-        if lacking: lines = pd.concat(lacking, ignore_index=True)
-        elif self.runs.empty: lines = self.runs
-        else: lines = self.runs[~has_ended(self.runs)].sort_values("seed", kind="stable", ignore_index=True)
+        "Trials first, then the report's runs seed by seed."
+        report = self.runs[~has_ended(self.runs)].sort_values("seed", kind="stable") if len(self.runs) else self.runs
+        lines = pd.concat([*lacking, report], ignore_index=True) if len(lacking) or len(report) else pd.DataFrame()
         return lines.drop(columns=["state", "record", "error"], errors="ignore")
 
 
