@@ -8,7 +8,7 @@ from fdgnb.experiments.store import FORMAT, Store, add_digest, failure_of
 from fdgnb.experiments.studies import plan_study, read_studies
 from fdgnb.runs.setup import Federation
 from fdgnb.tables.ledger import DEFAULT, HOURS, MACHINE, PRICES, Records, bill, bounds, counts, every_round, fits
-from fdgnb.tables.ledger import judge, ledger, pass_of, plan_of, read_as, sample_flops, short_of, summed
+from fdgnb.tables.ledger import judge, ledger, pass_of, plan_of, read_as, sample_flops, short_of, sum_hours
 from fdgnb.tables.overview import published
 from fdgnb.tables.paper import Sheet, calls_of, filled, rows_of
 from fdgnb.tables.printed import oddities
@@ -128,7 +128,7 @@ def test_a_row_is_priced_once_and_whole(tmp_path):
     missing = bill(book, Records(tmp_path))
     assert len(book) == 5 and book.cpu_hours.nunique() == 1
     assert len(missing) == 8 and missing.run.nunique() == 4
-    assert summed(missing, ["paper"]).runs.to_list() == [12]
+    assert sum_hours(missing, ["paper"]).runs.to_list() == [12]
     assert book.cpu_hours[0] == float(f"{3*3*500*2026*3_855_821_568/1e11/3600:.2g}")
 
 

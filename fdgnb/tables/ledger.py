@@ -412,15 +412,15 @@ def bill(book, records):
     return pd.DataFrame(out, columns=[*ROW, "run", "seeds", *HOURS_OF])
 
 
-def summed(missing, by):
+def sum_hours(missing, by):
     "The runs and hours of a bill by some of its columns, each run once in a group."
     once = missing.drop_duplicates([*by, "run"])
     return once.groupby(by, sort=False)[["seeds", *HOURS_OF]].sum(min_count=1).rename(columns=dict(seeds="runs"))
 
 
-def priced(book, records):
+def add_prices(book, records):
     "A ledger with the hours that the rows of its undecided numbers would take, to two digits."
-    hours = summed(bill(book, records), ROW)[HOURS_OF].map(lambda v: float(f"{v:.2g}"))
+    hours = sum_hours(bill(book, records), ROW)[HOURS_OF].map(lambda v: float(f"{v:.2g}"))
     open_ = book.assign(method=book.row).apply(can_run, axis=1)
     return book.join(book[ROW].join(hours, on=ROW)[HOURS_OF].where(open_, axis=0))
 
@@ -529,7 +529,7 @@ def ledger(store=None, numbers=None):
     records = store if isinstance(store, Records) else Records(store)
     odd, numbers = oddities(published()), published() if numbers is None else numbers
     book = pd.DataFrame([line(r, records, odd=odd.get(r.Index, "")) for r in numbers.itertuples()])
-    return priced(book, records)
+    return add_prices(book, records)
 
 
 def counts(book):
@@ -555,5 +555,5 @@ def rest_of(book, records):
     some = book.assign(numbers=1, decided=book.state != "not run", to_run=open_)
     out = some.groupby(by, sort=False)[["numbers", "decided", "to_run"]].sum()
     lacks = book[(book.state == "not run") & ~open_].groupby(by, sort=False).why.agg(lacking)
-    out = out.join(summed(bill(book, records), by)).join(lacks.rename("others_lack"))
+    out = out.join(sum_hours(bill(book, records), by)).join(lacks.rename("others_lack"))
     return out.sort_values("gpu_hours", kind="stable").fillna(dict(others_lack=""))
