@@ -358,6 +358,17 @@ def cnn4(n_classes, in_channels=3):
                      conv4=conv(128, 128), pool=Pool(1), flat=nn.Flatten())
     return Net("cnn4", features, nn.Linear(128, n_classes), 128, n_classes, in_channels)
 
+# %% ../nbs/03_models.ipynb #lenetcode1
+@backbone("lenet", (3, 16, 16), "after LeNet-5, LeCun et al. 1998")
+def lenet(n_classes, in_channels=3):
+    "Two convolutions with batch normalization, 128 features of a 2 x 2 map, a classifier with 100 hidden units."
+    def conv(n, m, side):
+        layers = dict(conv=nn.Conv2d(n, m, side, bias=False), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
+        return chain(**layers, pool=nn.MaxPool2d(2))
+    features = chain(check=Expect("lenet", in_channels, 16),
+                     conv1=conv(in_channels, 16, 5), conv2=conv(16, 32, 3), pool=Pool(2), flat=nn.Flatten())
+    return Net("lenet", features, _classifier(128, n_classes), 128, n_classes, in_channels)
+
 # %% ../nbs/03_models.ipynb #smallcode1
 @backbone("small", (3, 64, 64), "ours, for a few hundred images a client")
 def small(n_classes, in_channels=3, size=64):
