@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from fdgnb import models
 from fdgnb.core import generator
-from fdgnb.federation.rounds import keep_large_blocks
+from fdgnb.federation.engine import keep_large_blocks
 from runner import WORK, network
 
 LAYOUTS = dict(channels_last=torch.channels_last, channels_first=torch.contiguous_format)

@@ -5,7 +5,7 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 from fdgnb.federation.loop import downloads, federated_round
-from fdgnb.federation.rounds import keep_large_blocks
+from fdgnb.federation.engine import keep_large_blocks
 from fdgnb.runs.setup import Federation
 from runner import LR, WORK, dataset
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fdgnb
 from fdgnb import models
 from fdgnb.core import generator, seeded
-from fdgnb.federation.rounds import keep_large_blocks
+from fdgnb.federation.engine import keep_large_blocks
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 WORK = dict(cnn2=dict(clients=4, n=512, size=28, batch=16),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from fdgnb import models
 from fdgnb.core import generator, seeded
-from fdgnb.federation.rounds import keep_large_blocks
+from fdgnb.federation.engine import keep_large_blocks
 from fdgnb.federation.steps import sgd_groups
 
 SETTINGS = dict(momentum=.9, weight_decay=1e-4, clip=10.)

@@ -27,7 +27,7 @@ from ..runs.checkpoints import load_checkpoint
 from ..runs.fit import fit, folder_of, read_args
 from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, own_modules, unpack_modules
 from ..runs.metrics import METRICS, compute_metrics
-from ..federation.rounds import cores
+from ..federation.engine import cores
 from .grid import call_of, check_grid
 from .store import Planner, Store, failure_of, digest_of, file_name, metric_version
 from .store import metric_names, record_of, results

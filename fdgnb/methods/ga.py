@@ -13,7 +13,7 @@ from fdgnb.vectors import scalar
 from fdgnb.settings import differences, hp, switch, variant
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
-from fdgnb.federation.rounds import evaluate
+from fdgnb.federation.node import evaluate
 
 # %% ../../nbs/methods/02_ga.ipynb #da44d1c8
 def adjust_weights(

@@ -11,7 +11,7 @@ from fdgnb.vectors import scalar, tagged
 from fdgnb.settings import hp
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
-from fdgnb.federation.rounds import evaluate
+from fdgnb.federation.node import evaluate
 from fdgnb.federation.shared import list_sent_by_all
 
 # %% ../../nbs/methods/08_reweighting.ipynb #76923019

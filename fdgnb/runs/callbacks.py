@@ -17,7 +17,7 @@ from ..core import FdgnbError, echo, exists, nearest, path_of, writing
 from ..vectors import flatten
 from ..settings import check_value, hp
 from ..federation.compose import hooks_of
-from ..federation.rounds import adapt_copy, adapts_now, collect_logits
+from ..federation.node import adapt_copy, adapts_now, collect_logits
 from .metrics import METRICS, POINTS, compute_metrics, select
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
@@ -175,7 +175,8 @@ def predict_probabilities(net, client, split, predict=None):
 
 def adapt_network(fed, net):
     "(network, predict) of a received network after the method's adaptation to the target, as it is scored."
-    net, method, client = adapt_copy(fed, net).eval(), fed.method, fed.target_client
+    method, client = fed.method, fed.target_client
+    net = adapt_copy(method, client, net).eval()
     if "predict" not in hooks_of(type(method)): return net, None
     return net, lambda x: method.predict(net, x, client)
 
@@ -207,7 +208,8 @@ class Metrics(Callback):
             if not client.n(split): continue
             net = run.model_of(client.id)
             points = dict(aggregated=(net, None))
-            if split == "target" and adapts_now(run.fed, run.round - 1): points["adapted"] = adapt_network(run.fed, net)
+            adapts = client is run.fed.target_client and adapts_now(run.fed.method, client, run.round - 1)
+            if adapts: points["adapted"] = adapt_network(run.fed, net)
             for point, (net, predict) in points.items():
                 found = self.measure(*predict_probabilities(net, client, split, predict), run.fed.data.classes)
                 out += [(run.round, client.id, split, point, name, v) for name, v in found.items() if not np.isnan(v)]

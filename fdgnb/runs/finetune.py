@@ -17,7 +17,8 @@ from ..settings import Settings, hp, make
 from ..data.catalogue import get_dataset
 from ..data.domain import Dataset, Domain, Split, split_indices
 from ..federation.loop import Client, Method, client_update
-from ..federation.rounds import assess, one_thread
+from ..federation.engine import one_thread
+from ..federation.node import assess
 from ..federation.shared import batchnorms
 from .checkpoints import load_checkpoint, save_checkpoint
 from .selected import Deployable, Kept, as_batch, build_network, shape_of

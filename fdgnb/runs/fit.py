@@ -18,8 +18,8 @@ from ..settings import SETTINGS, make
 from ..data.domain import Dataset
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
-from ..federation.rounds import (Threads, closing, keep_large_blocks, one_thread, plan_scores, repeatable,
-                                     run_round)
+from ..federation.engine import Threads, closing, keep_large_blocks, one_thread, repeatable
+from ..federation.rounds import plan_scores, run_round
 from .versions import parts_of, reads_rounds, versions_of
 from .imports import import_modules
 from .setup import FitCall, Federation, explain_mps
@@ -263,7 +263,7 @@ def restore(run):
     run.rows, run.seconds = rows_so_far(meta["rows"], fed), meta["seconds"]
     run.book, run.grown = Ledger(meta["ledger"]), meta["args"]["rounds"] < fed.rounds
     fed.diverged = meta.get("diverged")
-    for c in fed.clients: c.start = meta.get("start", {}).get(c.id)
+    fed.start = {k: v for k, v in meta.get("start", {}).items() if v is not None}
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
     for who in (fed.server, *fed.clients): who.round = len(run.seconds) - 1
     for r in sorted(set(run.chosen.values())):                # no other run's weights lie under their names
@@ -276,8 +276,7 @@ def checkpoint(run):
     FdgnbError where that is not possible; the last checkpoint is kept."""
     clients = {f"client.{i}": c.state for i, c in enumerate(run.fed.clients)}
     states = {"server": run.fed.server.state} | clients
-    start = {c.id: c.start for c in run.fed.clients}
-    meta = dict(args=run.args, rows=run.rows, ledger=run.book.rows, seconds=run.seconds, start=start,
+    meta = dict(args=run.args, rows=run.rows, ledger=run.book.rows, seconds=run.seconds, start=run.fed.start,
                 diverged=run.fed.diverged)
     try:
         write_weights(run, run.out, final=run.stopped or run.round == run.fed.rounds)
@@ -315,7 +314,7 @@ def play(run, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
     from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
     fed = run.fed
     down = downloads(fed.method, fed.server)
-    with closing(Threads(fed.net, workers, fed.device)) as engine:
+    with closing(Threads(fed.net, fed.nodes, workers, fed.device)) as engine:
         bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}",
                    initial=run.round, total=fed.rounds, disable=quiet, unit="round")
         for r in bar:

@@ -12,7 +12,7 @@ import pandas as pd
 from collections import Counter
 from importlib.util import find_spec
 from ..core import FdgnbError, Registry, echo, nearest
-from ..federation.rounds import aurocs
+from ..federation.node import aurocs
 from ..models import torchvision_models
 from ..vectors import flatten
 

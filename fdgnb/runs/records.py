@@ -20,7 +20,7 @@ from ..core import (FdgnbError, atomic_write, echo, exists, generator, is_folder
 from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
-from ..federation.rounds import cores, one_thread
+from ..federation.engine import cores, one_thread
 from .metrics import domains_of, format_bytes, rules_table, seconds, traffic
 from .finetune import TUNED, Tuned
 from .selected import Kept

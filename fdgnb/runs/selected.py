@@ -23,7 +23,8 @@ from ..data.features import encode_pixels
 from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
-from ..federation.rounds import collect_logits, one_thread
+from ..federation.engine import one_thread
+from ..federation.node import collect_logits
 from ..settings import Settings, is_given, make
 from ..vectors import flatten
 from .checkpoints import load_checkpoint, save_checkpoint

@@ -24,6 +24,7 @@ from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server, downloads, federated_round
 from ..federation.compose import Sum, hyper_names, hyper_of, list_hyper, method_class, own_classes
+from ..federation.node import Node
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
@@ -538,7 +539,7 @@ class Federation:
         given, self.objects = take_objects(merge_hyper(options, hyper))
         self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
-        self.diverged = None                                            # the round that showed it, from 1
+        self.diverged, self.start = None, {}                            # the round that showed it, from 1; first losses
         self.seed = make(FitCall, dict(seed=seed), "argument").seed
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
@@ -562,6 +563,13 @@ class Federation:
         check_net(self)
         self.server = first_server(self)
         with explain_mps(): self.method.setup(self.server)
+
+    @property
+    def nodes(self):
+        "{id: who an engine asks}: the clients, and the unseen one where there is one."
+        unseen = self.target_client
+        nodes = {c.id: Node(c, self.method, unseen=unseen) for c in self.clients}
+        return nodes | ({unseen.id: Node(unseen, self.method, "target")} if unseen else {})
 
     @property
     def everyone(self):
