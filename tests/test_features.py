@@ -7,7 +7,7 @@ from conftest import says
 from fdgnb.core import seeded
 from fdgnb import models
 from fdgnb.data import features
-from fdgnb.data.catalogue import DATASETS
+from fdgnb.data.catalogue import _load_with
 from fdgnb.data.features import encode_images, encode_pixels
 from fdgnb.experiments.grid import grid
 from fdgnb.runs.setup import refuse_vectors, resolve_arguments
@@ -162,16 +162,13 @@ def test_vectors_that_are_loaded_are_refused_in_one_line(name):
 
 
 @lite0
-def test_images_of_a_loader_with_further_options_are_encoded(photos, monkeypatch):
+def test_images_of_a_loader_with_further_options_are_encoded(photos):
     "Such a loader takes any option, and cannot be asked whether it encodes."
     def shots(size=None, **options): return fdgnb.from_folder(photos, size=size, **options)
-    monkeypatch.setitem(DATASETS, "shots", shots)
-    shots.info = dict(counts={})
-    data = fdgnb.get_dataset("shots", domains=["a"], **ENCODED)
+    data = _load_with(shots, "shots", dict(size=32), dict(encoder="lite0", domains=["a"]))
     assert data.first.x.shape == (24, 1280) and data.names == ["a"] and data.encoder == ENCODED
-    words = fdgnb.from_arrays({"a": (torch.rand(8, 4), [0, 1]*4)})
-    monkeypatch.setitem(DATASETS, "words", lambda size=None, **options: words if options["encoder"] == "bert" else None)
-    assert fdgnb.get_dataset("words", encoder="bert") is words
+    words = lambda size=None, **options: options
+    assert _load_with(words, "words", dict(size=None), dict(encoder="bert")) == dict(encoder="bert")     # of texts
 
 
 def test_vectors_cannot_be_encoded():
