@@ -45,8 +45,8 @@ def test_a_search_tries_three_values_and_what_common_has_is_one_of_them(key):
 
 
 @pytest.mark.parametrize("tune", [
-    dict(lr=(.1, .2)), dict(lr=(.1, .2, .3, .4)), dict(lr=(.1, .2, .2)), dict(lr=.1), dict(lr="abc"), [.1, .2, .3], None,
-    dict(lr=(.1, .2, .3), momentum=(0., .5, .9))])
+    dict(lr=(.1, .2)), dict(lr=(.1, .2, .3, .4)), dict(lr=(.1, .2, .2)), dict(lr=.1), dict(lr="abc"), [.1, .2, .3],
+    None, dict(lr=(.1, .2, .3), momentum=(0., .5, .9))])
 def test_a_tune_of_another_form_is_refused(tune):
     with pytest.raises(fdgnb.FdgnbError, match="tune of method 'searched': wanted one option and three") as e:
         method_class(type("Searched", (fdgnb.Method,), dict(tune=tune)))

@@ -555,7 +555,7 @@ def blank_statistics(model):
 
 
 def take_statistics(model, x, size=256, normalize="none", rng=None):
-    "Set BN_DSE's running statistics to the average over batches of `x`, drawn by `rng` or as stored; nothing else moves."
+    "Set BN_DSE's running statistics to the average over batches of `x`, drawn by `rng` or as stored."
     model.eval()
     found = [b.bn_dse for b in blocks(model)]
     momenta = [bn.momentum for bn in found]
