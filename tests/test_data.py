@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fdgnb.core import FdgnbError
-from fdgnb.data.domain import split_indices
+from fdgnb.data.domain import split_indices, suggest_backbone
 from platformdirs import user_cache_path
 from fdgnb.data.cache import cache_dir, cache_places, cache_arrays, data_dir
 from fdgnb.data.folders import decode, from_folder
@@ -108,6 +108,18 @@ def test_digits_other_size():
     ds = get_dataset("digits", size=32, domains=["inked"])
     assert ds.names == ["inked"] and ds["inked"].x.shape == (599, 3, 32, 32)
     says(lambda: get_dataset("digits", size="28"), "size='28'")
+
+
+def test_small_images_have_a_small_network():
+    assert get_dataset("digits", size=32, domains=["inked"]).defaults["backbone"] == "cnn2"
+    assert [suggest_backbone(side) for side in (7, 8, 15, 16, 28, 62, 63)] == [
+        "resnet18", "small", "small", "cnn2", "cnn2", "cnn2", "alexnet_bn"]
+
+
+def test_versions_of_packages_are_looked_up_once(monkeypatch):
+    get_dataset("digits", domains=["inked"])
+    monkeypatch.setattr("importlib.metadata.version", lambda name: pytest.fail("looked up again"))
+    get_dataset("digits", domains=["inked"])
 
 
 # names

@@ -11,13 +11,14 @@ from conftest import bits, broken_off, one_line, run, sized
 from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.vectors import digest, is_vector, nbytes, part, tagged
 from fdgnb.settings import Settings
+from fdgnb.experiments.verify import call_for
 from fdgnb.federation.compose import METHODS, hyper_of, method, method_class
 from fdgnb.federation.steps import clip_gradients
 from fdgnb.methods import fdse
 from fdgnb.methods.drift import Scaffold
 from fdgnb.methods.fdse import DSEBlock, attention, blocks, consensus_update, consistency_loss, decompose
 from fdgnb.methods.fdse import entries, min_norm_weights, owner, recall, shared_statistics, similarity_aggregate
-from fdgnb.methods.fdse import tapped
+from fdgnb.methods.fdse import take_statistics, tapped
 from fdgnb.runs.setup import Federation
 
 CONV1 = "features.conv1.conv"
@@ -183,11 +184,20 @@ def test_the_identity_is_the_start_of_pretrained_runs_and_args_say_so(tiny):
     assert args(**weights) == plain | dict(start="identity") and args(**weights, start="paper") == plain
 
 
-@pytest.mark.parametrize("h", [dict(G=4), dict(inner="leaky"), dict(identity="none")])
-def test_the_identity_refuses_what_it_has_of_its_own(h):
-    with seeded(0), pytest.raises(FdgnbError, match="choose start='paper'") as e:
-        method_class("dse")(start="identity", **h).build(models.get("cnn2", 10))
+@pytest.mark.parametrize("h", [dict(G=4), {"dse.G": 2}, dict(inner=True), dict(inner="leaky"), dict(identity="none")])
+@pytest.mark.parametrize("how", [dict(start="identity"), dict(pretrained=True), dict(protocol="fdse", pretrained=True)])
+def test_the_identity_refuses_what_it_has_of_its_own(how, h):
+    "Before any work: torchvision's weights are not here, and that is not what is said."
+    with pytest.raises(FdgnbError, match="start='identity'.*choose start='paper'") as e:
+        Federation("fdse+ga", "digits", hyper=h, **how)
     assert one_line(e)
+
+
+def test_what_the_identity_has_may_be_said_and_a_record_of_it_is_run_again(tiny):
+    Federation("fdse", tiny, rounds=1, start="identity", G=1, inner=False, identity="all")
+    Federation("fdse", tiny, rounds=1, start="paper", G=4, inner="leaky")
+    args = Federation("fdse", tiny, rounds=1, start="identity").args()
+    assert Federation(**call_for(args) | dict(dataset=tiny)).args() == args
 
 
 RUNS_OF_LAYERS = [
@@ -431,13 +441,26 @@ def test_an_unseen_client_starts_from_the_means(tiny, trained):
 
 
 def test_without_uploaded_statistics(tiny):
-    r = run("fdse", tiny, new_statistics="target")
+    r = run("fdse", tiny, new_statistics="drawn")
     assert "stats" not in set(r.ledger.kind)
     assert not [k for c in r.fed.clients for k in recall(r.fed.server, c.id) if owner(k) == "local"]
     received, adapted = r.model.state_dict(), r.model
     r.fed.method.adapt(adapted, target_samples(r.fed), r.fed.target_client)
     key = f"{CONV1}.bn_dse.running_mean"
     assert not torch.equal(adapted.state_dict()[key], received[key])
+
+
+@pytest.mark.parametrize("how", ["target", "drawn"])
+def test_in_what_order_statistics_are_taken(tiny, how):
+    "'target' means what it meant in its first records: batches of 256 as the samples are stored."
+    fed = Federation("fdse", tiny, rounds=1, new_statistics=how, adapt_epochs=0)
+    x = torch.rand(300, 3, 28, 28, generator=generator(0)).sort(0).values
+    with seeded(0): got = fed.method.build(models.get("cnn2", 10))
+    stored = copy.deepcopy(got)
+    fed.method.adapt(got, x, fed.clients[0])
+    take_statistics(stored, x)
+    key = f"{CONV1}.bn_dse.running_mean"
+    assert torch.equal(got.state_dict()[key], stored.state_dict()[key]) == (how == "target")
 
 
 def test_adaptation_moves_only_the_erasers(trained):

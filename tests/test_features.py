@@ -7,9 +7,10 @@ from conftest import says
 from fdgnb.core import seeded
 from fdgnb import models
 from fdgnb.data import features
+from fdgnb.data.catalogue import _load_with
 from fdgnb.data.features import encode_images, encode_pixels
 from fdgnb.experiments.grid import grid
-from fdgnb.runs.setup import resolve_arguments
+from fdgnb.runs.setup import refuse_vectors, resolve_arguments
 from fdgnb.federation.compose import METHODS, method_class
 
 IMAGES_ONLY = ["am", "ccst", "elcfs", "fedfa", "harmofl"]
@@ -143,6 +144,31 @@ def test_methods_of_images_are_refused_before_any_work():
     says(lambda: fdgnb.fit("fedprox+am", "pacs", load=ENCODED), "is for images")
     vectors = fdgnb.from_arrays({d: (torch.arange(32.).reshape(8, 4), [0, 1]*4) for d in "ab"})
     says(lambda: grid("elcfs", vectors), "elcfs: method 'elcfs' is for images")
+
+
+def test_a_method_of_ones_own_is_not_tried_on_vectors():
+    "It may need what no toy has: three clients, a network of its own, more samples."
+    class Mine(METHODS.get("fedavg")):
+        def begin(self, model, client, download): raise ValueError("not on eight features")
+    refuse_vectors(method_class(Mine))
+    vectors = fdgnb.from_arrays({d: (torch.arange(320.).reshape(40, 8), [0, 1]*20) for d in "ab"})
+    assert len(grid(Mine, vectors, seed=0)) == 2
+
+
+@pytest.mark.parametrize("name", IMAGES_ONLY + ["fedprox+am", "fedfa+ga"])
+def test_vectors_that_are_loaded_are_refused_in_one_line(name):
+    vectors = fdgnb.from_arrays({d: (torch.arange(320.).reshape(40, 8), [0, 1]*20) for d in "ab"})
+    says(lambda: fdgnb.fit(name, vectors), f"method {method_class(name).name!r} is for images")
+
+
+@lite0
+def test_images_of_a_loader_with_further_options_are_encoded(photos):
+    "Such a loader takes any option, and cannot be asked whether it encodes."
+    def shots(size=None, **options): return fdgnb.from_folder(photos, size=size, **options)
+    data = _load_with(shots, "shots", dict(size=32), dict(encoder="lite0", domains=["a"]))
+    assert data.first.x.shape == (24, 1280) and data.names == ["a"] and data.encoder == ENCODED
+    words = lambda size=None, **options: options
+    assert _load_with(words, "words", dict(size=None), dict(encoder="bert")) == dict(encoder="bert")     # of texts
 
 
 def test_vectors_cannot_be_encoded():

@@ -5,9 +5,9 @@ import pytest
 import torch
 import fdgnb
 import digests
-from conftest import bits
+from conftest import bits, one_line
 from digests import data, hashed
-from fdgnb.federation.compose import METHODS
+from fdgnb.federation.compose import METHODS, method_class
 from fdgnb.federation.loop import client_offer, client_update, downloads, makes_offers, server_gather
 from fdgnb.runs.protocols import resolve
 from fdgnb.runs.setup import Federation
@@ -42,6 +42,15 @@ def test_a_search_tries_three_values_and_what_common_has_is_one_of_them(key):
     for option, values in tune.items():
         default = resolve("common", method=key).get(option, getattr(h, option))
         assert len(tune) == 1 and len(set(values)) == 3 and (default is None or default in values)
+
+
+@pytest.mark.parametrize("tune", [
+    dict(lr=(.1, .2)), dict(lr=(.1, .2, .3, .4)), dict(lr=(.1, .2, .2)), dict(lr=.1), dict(lr="abc"), [.1, .2, .3],
+    None, dict(lr=(.1, .2, .3), momentum=(0., .5, .9))])
+def test_a_tune_of_another_form_is_refused(tune):
+    with pytest.raises(fdgnb.FdgnbError, match="tune of method 'searched': wanted one option and three") as e:
+        method_class(type("Searched", (fdgnb.Method,), dict(tune=tune)))
+    assert one_line(e)
 
 
 def by_hand(key, data):

@@ -10,7 +10,7 @@ import inspect, os
 from pathlib import Path
 from ..core import FdgnbError, Registry, echo, exists, is_folder, nearest, path_of
 from .domain import Dataset
-from .features import SIDE, encode_images, find_weights
+from .features import SIDE, encode_images, encodes_images, find_weights
 from .folders import from_folder
 
 # %% ../../nbs/data/04_catalogue.ipynb #41377f0e
@@ -34,10 +34,11 @@ def _load_with(loader, name, own, options):
     "Call a loader with our own arguments and with options; FdgnbError on an option it does not have."
     known = inspect.signature(loader).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
-    encoder = None if takes_any or "encoder" in known else options.pop("encoder", None)
-    if encoder:
+    encoder = None if "encoder" in known else options.get("encoder")
+    if encoder and (encodes_images(options) or not takes_any):
         find_weights(encoder)
-        images = _load_with(loader, name, own | dict(size=own.get("size") or SIDE), options)
+        rest = {k: v for k, v in options.items() if k != "encoder"}
+        images = _load_with(loader, name, own | dict(size=own.get("size") or SIDE), rest)
         return encode_images(images, encoder)
     free = [k for k in known if k not in ("path", "size")]
     for k in options:

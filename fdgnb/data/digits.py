@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/data/05_digits.ipynb #70043611
 import hashlib
 import numpy as np
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from ..core import generator
 from .domain import Dataset, Domain, suggest_backbone, check_size, choose_domains
@@ -175,6 +175,7 @@ def draw_digits(name, size=28):
 DIGITS = dict(optical=599, blended=599, inked=599, rendered=1000, cluttered=1000)
 
 
+@cache
 def _versions():
     "A digest of the versions of the packages that have a part in the images."
     from importlib.metadata import version

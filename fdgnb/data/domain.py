@@ -173,8 +173,9 @@ def choose_domains(name, wanted, known):
 def suggest_backbone(size):
     "A backbone that takes images of `size` pixels a side, or vectors (None)."
     if size is None: return "mlp2"
-    if size == 28: return "cnn2"
-    return "alexnet_bn" if size >= 63 else "resnet18"
+    if size >= 63: return "alexnet_bn"
+    if size >= 16: return "cnn2"
+    return "small" if size >= 8 else "resnet18"
 
 
 def suggest_settings(domains, size):

@@ -341,10 +341,11 @@ def source(name, description, published, classes, size, where, home=None, citati
     published: counts by domain. where: what to download and how to lay it out, for whoever has no data.
     note: which figures were checked against nothing but memory; it stands beside every mismatch."""
     def put(find):
-        def load(size=None, domains=None, on_error="raise", **options):
+        def load(size=None, domains=None, on_error="raise", encoder=None, **options):
             check_on_error(on_error)
             usual = load.info["size"]
-            if usual and options.get("encoder"): usual = SIDE
+            if encoder is not None: options["encoder"] = encoder
+            if usual and encoder: usual = SIDE
             return _load(load, check_size(size or usual) if usual else None, domains, on_error, options)
 
         def is_complete(): return set(published) <= set(find())

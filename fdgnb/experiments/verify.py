@@ -15,6 +15,7 @@ from ..vectors import flatten
 from ..federation.compose import hyper_of, method_class
 from ..runs.fit import fit
 from ..runs.records import libraries
+from ..runs.setup import find_fixed
 from .store import hardware, read_study, record_of
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0006
@@ -26,8 +27,10 @@ def call_for(args):
     "The arguments of `fit` that give a record's arguments again; a protocol sets `lr_drops` by itself."
     same = {k: args[k] for k in ("method", "dataset", "target", "rounds", "seed", "device", "protocol", "scale")}
     settings = {k: v for k, v in args["settings"].items() if k != "lr_drops" or not args["protocol"]}
-    hyper = hyper_of(method_class(args["method"])(**args["hyper"]))              # all of them: some follow settings
-    return same | dict(hyper=hyper | settings)
+    cls = method_class(args["method"])
+    hyper = hyper_of(cls(**args["hyper"]))                                       # all of them: some follow settings
+    fixed = find_fixed(cls, hyper)
+    return same | dict(hyper={k: v for k, v in hyper.items() if k.rpartition(".")[2] not in fixed} | settings)
 
 
 def difference(a, b):

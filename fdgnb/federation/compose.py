@@ -10,7 +10,7 @@ import functools, inspect, itertools
 from dataclasses import asdict, field, fields, make_dataclass
 from typing import Callable
 from types import SimpleNamespace
-from fdgnb.core import FdgnbError, Registry, nearest
+from fdgnb.core import FdgnbError, Registry, echo, nearest
 from fdgnb.vectors import KINDS
 from fdgnb.settings import Settings, check_value, make
 from fdgnb.federation.loop import HOOKS, Method
@@ -53,12 +53,18 @@ METHODS = Registry("method", "fdgnb.methods")
 
 # %% ../../nbs/federation/03_compose.ipynb #c810960b
 def check_tune(cls, name):
-    "FdgnbError where `tune` of a method names something else than allowed values of one of its options."
+    "FdgnbError where `tune` of a method is something else than three allowed values of one of its options, or {}."
+    if cls.tune == {}: return
+    values = [*cls.tune.values()] if isinstance(cls.tune, dict) else []
+    is_three = len(values) == 1 and isinstance(values[0], (tuple, list)) and len(values[0]) == 3
+    if not is_three or any(a == b for a, b in itertools.combinations(values[0], 2)):
+        raise FdgnbError(f"tune of method {name!r}: wanted one option and three different values, as "
+                         f"{{'mu': (.01, .1, 1.)}}, or {{}}, not {echo(cls.tune, 80)}")
     declared = {f.name: f for f in fields(cls.Hyper)} | {f.name: f for f in fields(Settings)}
-    for option, values in cls.tune.items():
-        if option not in declared:
-            raise FdgnbError(f"tune of method {name!r}: unknown {option!r}{nearest(option, declared)}")
-        for value in values: check_value(option, value, declared[option])
+    option, = cls.tune
+    if option not in declared:
+        raise FdgnbError(f"tune of method {name!r}: unknown {echo(option)}{nearest(option, declared)}")
+    for value in values[0]: check_value(option, value, declared[option])
 
 
 def admit(cls, name):
@@ -308,7 +314,7 @@ def describe_sum(classes):
     flags = {k: any(getattr(c, k) for c in classes) for k in ("uses_target", "offers_each", "replays", "single_label")}
     lists = {k: union(t for c in classes for t in getattr(c, k)) for k in ("averages", "varying", "gaps")}
     return flags | lists | dict(
-        tune={},
+        tune={}, needs_images="; ".join(union(c.needs_images for c in classes if c.needs_images)),
         kinds={k: v for c in classes for k, v in c.kinds.items()},
         paper="; ".join(union(c.paper for c in classes if c.paper)),
         __doc__=" + ".join((c.__doc__ or c.name).split("\n")[0] for c in classes))

@@ -112,8 +112,10 @@ class Method:
     replaces = ()                                  # hooks overridden without super(), for sums
     varying = gaps = ()         # entries of payloads that differ by client; of states that may be NaN or infinite
     needs = ""                                     # "batchnorm": without such layers it would do nothing
+    needs_images = ""                              # why it cannot train on vectors
     if_pretrained = {}                             # {option: its default where the setting `pretrained` is set}
-    tune = {}                                      # {its most important option: the values that a search tries}
+    fixes = {}                                     # {(option, value): {another option: what it is then}}
+    tune = {}                                      # {its most important option: the three values that a search tries}
     @dataclass(frozen=True)
     class Hyper: "Hyper-parameters, named as in the paper; declare each with `hp`."
     def __init_subclass__(cls):                                      # a class Hyper need not be decorated

@@ -228,6 +228,7 @@ def repad(model, how):
 class DSE(Method):
     "FedAvg on FDSE's decomposed network: the architecture alone."
     paper, if_pretrained = PAPER, dict(start="identity")
+    fixes = {("start", "identity"): dict(G=1, inner=False, identity="all")}
 
     @dataclass(frozen=True)
     class Hyper:
@@ -251,9 +252,6 @@ class DSE(Method):
 
     def build(self, model):
         h, model = self.h, repad(super().build(model), self.h.padding)
-        if h.start == "identity" and (h.G > 2 or h.inner == "leaky" or h.identity != "all"):
-            raise FdgnbError("start='identity' has a G, inner and identity of its own: leave them out, or "
-                             "choose start='paper'")
         return decompose(model, h.G, h.dw, h.start, inner=h.inner, shift=h.shift, identity=h.identity)
 
 # %% ../../nbs/methods/05_fdse.ipynb #96eea435
@@ -557,7 +555,7 @@ def blank_statistics(model):
 
 
 def take_statistics(model, x, size=256, normalize="none", rng=None):
-    "Set BN_DSE's running statistics to the average over batches of `x`, drawn by `rng`; nothing else moves."
+    "Set BN_DSE's running statistics to the average over batches of `x`, drawn by `rng` or as stored."
     model.eval()
     found = [b.bn_dse for b in blocks(model)]
     momenta = [bn.momentum for bn in found]
@@ -595,8 +593,9 @@ class Similarity(Method):
         new_eraser: str = switch("an unseen client's eraser: the clients' mean, or untrained", paper="mean",
                                  released="initial", source="not said",
                                  label="untrained eraser for a newcomer")
-        new_statistics: str = hp("mean", "its BN_DSE statistics: the clients' mean, or of its own samples",
-                                 choices=("mean", "target"), source="not said")
+        new_statistics: str = hp("mean", "its BN_DSE statistics: the clients' mean, or of its own samples, "
+                                 "in batches that are drawn, or as stored (target)",
+                                 choices=("mean", "drawn", "target"), source="not said")
         adapt_epochs: int = hp(5, "passes over its samples", low=0, source="Algorithm 3: several")
         adapt_lr: float = hp(.05, "step size there", low=0., source="not said")
         adapt_batch: int = hp(50, "batch size there", low=2, source="not said")
@@ -629,8 +628,9 @@ class Similarity(Method):
         super().adapt(model, x, client)
         if len(x) < 2 or not blocks(model): return
         normalize = client.settings.normalize
-        if self.h.new_statistics == "target":
-            take_statistics(model, x, normalize=normalize, rng=client.rng("statistics"))
+        if self.h.new_statistics != "mean":
+            drawn = client.rng("statistics") if self.h.new_statistics == "drawn" else None
+            take_statistics(model, x, normalize=normalize, rng=drawn)
         erase(model, x, self.h, client.rng("adapt"), PENALTIES[self.h.penalty], normalize)
 
 # %% ../../nbs/methods/05_fdse.ipynb #2a39cc0d

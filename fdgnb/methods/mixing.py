@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from functools import lru_cache
 import torch.nn.functional as F
-from fdgnb.core import FdgnbError, generator
+from fdgnb.core import generator
 from fdgnb.models import outputs_of
 from fdgnb.settings import hp, switch, variant
 from fdgnb.vectors import part, tagged
@@ -126,17 +126,13 @@ class AmplitudeMix(Method):
     "Mix the amplitudes of the images' spectra within a batch; phases and labels stay."
     paper = "Xu et al., FACT, CVPR 2021; as in Zhang et al. (GA), CVPR 2023"
     tune = {"am_alpha": (.2, .5, 1.)}
+    needs_images = "am mixes spectra of images"
     class Hyper:
         am_alpha: float = hp(1., "largest weight of the other amplitude; 0: FedAvg", low=0., high=1.,
                              source="FACT's configuration: 1; GA's code: 1")
         am_p: float = switch("probability that a batch is mixed", paper=1., released=.5, low=0., high=1.,
                              label="half of the batches", source="FACT's code: each; GA's code: .5")
         variant: str = variant()
-
-    def begin(self, model, client, download):
-        super().begin(model, client, download)
-        if (d := client.splits["train"].x.ndim) != 4:
-            raise FdgnbError(f"am mixes spectra of images (N, C, H, W); these samples have {d} dimensions")
 
     def batch(self, x, y, client, rng):
         x, y = super().batch(x, y, client, rng)

@@ -136,6 +136,7 @@ class ELCFS(make_banked("images.elcfs")):
     "Judge each step's weights on the batch in another client's amplitudes, and learn from that too."
     paper = "Liu et al., FedDG (ELCFS), CVPR 2021"
     tune = {"elcfs_gamma": (.1, .3, 1.)}
+    needs_images = "elcfs exchanges amplitudes of images"
     class Hyper:
         elcfs_gamma: float = hp(1., "weight of the second loss; 0: FedAvg", low=0., source="ELCFS's code: 1")
         elcfs_beta: float = hp(.001, "step of the fast weights", low=0., source="ELCFS's code")
@@ -201,6 +202,7 @@ class HarmoFL(Method):
     "One amplitude for all images; gradients at perturbed weights."
     paper, version = "Jiang et al., HarmoFL, AAAI 2022", 2
     tune = {"harmo_alpha": (.02, .05, .1)}
+    needs_images = "harmofl normalizes amplitudes of images"
     class Hyper:
         harmo_norm: bool = hp(True, "normalize amplitudes", source="HarmoFL, Section 3.2")
         harmo_share: float = switch("half the mask's side, of the image's", paper=.5, released=0., low=0.,
@@ -304,6 +306,7 @@ class CCST(make_banked("stats.ccst")):
     "Render every image in K clients' styles."
     paper = "Chen et al., CCST, WACV 2023"
     tune = {"ccst_k": (1, 2, 3)}
+    needs_images = "ccst renders images in the styles of others"
     class Hyper:
         ccst_k: int = hp(3, "styles an image is rendered in, at most one per client", low=1,
                          source="CCST's README: 3; its scripts 1, 2, 3")
@@ -391,6 +394,7 @@ class FedFA(Method):
     "Redraw the channel statistics of feature maps, most where clients differ."
     paper, varying = "Zhou and Konukoglu, FedFA, ICLR 2023", ("stats.fedfa",)
     tune = {"fa_p": (.2, .5, .8)}
+    needs_images = "fedfa redraws statistics of feature maps"
     class Hyper:
         fa_p: float = hp(.5, "probability that a batch is augmented in a stage; 0: FedAvg", low=0., high=1.,
                          source="FedFA's code")
