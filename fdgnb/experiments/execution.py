@@ -237,7 +237,8 @@ def run(
     a run that was cut off on one begins anew on another. A method of your own: in a module, or with jobs=1.
     A run whose record lacks a metric is run again for it."""
     clock = Clock(check_value("seconds", seconds, hp(0., "how long; None: all", low=0.)))
-    with say_interrupted(progress): return run_within(clock, Planner(), grid, store, jobs, work, retry, progress, metrics)
+    with say_interrupted(progress):
+        return run_within(clock, Planner(), grid, store, jobs, work, retry, progress, metrics)
 
 # %% ../../nbs/experiments/03_execution.ipynb #runwithin1
 def is_hidden(progress):

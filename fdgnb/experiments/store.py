@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from collections import Counter
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, parse_json, read_regular, root
 from ..data.catalogue import DATASETS
@@ -352,7 +352,7 @@ def read_study(
     return list(map(unpack, records))
 
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
-@cache
+@lru_cache(maxsize=4)                                         # a campaign changes a study stage by stage
 def _read_studies(files):
     "{name of a run's file: (record, study)} of the studies in some files, given with their times of change."
     return {file_name(rec["args"]): (rec, path.stem) for path, _ in files for rec in read_study(path)}
