@@ -311,7 +311,7 @@ def test_a_budget_is_one_for_all_stages_and_studies(project, monkeypatch):
 
 CAMPAIGN = """
 import os, sys, time
-from fdgnb.experiments import studies
+from fdgnb.experiments import execution, studies
 usual = execution.fit
 def fit(**call):
     made = usual(**call)
