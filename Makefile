@@ -18,7 +18,7 @@ HTML = jupyter nbconvert --log-level=ERROR --to html --template report --Templat
 
 # what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{lr: 0.05}'"
 TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE IMPORTS OUT ARGS
-KNOWN := $(TAKES) N BUDGET PROCESSES ONLY NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
+KNOWN := $(TAKES) N BUDGET JOBS PROCESSES ONLY NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): known are $(TAKES)))
 METHOD ?= fdse
@@ -101,10 +101,11 @@ notebooks: install
 # the tables of reports/, after runs that the records lack; a trial, below out/: make reports STUDY=fdse SCALE=smoke
 reports: install
 	python -m fdgnb.experiments.studies $(STUDY) --scale $(or $(SCALE),cpu)
-# runs that the comparison lacks, the most valuable first, for BUDGET seconds: make campaign BUDGET=600 STUDY=digits
+# runs that the comparison lacks, the most valuable first, for BUDGET seconds, JOBS at once (one per core):
+# make campaign BUDGET=600 STUDY=digits JOBS=4
 campaign: install
-	python -m fdgnb.experiments.studies $(STUDY) --budget $(or $(BUDGET),600) $(if $(OUT),--records "$(OUT)") \
-	  --scale $(or $(SCALE),cpu)
+	python -m fdgnb.experiments.studies $(STUDY) --budget $(or $(BUDGET),600) $(if $(JOBS),--jobs $(JOBS)) \
+	  $(if $(OUT),--records "$(OUT)") --scale $(or $(SCALE),cpu)
 # a random sample of the published records, run again and compared: make verify N=20
 verify: install
 	python -m fdgnb.experiments.verify $(or $(N),20)

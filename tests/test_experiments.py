@@ -1,5 +1,5 @@
 """Grids: killed and taken up again, several processes on one store, other backends, what is refused."""
-import json, os, signal, subprocess, sys, threading, time
+import json, os, signal, subprocess, sys, threading, time, torch, warnings
 from pathlib import Path
 from shutil import which
 from zlib import crc32
@@ -213,12 +213,51 @@ def test_a_grid_below_an_except_still_records_failures(tmp_path):
     assert [*made.state] == ["failed"] and "nan" in made.error[0]
 
 
-def test_too_little_memory_is_said_in_one_line(tmp_path, monkeypatch):
-    def fit(*args, **how): raise MemoryError
+@pytest.mark.parametrize("error", [
+    MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has 9"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes, out of memory")])
+def test_too_little_memory_is_said_in_one_line(error, tmp_path, monkeypatch):
+    "Of the processor or of a graphics card: it is the machine's, and no run's failure."
+    def fit(*args, **how): raise error
     monkeypatch.setattr(execution, "fit", fit)
-    with pytest.raises(FdgnbError, match="out of memory: runs that ended are kept; call again") as e:
+    with pytest.raises(FdgnbError, match="out of memory.*: runs that ended are kept; call again") as e:
         run(small().iloc[:1], tmp_path/"records", 1, tmp_path/"work")
     assert one_line(e) and not lines(tmp_path/"records")
+
+
+def test_another_error_of_torch_is_the_run_s(tmp_path, monkeypatch):
+    def fit(*args, **how): raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    monkeypatch.setattr(execution, "fit", fit)
+    assert [*run(small().iloc[:1], tmp_path/"records", 1, tmp_path/"work").state] == ["failed"]
+
+
+def test_a_run_of_another_process_is_waited_for_within_the_budget(tmp_path):
+    one, store, began = small().iloc[:1], Store(tmp_path/"records"), time.monotonic()
+    with hold_lock(store.folder, Planner()(one.iloc[0])[0]):
+        made = run(one, store, 1, tmp_path/"work", seconds=2)
+    assert [*made.state] == ["missing"] and time.monotonic() - began < 30
+
+
+class Warns(Method):
+    "FedAvg that says something before each client's steps, and then fails where it is told to."
+    wrong = None
+    def begin(self, model, client, download):
+        warnings.warn("said in each run")
+        if self.wrong: raise self.wrong
+
+
+@pytest.mark.parametrize("wrong", [None, FdgnbError("no"), OSError(5, "no disk")])
+def test_warnings_are_said_once_a_call(wrong, tmp_path, monkeypatch):
+    "In the second call too, and where the run fails, by itself or by its machine."
+    monkeypatch.setattr(Warns, "wrong", wrong)
+    g = grid(Warns, data(n=24), "t", range(2), 1, batch_size=8)
+    for n in range(2):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try: run(g, tmp_path/f"records{n}", 1, tmp_path/"work")
+            except FdgnbError as e: assert "no disk" in str(e)
+        assert sum(str(w.message) == "said in each run" for w in heard) == 1
 
 
 def test_a_record_that_cannot_be_read_loses_no_run(tmp_path, monkeypatch):

@@ -1,12 +1,13 @@
 """The studies of reports/: what the file asks for is there, a failure stops nothing else, pages run at a tiny scale."""
-import json, subprocess, sys
+import json, os, signal, subprocess, sys, threading, time
 from importlib import import_module
 from pathlib import Path
 import pandas as pd
 import pytest
 from fdgnb.core import BEHAVIOR
 from fdgnb.experiments import studies
-from fdgnb.experiments.store import Store, add_digest, failure_of, read_study, write_study
+from fdgnb.experiments.execution import Clock
+from fdgnb.experiments.store import Store, add_digest, failure_of, read_study, results, write_study
 
 ROOT = Path(__file__).resolve().parent.parent
 FIDELITY = ROOT/"reports"/"fidelity"
@@ -130,6 +131,39 @@ def test_only_what_is_done_at_present_versions_is_published(project, monkeypatch
     assert len(read_study(file)) == 3 and all(r["versions"]["loop"] == BEHAVIOR + 1 for r in read_study(file))
 
 
+def test_two_that_publish_at_once_lose_nothing(project, monkeypatch):
+    "The second waits while the first has read the file and not written it yet."
+    file, records = project/"mine.jsonl", read_study(ROOT/"reports/records/ga.jsonl")[:6]
+    stores = [Store(f"runs/studies/{n}") for n in range(3)]
+    for n, rec in enumerate(records): stores[n % 3].put(add_digest(rec))
+    write = studies.write_study
+    def write_late(*given):
+        time.sleep(.1)
+        return write(*given)
+    monkeypatch.setattr(studies, "write_study", write_late)
+    threads = [threading.Thread(target=studies.publish, args=(store, file)) for store in stores]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert len(read_study(file)) == 6 and [p.name for p in project.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_failed_run_is_published_and_replaced_by_its_result(project):
+    "It never replaces a result of the present versions."
+    file, store, rec = project/"mine.jsonl", Store("runs/studies/mine"), read_study(project/"first.jsonl")[0]
+    failure = failure_of(rec["args"], rec["versions"], "the run diverged in round 3")
+    write_study(project/"first.jsonl", [])
+    store.put(failure)
+    studies.publish(store, file)
+    assert [add_digest(r) for r in read_study(file)] == [failure] == [*map(add_digest, Store("runs/studies/x"))]
+    store.put(add_digest(rec))
+    studies.publish(store, file)
+    assert read_study(file) == [rec]
+    store.path(rec["args"]).unlink()
+    store.put(failure)
+    studies.publish(store, file)
+    assert read_study(file) == [rec]
+
+
 def test_a_study_publishes_its_runs(project):
     "At scale smoke nothing is published, and all studies have one store."
     one, = read_study(ROOT/"reports/records/ga.jsonl")[2:3]
@@ -154,6 +188,73 @@ TINY = """
     """
 
 
+def plant(monkeypatch, fails=lambda args: False):
+    "In place of runs their records, each with a validation of its own, or a failure: the lines of each stage."
+    stages = []
+    def play(clock, plan, lines, store, jobs):
+        stages.append([*zip(lines.label, lines.seed)])
+        for _, line in lines.iterrows():
+            args, versions = plan(line)
+            rec = failure_of(args, versions, "the run diverged in round 1")
+            took = dict(provenance=dict(seconds=dict(total=1.)), domains=["optical"], scores={})
+            done = dict(format=rec["format"], args=args, versions=versions, best_val=args["settings"]["lr"]) | took
+            store.put(rec if fails(args) else add_digest(done))
+        return results(lines, store, plan)
+    monkeypatch.setattr(studies, "run_within", play)
+    return stages
+
+
+def told(plan):
+    "What a `Plan` knows."
+    states = [*plan.runs.state] if len(plan.runs) else []
+    return plan.trials, plan.chosen, plan.failed, plan.refused, states, len(plan.missing), plan.there, plan.wanted
+
+
+def plan_tiny(folder): return studies.plan_study(studies.read_studies()["tiny"], "cpu", Store(folder))
+
+
+def test_a_search_is_planned_from_published_records_alone(project, monkeypatch):
+    "With trials that diverged: on a fresh clone the method has the same values, and nothing is missing."
+    (project.parent/"studies.toml").write_text(TINY)
+    plant(monkeypatch, lambda args: args["settings"]["lr"] > .02 and args["seed"] == 100)
+    assert studies.main(["tiny", "--budget", "600"]) == 0
+    here, there = map(told, (plan_tiny("runs/studies/tiny"), plan_tiny("runs/empty")))
+    assert here == there and here[-3:] == (0, 11, 11) and not here[2]
+    assert [t["values"]["lr"] for t in here[0]["fedavg"] if t["val"] < 0] == [.03, .1]
+    assert here[1] == dict(fedavg=dict(lr=.01))
+    assert len(read_study(project/"tiny.jsonl")) == 11
+
+
+def test_a_method_whose_trials_all_fail_is_out_of_the_study(project, monkeypatch, capsys):
+    "It has no values and no report; the line of the campaign says so, and a fresh clone too."
+    (project.parent/"studies.toml").write_text(TINY.replace('["fedavg"]', '["fedavg", "local"]'))
+    plant(monkeypatch, lambda args: args["method"] == "local")
+    assert studies.main(["tiny", "--budget", "600"]) == 0
+    said = capsys.readouterr().out
+    assert "tiny: 21 of 21 runs are there, without local, of which every trial failed" in said
+    plan = plan_tiny("runs/empty")
+    assert [*plan.chosen] == ["fedavg"] and {*plan.runs.label} == {"fedavg"} and not len(plan.missing)
+    assert plan.failed == dict(local="every trial failed, the first with: the run diverged in round 1")
+
+
+def test_trials_go_before_all_runs_of_the_report(project, monkeypatch):
+    "FedAvg's search is over, FedProx's is not: no run of FedAvg's report begins before the last trial."
+    text = TINY.replace("seeds = 1", "seeds = 2")
+    (project.parent/"studies.toml").write_text(text)
+    stages = plant(monkeypatch)
+    plan = plan_tiny("runs/studies/tiny")
+    for _ in range(2):
+        studies.run_within(None, plan.planner, plan.due, plan.store, 1)
+        plan.refresh()
+    assert plan.chosen and {*plan.due.seed} == {0, 1}
+    stages.clear()
+    (project.parent/"studies.toml").write_text(text.replace('["fedavg"]', '["fedavg", "local"]'))
+    assert studies.main(["tiny", "--budget", "600"]) == 0
+    *trials, report = stages
+    assert [{*stage} for stage in trials] == [{("local", 100), ("local", 101)}]*2
+    assert report == [("fedavg", 0), ("local", 0), ("fedavg", 1), ("local", 1)]
+
+
 def test_a_campaign_plays_a_study_in_stages_and_keeps_within_its_budget(project, capsys):
     "With no time it says what is missing; with time it runs ten trials and the report, and publishes; again: nothing."
     (project.parent/"studies.toml").write_text(TINY)
@@ -175,6 +276,71 @@ def test_a_campaign_refuses_what_it_cannot_run(project, capsys):
     assert studies.main(["tinny", "--budget", "1"]) .startswith("unknown study 'tinny'; did you mean 'tiny'?")
     assert "budget=-1.0" in studies.main(["--budget", "-1"])
     assert "no runs of its own" in studies.main(["tiny", "--budget", "1", "--scale", "paper"])
+
+
+def test_a_campaign_goes_on_after_a_study_that_fails(project, monkeypatch, capsys):
+    "The others are played; the exit says which failed."
+    (project.parent/"studies.toml").write_text(TINY.replace("tiny", "bad") + TINY)
+    torn = project.parents[1]/"runs/studies/bad/digits/x.json"
+    torn.parent.mkdir(parents=True)
+    torn.write_text("half of")
+    assert studies.main(["--budget", "0"]) == "failed: bad"
+    said = capsys.readouterr().out
+    assert "bad: failed: " in said and "is torn" in said and "tiny: 0 of 11 runs are there" in said
+
+
+def test_a_budget_is_one_for_all_stages_and_studies(project, monkeypatch):
+    "The clock goes on; it begins with the longest run that is known of a study, else of the study before."
+    seen = []
+    class Known:
+        def __init__(self, seconds): self.seconds, self.due, self.planner = seconds, [1], None
+        def refresh(self): self.due = self.due[:-1]
+    plans = iter([Known([2., 7.]), Known([])])
+    monkeypatch.setattr(studies, "plan_study", lambda *a: next(plans))
+    def play(clock, *given):
+        seen.append((clock, clock.longest))
+        return pd.DataFrame(dict(state=["done"]))
+    monkeypatch.setattr(studies, "run_within", play)
+    clock = Clock(60)
+    for _ in range(2): studies.play_study({}, "cpu", None, 1, clock)
+    assert seen == [(clock, 7.), (clock, 7.)]
+    plans = iter([Known([100.])])
+    studies.play_study({}, "cpu", None, 1, clock)
+    assert len(seen) == 2                                            # there is no time for a run so long
+
+
+CAMPAIGN = """
+import os, sys, time
+from fdgnb.experiments import execution, studies
+usual = execution.fit
+def fit(**call):
+    made = usual(**call)
+    if call["seed"] == 101:
+        os.write(1, b"playing\\n")
+        time.sleep(60)
+    return made
+execution.fit = fit
+sys.exit(studies.main(["tiny", "--budget", "600", "--jobs", "1"]))
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_campaign_that_is_stopped_publishes_what_ended(project, stop):
+    "One line, and an exit code that is no success."
+    (project.parent/"studies.toml").write_text(TINY)
+    env = os.environ | dict(PYTHONPATH=str(ROOT), CI="1")
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", CAMPAIGN]
+    p = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
+    try:
+        assert p.stdout.readline() == "playing\n", p.stderr.read()
+        p.send_signal(stop)
+        out, err = p.communicate(timeout=60)
+    finally:
+        p.kill()
+        p.wait()
+    assert p.returncode == 1 and err.strip().splitlines() == [
+        "interrupted: runs that ended are kept; the same command goes on with the others"], (out, err)
+    assert [r["args"]["seed"] for r in read_study(project/"tiny.jsonl")] == [100]
 
 
 def test_a_page_at_scale_smoke_shows_the_runs_of_other_studies(project, monkeypatch):

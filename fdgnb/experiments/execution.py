@@ -6,7 +6,7 @@
 __all__ = ['run']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import os, shutil, sys, time, warnings
+import os, shutil, sys, time, torch, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -34,13 +34,17 @@ from .store import metric_names, record_of, results
 
 # %% ../../nbs/experiments/03_execution.ipynb #c620935b
 @contextmanager
-def hold_lock(folder, args, timeout=0):
-    "Hold the lock of a run in a store's folder, and leave no file; Timeout where another process has it."
-    lock = Path(folder)/".locks"/f"{Path(file_name(args)).stem}.lock"
+def lock_file(lock, timeout=0):
+    "Hold a lock, and leave no file; Timeout where another process has it for so many seconds, -1: wait without end."
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, timeout=timeout):
         try: yield
         finally: lock.unlink(missing_ok=True)     # while it is held: who waited for it sees that it is gone
+
+
+def hold_lock(folder, args, timeout=0):
+    "Hold the lock of a run in a store's folder, as `lock_file`."
+    return lock_file(Path(folder)/".locks"/f"{Path(file_name(args)).stem}.lock", timeout)
 
 # %% ../../nbs/experiments/03_execution.ipynb #2ff3891f
 def is_torn(folder):
@@ -82,6 +86,15 @@ def check_known(call, args, metrics=()):
         raise FdgnbError(f"where the run is played: {e}; to import its module must register it") from None
 
 # %% ../../nbs/experiments/03_execution.ipynb #ofmachine1
+LACKS_MEMORY = "out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED"        # as torch's allocators say it
+
+
+def is_out_of_memory(e):
+    "Whether an error says that the processor or a graphics card has too little memory."
+    if isinstance(e, (MemoryError, torch.OutOfMemoryError)): return True
+    return isinstance(e, RuntimeError) and any(text in str(e) for text in LACKS_MEMORY)
+
+
 def is_machines_fault(e, before=None):
     """Whether an error, or one that it was raised for, is the machine's (a disk, memory) or a metric's.
 
@@ -90,24 +103,11 @@ def is_machines_fault(e, before=None):
     at."""
     if "cannot be used: [Errno " in str(e): return True               # raised beside its OSError, not for it
     while e and e is not before:
-        if isinstance(e, (OSError, MemoryError, MetricError)): return True
+        if isinstance(e, (OSError, MetricError)) or is_out_of_memory(e): return True
         e = e.__cause__ or e.__context__
     return False
 
 # %% ../../nbs/experiments/03_execution.ipynb #d582248a
-SAID = set()
-
-
-@contextmanager
-def say_once():
-    "Pass on each warning at its first time in this process: a grid's runs would say the same hundreds of times."
-    with warnings.catch_warnings(record=True) as said: yield
-    for one in said:
-        if str(one.message) in SAID: continue
-        SAID.add(str(one.message))
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-
-
 def make_record(call, args, versions, folder, work, retry=False, metrics=()):
     "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
     check_known(call, args, metrics)
@@ -123,7 +123,7 @@ def make_record(call, args, versions, folder, work, retry=False, metrics=()):
             callbacks = [Metrics(*metrics)] if metrics else []
             how = dict(resume=state != "failed", checkpoint_every=max(1, args["rounds"]//10), progress=False)
             try:
-                with say_once(): run = fit(**call, out=mine, workers=1, callbacks=callbacks, **how)
+                run = fit(**call, out=mine, workers=1, callbacks=callbacks, **how)
             except Exception as e:                          # it ends this run alone, and is recorded
                 if is_machines_fault(e, before): raise
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
@@ -153,7 +153,11 @@ class Clock:
         self.until = None if seconds is None else time.monotonic() + seconds
         self.longest = 0.
 
-    def has_time(self): return self.until is None or time.monotonic() + self.longest < self.until
+    def left(self):
+        "For how many seconds a run may still begin, as a lock's timeout; -1: without end."
+        return -1 if self.until is None else max(0., self.until - self.longest - time.monotonic())
+
+    def has_time(self): return self.left() != 0
 
 
 def make_pool(jobs, clock):
@@ -232,12 +236,23 @@ def run(
     On a cluster the store's folder and the data are to be seen from all its machines; where `work` is not,
     a run that was cut off on one begins anew on another. A method of your own: in a module, or with jobs=1.
     A run whose record lacks a metric is run again for it."""
+    clock = Clock(check_value("seconds", seconds, hp(0., "how long; None: all", low=0.)))
+    with say_interrupted(progress):
+        return run_within(clock, Planner(), grid, store, jobs, work, retry, progress, metrics)
+
+# %% ../../nbs/experiments/03_execution.ipynb #runwithin1
+def is_hidden(progress):
+    "Whether no bar is shown."
+    return bool(os.environ.get("CI")) if progress is None else not progress
+
+
+def run_within(clock, plan, grid, store, jobs=None, work=None, retry=False, progress=None, metrics=()):
+    "`run` by a clock and a `Planner` that go on from one call to the next."
     from tqdm import tqdm                  # text: it stays in an executed notebook, and a terminal can show it
     store = store if isinstance(store, Store) else Store(store)
     metrics = check_metrics(metrics)
-    work, plan = folder_of(work, "work") or root()/"runs"/"grid", Planner()
+    work = folder_of(work, "work") or root()/"runs"/"grid"
     check_lines(grid, jobs)
-    clock = Clock(check_value("seconds", seconds, hp(0., "how long; None: all", low=0.)))
     lines = [(row, *plan(row)) for _, row in grid.iterrows()]
     again = ("missing", "stale", "unmeasured") + ("failed",)*bool(retry)
     todo = {file_name(a): (call_of(r), a, v) for r, a, v in lines if store.find(a, v, metrics)[0] in again}
@@ -246,9 +261,9 @@ def run(
         places = dict.fromkeys(store.folder/Path(k).parent for k in (".", ".locks/x", *todo))
         for folder in places: check_writable("store", folder)
         check_writable("folder of runs under way", work)
-    hidden, twice = bool(os.environ.get("CI")) if progress is None else not progress, set()
+    hidden, twice = is_hidden(progress), set()
     with tqdm(total=sum(a["rounds"] for _, a, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
-              disable=hidden or not todo) as bar, say_stopped(hidden):
+              disable=hidden or not todo) as bar, explain_machine():
         for ended, (key, came) in enumerate(play_all(todo, clock, store, jobs, needs, str(work), retry, metrics), 1):
             args = todo[key][1]
             bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
@@ -264,14 +279,22 @@ BAR = "{desc}: {percentage:3.0f}%|{bar:8}| {n_fmt}/{total_fmt} rounds [{elapsed}
 
 
 @contextmanager
-def say_stopped(hidden):
-    "Ctrl-C, or a machine that cannot go on: what is kept is said in one line."
+def explain_machine():
+    "A machine that cannot go on: what is kept is said in one line."
     try: yield
-    except (OSError, MemoryError) as e:
-        why = str(e) or "out of memory"
+    except (OSError, MemoryError, RuntimeError) as e:
+        if isinstance(e, RuntimeError) and not is_out_of_memory(e): raise
+        why = " ".join(str(e).split()) or "out of memory"
         raise FdgnbError(f"{why}: runs that ended are kept; call again to go on") from None
+
+
+@contextmanager
+def say_interrupted(progress):
+    "Ctrl-C: what is kept is said in one line."
+    try: yield
     except KeyboardInterrupt:
-        if not hidden: print("\ninterrupted: runs that ended are kept; the same call goes on with the others")
+        if not is_hidden(progress):
+            print("interrupted: runs that ended are kept; the same call goes on with the others")
         raise
 
 # %% ../../nbs/experiments/03_execution.ipynb #f639818e
@@ -287,27 +310,44 @@ def warn_of_differences(found, twice):
     return found
 
 
+def say_new(said, known):
+    "Pass on the warnings [(text, category, file, line)] whose text is not known: runs say the same hundreds of times."
+    for text, *where in said:
+        if text not in known: warnings.warn_explicit(text, *where)
+        known.add(text)
+
+
 def play_all(todo, clock, store, jobs, needs, *how):
     "(key, what came of it) of each run as it ends; what another process is at is looked at again."
+    known = set()
     while todo:
         at = str(store.folder.absolute()), *how
         calls = (delayed(play_one)(k, needs, pack_call(call) if needs else call, a, v, *at)
                  for k, (call, a, v) in todo.items() if clock.has_time())
         left = {}
-        for k, came, took in make_pool(jobs, clock)(calls):
+        for k, came, took, said in make_pool(jobs, clock)(calls):
+            say_new(said, known)
             clock.longest = max(clock.longest, took)
             if came == "busy": left[k] = todo[k]
             else: yield k, came
         if not clock.has_time(): return
         if left and len(left) == len(todo):                    # all are with another process: wait for one
             _, args, _ = next(iter(left.values()))
-            with hold_lock(store.folder, args, timeout=-1): pass
+            try:
+                with hold_lock(store.folder, args, clock.left()): pass
+            except Timeout: return
         todo = left
 
 
 def play_one(key, needs, call, *args):
-    "The key of a run, what came of it and the seconds it took, played once its modules are here."
+    "The key of a run, what came of it, the seconds it took and its warnings, played once its modules are here."
     began = time.monotonic()
     if needs: unpack_modules(needs)
     if isinstance(call["method"], tuple): call = call | dict(method=get_member(*call["method"]))
-    return key, make_record(call, *args), time.monotonic() - began
+    came = None
+    try:
+        with warnings.catch_warnings(record=True) as heard: came = make_record(call, *args)
+    finally:
+        said = [(str(w.message), w.category, w.filename, w.lineno) for w in heard]
+        if came is None: say_new(said, set())              # it raises: nobody else would say them
+    return key, came, time.monotonic() - began, said

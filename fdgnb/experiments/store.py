@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from collections import Counter
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, parse_json, read_regular, root
 from ..data.catalogue import DATASETS
@@ -20,7 +20,7 @@ from ..runs.fit import folder_of
 from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
 from ..runs.metrics import traffic, values
 from ..runs.records import flops, libraries, to_json
-from ..runs.setup import Federation
+from ..runs.setup import Federation, Reader, share_reader
 from ..runs.versions import is_ours, source_digest, versions_of
 from ..models import n_parameters
 from .grid import call_of, check_grid
@@ -184,10 +184,11 @@ def failure_of(args, versions, error):
 class Planner:
     """What identifies the runs of a grid: (args, versions) of a line, each method and data set set up once.
 
-    Data and classes go by their identity, and are held, so that none that comes later has it."""
+    Data and classes go by their identity, and are held, so that none that comes later has it. Methods that follow one
+    another share what was read of a data set, and its digest; a run reads it anew."""
     def __init__(self):
         DATASETS.load()            # in every process, for a data set that has a loader's name has its version
-        self._known = {}
+        self._known, self._reader = {}, Reader()
 
     def __call__(self, row: pd.Series) -> tuple:                  # a line of a grid
         call = call_of(row)
@@ -198,7 +199,7 @@ class Planner:
         method = row["method"] if isinstance(row["method"], str) else id(row["method"])
         key = id(row["data"]), row["dataset"], method, one or str(target), rest
         if key not in self._known:
-            fed = Federation(target=target, seed=seed, **call)
+            with share_reader(self._reader): fed = Federation(target=target, seed=seed, **call)
             self._known[key] = fed.args(), versions_of(fed), (row["data"], row["method"])
         args, versions, _ = self._known[key]
         return args | dict(seed=seed) | (dict(target=target) if one else {}), versions
@@ -238,6 +239,22 @@ def share(several):
         text, n = Counter(map(to_line, found)).most_common(1)[0]
         if 2*n > len(found) and not text.startswith("{"): shared[k] = json.loads(text)
     return shared
+
+
+HEAD = "args", "format", "versions"                           # what a run that failed has, beside its error
+
+
+def share_records(packed):
+    "What most of several records hold: at the keys of HEAD of all of them, at the others of those that did not fail."
+    done = [rec for rec in packed if "error" not in rec]
+    heads = [{k: rec[k] for k in HEAD} for rec in packed]
+    return (share(done) if done else {}) | (share(heads) if heads else {})
+
+
+def restore(shared, own):
+    "The record of a line: what is shared and its own; of a run that failed, at the keys of HEAD alone."
+    if "error" in own: shared = {k: shared[k] for k in HEAD if k in shared}
+    return combine(shared, own)
 
 
 def subtract(d, shared):
@@ -286,12 +303,14 @@ def map_scores(rec, f):
 def pack(rec):
     "A record as it stands in a study: sorted, without repeated scores, `reached` as a list of rounds by percent."
     packed = {k: v for k, v in rec.items() if k != "digest"}
+    if "error" in rec: return sort_keys(packed)
     if "reached" in rec: packed["reached"] = [rec["reached"][str(p)] for p in range(1, len(rec["reached"]) + 1)]
     return sort_keys(map_scores(packed, lambda scores: {point: name_repeats(rows) for point, rows in scores.items()}))
 
 
 def unpack(packed):
     "The record of `pack`, its scores in the order in which tables show them."
+    if "error" in packed: return packed
     order = [*POINTS, "adapted", *RULES, *packed["domains"], "target", "ALL", "AVG", "rounds"]
     places = {k: i for i, k in enumerate(order)}
     place = lambda k: places.get(k, len(order))
@@ -303,15 +322,14 @@ def unpack(packed):
 # %% ../../nbs/experiments/02_store.ipynb #studycode2
 def write_study(
     path: str | Path,               # the file, named by the study: reports/records/<study>.jsonl
-    records: Iterable,              # its runs, none of them failed
+    records: Iterable,              # its runs, failed ones among them
 ) -> Path:
     "Write records as one file, one line a run, sorted by what was run; FdgnbError where one is there twice."
     records = list(records)
     named = {file_name(rec["args"]): rec for rec in records}
     if len(named) < len(records): raise FdgnbError(f"{path}: a run is there twice")
-    if any("error" in rec for rec in records): raise FdgnbError(f"{path}: a run failed, and has no result to publish")
     packed = [pack(named[name]) for name in sorted(named)]
-    shared = share(packed) if packed else {}
+    shared = share_records(packed)
     lines = [shared, *(subtract(rec, shared) for rec in packed)]
     return write_file(path, "".join(to_line(v) + "\n" for v in lines))
 
@@ -328,13 +346,13 @@ def read_study(
 ) -> list:
     "The records of a study; FdgnbError where a line is torn or the file cannot be read."
     shared, *own = [parse_line(path, i, line) for i, line in enumerate((read_regular(path) or b"{}").splitlines(), 1)]
-    records = [combine(shared, v) for v in own]
+    records = [restore(shared, v) for v in own]
     other = next((rec.get("format") for rec in records if rec.get("format") != FORMAT), None)
     if other: raise FdgnbError(f"{path} has the format {other!r}, not {FORMAT!r}: another version's")
     return list(map(unpack, records))
 
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
-@cache
+@lru_cache(maxsize=4)                                         # a campaign changes a study stage by stage
 def _read_studies(files):
     "{name of a run's file: (record, study)} of the studies in some files, given with their times of change."
     return {file_name(rec["args"]): (rec, path.stem) for path, _ in files for rec in read_study(path)}

@@ -6,13 +6,15 @@
 __all__ = []
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000003
-import argparse, json, os, re, sys, time, tomllib
+import argparse, json, os, re, signal, sys, time, tomllib
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from ..core import FdgnbError, atomic_write, nearest, root
 from ..data.catalogue import DATASETS
-from .execution import run
+from .execution import Clock, lock_file, run_within
 from .store import Store, choose, file_name, read_study, write_study
-from .tuning import Plan
+from .tuning import Plan, has_ended
 from ..federation.compose import METHODS
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000006
@@ -51,15 +53,18 @@ def has_runs(study):
     return "tuned" in study or "grid" in study
 
 
-def play_study(study, scale, store, jobs=None, seconds=None):
-    "Run what a study lacks, stage by stage; the last `Plan`. seconds: no run begins that may end later."
-    until = None if seconds is None else time.monotonic() + seconds
+def play_study(study, scale, store, jobs=None, clock=None, keep=None):
+    """Run what a study lacks, stage by stage; the last `Plan`.
+
+    clock: of all that is played, as long as its longest run. keep: called before the first stage and after each."""
+    clock, keep = clock or Clock(), keep or (lambda: None)
+    keep()
     plan = plan_study(study, scale, store)
-    while len(plan.missing):
-        left = None if until is None else until - time.monotonic()
-        if left is not None and left <= 0: break
-        made = run(plan.missing, store, jobs, seconds=left)
-        if not made.state.isin(["done", "failed"]).any(): break
+    clock.longest = max(plan.seconds, default=clock.longest)
+    while len(plan.due) and clock.has_time():
+        try: made = run_within(clock, plan.planner, plan.due, store, jobs)
+        finally: keep()
+        if not has_ended(made).any(): break
         plan.refresh()
     return plan
 
@@ -143,14 +148,19 @@ def readme_of(studies, reports):
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000k
 def publish(store, file):
-    "Add to a study's published records what a working folder has done at the present versions, and they have not."
-    records, new = {file_name(rec["args"]): rec for rec in read_study(file)}, {}
-    for rec in map(store.read, store.folder.glob("*/*.json")):
-        name = file_name(rec["args"])
-        both = [records[name], rec] if name in records else [rec]
-        state, best = choose(both, metrics=rec.get("metrics", ()))
-        if state == "done" and best is rec: new[name] = rec
-    if new: write_study(file, (records | new).values())
+    """Add to a study's published records what a working folder has at the present versions, and they have not.
+
+    A run that failed is among them, so that nobody runs it again. Several processes may publish at once."""
+    own = [store.read(path) for path in store.folder.glob("*/*.json")]
+    if not own: return
+    with lock_file(file.with_name(f".{file.name}.lock"), timeout=-1):
+        records, new = {file_name(rec["args"]): rec for rec in read_study(file)}, {}
+        for rec in own:
+            name = file_name(rec["args"])
+            both = [records[name], rec] if name in records else [rec]
+            state, best = choose(both, metrics=rec.get("metrics", ()))
+            if state in ("done", "failed") and best is rec: new[name] = rec
+        if new: write_study(file, (records | new).values())
 
 
 def store_of(name, scale, reports):
@@ -169,6 +179,12 @@ def make_study(name, study, scale, reports):
     return count() - before
 
 
+def attempt(make, *given):
+    "(what a function gives, None), or (None, why it failed)."
+    try: return make(*given), None
+    except Exception as e: return None, str(e) or type(e).__name__
+
+
 def make_studies(name=None, scale="cpu"):
     "All studies or one, at a scale; the names of those that failed."
     studies = read_studies()
@@ -183,10 +199,9 @@ def make_studies(name=None, scale="cpu"):
             print(f"{at}: left out, not here: {', '.join(missing_data(study))}", flush=True)
             continue
         print(at, flush=True)
-        try: said = f"{make_study(name, study, scale, reports)} runs made"
-        except Exception as e:
-            failed.append(name)
-            said = f"failed: {e}"
+        made, why = attempt(make_study, name, study, scale, reports)
+        if why: failed.append(name)
+        said = f"failed: {why}" if why else f"{made} runs made"
         print(f"{at}: {said}, {time.perf_counter() - began:.0f} s", flush=True)
     atomic_write(reports/"README.md", readme_of(studies, reports))
     return failed
@@ -197,27 +212,41 @@ def price_study(name, plan):
     left = plan.wanted - plan.there
     said = f"{name}: {plan.there} of {plan.wanted} runs are there"
     if plan.refused: said += f", without {', '.join(plan.refused)}, which are refused"
+    if plan.failed: said += f", without {', '.join(plan.failed)}, of which every trial failed"
     if not left: return said
     if not plan.seconds: return f"{said}; the others are not timed yet"
     hours = left*sum(plan.seconds)/len(plan.seconds)/3600
     return f"{said}; the others take {hours:.1f} processor hours"
 
 
+def play_for(clock, name, study, scale, folder, jobs):
+    "Run what a study lacks as long as there is time, and publish it after each stage; the last `Plan`."
+    store = store_of(name, scale, root()/"out"/"reports-smoke")
+    keep = None if scale == "smoke" else partial(publish, store, folder/f"{name}.jsonl")
+    return play_study(study, scale, store, jobs, clock, keep)
+
+
 def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
-    "Run what studies lack within some seconds, and publish it; the exit code."
-    until, folder = time.monotonic() + budget, records or root()/"reports"/"records"
+    "Run what studies lack within some seconds, and publish it; the names of those that failed."
+    clock, folder, failed = Clock(budget), records or root()/"reports"/"records", []
     chosen = {k: s for k, s in choose_studies(read_studies(), name).items() if has_runs(s) and scale in s}
     if not chosen: raise FdgnbError(f"{name or 'reports/studies.toml'} has no runs of its own at scale {scale}")
     for name, study in chosen.items():
         if missing_data(study):
             print(f"{name}: left out, not here: {', '.join(missing_data(study))}", flush=True)
             continue
-        store = store_of(name, scale, root()/"out"/"reports-smoke")
-        try: plan = play_study(study, scale, store, jobs, max(0., until - time.monotonic()))
-        finally:
-            if scale != "smoke": publish(store, folder/f"{name}.jsonl")
-        print(price_study(name, plan), flush=True)
-    return 0
+        plan, why = attempt(play_for, clock, name, study, scale, folder, jobs)
+        if why: failed.append(name)
+        print(f"{name}: failed: {why}" if why else price_study(name, plan), flush=True)
+    return failed
+
+
+@contextmanager
+def end_by_sigterm():
+    "Inside, SIGTERM is a KeyboardInterrupt, as Ctrl-C is."
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try: yield
+    finally: signal.signal(signal.SIGTERM, before)
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000l
 def main(argv=None):
@@ -233,10 +262,11 @@ def main(argv=None):
         return f"budget={given.budget}: wanted seconds, 0 or more"
     os.environ.setdefault("TQDM_DISABLE", "1")                        # in the executed pages, too
     try:
-        if given.budget is not None:
-            return run_campaign(given.budget, given.study, given.scale, given.records, given.jobs)
-        failed = make_studies(given.study, given.scale)
+        with end_by_sigterm():
+            if given.budget is None: failed = make_studies(given.study, given.scale)
+            else: failed = run_campaign(given.budget, given.study, given.scale, given.records, given.jobs)
     except FdgnbError as e: return str(e)
+    except KeyboardInterrupt: return "interrupted: runs that ended are kept; the same command goes on with the others"
     return f"failed: {', '.join(failed)}" if failed else 0
 
 

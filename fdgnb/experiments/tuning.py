@@ -43,17 +43,23 @@ def score_trial_runs(made):
     return sum(record["best_val"] for record in made.record)/len(made)
 
 
+def first_error(made):
+    "The error of the first of a trial's runs that failed; None where none did."
+    return next((e for e in made.error if isinstance(e, str)), None)
+
+
 class Plan:
     """What is there of a study, and what is to be run next; `refresh` looks again.
 
-    trials: {method: a dict a trial, with val and values}. chosen: {method: values} of finished searches. runs: the
-    lines of the report whose values are known, with state and record. missing: lines that can be run now, the most
-    valuable first. refused: {method: why} of what these data do not allow. wanted: how many runs there will be.
-    searched: False for a study at the protocol's own values."""
+    trials: {method: a dict a trial, with val, values and error}. chosen: {method: values} of finished searches. runs:
+    the lines of the report whose values are known, with state and record. missing: lines that can be run now, the
+    most valuable first. due: those of them that are run next, trials alone while there are any. refused: {method:
+    why} of what these data do not allow. failed: {method: why} where no trial came to an end, so that no value can be
+    chosen. wanted: how many runs there will be. searched: False for a study at the protocol's own values."""
     def __init__(self, methods, how, seeds, store, searched=True):
         self.methods, self.how, self.seeds, self.store, self.planner = methods, how, seeds, store, Planner()
         self.searched = searched
-        self.trials, self.chosen, self.refused, self.counts, self.reports = {}, {}, {}, {}, {}
+        self.trials, self.chosen, self.refused, self.failed, self.counts, self.reports = {}, {}, {}, {}, {}, {}
         self.seconds = []
         self.refresh()
 
@@ -61,7 +67,7 @@ class Plan:
         "Look up what has come since; what was there stays."
         lacking = []
         for name in self.methods:
-            if name in self.refused or name in self.chosen: continue
+            if name in self.refused or name in self.failed or name in self.chosen: continue
             why = self.find_refusal(name)
             if why: self.refused[name] = why
             else: lacking += self.search(name)
@@ -71,7 +77,8 @@ class Plan:
             if made is None or not has_ended(made).all():
                 self.reports[name] = self.look_up(name, values, seed=range(self.seeds))
         self.runs = pd.concat(self.reports.values(), ignore_index=True) if self.reports else pd.DataFrame()
-        self.missing = self.order(lacking)
+        self.missing, n_trials = self.order(lacking), sum(map(len, lacking))
+        self.due = self.missing.head(n_trials) if n_trials else self.missing
 
     @property
     def wanted(self): return sum(self.counts.values())
@@ -96,7 +103,7 @@ class Plan:
             made = self.look_up(name, values, **trial_runs(name))
             val = score_trial_runs(made)
             if val is None: lacking.append(made[~has_ended(made)])
-            else: self.trials[name].append(dict(val=val, runs=len(made), values=values))
+            else: self.trials[name].append(dict(val=val, runs=len(made), values=values, error=first_error(made)))
         return lacking
 
     def best_values(self, name):
@@ -135,8 +142,16 @@ class Plan:
         if lacking: return lacking
         further = value_trials(method_class(name).tune, usual, self.best_values(name))
         lacking = self.try_values(name, further)
-        if not lacking: self.chosen[name] = self.best_values(name)
+        if not lacking: self.choose_values(name)
         return lacking
+
+    def choose_values(self, name):
+        "Note the values of a finished search, or that all of its trials failed: then the method has no report."
+        trials = self.trials[name]
+        if all(trial["val"] < 0 for trial in trials):
+            self.failed[name] = f"every trial failed, the first with: {trials[0]['error']}"
+            self.counts[name] = sum(trial["runs"] for trial in trials)
+        else: self.chosen[name] = self.best_values(name)
 
     def order(self, lacking):
         "Trials first, then the report's runs seed by seed."

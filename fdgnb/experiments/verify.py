@@ -77,9 +77,9 @@ def play_again(rec):
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0007
 def draw_records(n, seed, study, longest, folder):
-    "[(study, record)]: a random sample of the published records, but those whose run took longer than so many seconds."
+    "[(study, record)]: a random sample of the published results, but those whose run took longer than so many seconds."
     files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl"))
-    found = [(file.stem, rec) for file in files for rec in read_study(file)]
+    found = [(file.stem, rec) for file in files for rec in read_study(file) if "error" not in rec]
     if longest: found = [(s, rec) for s, rec in found if rec["provenance"]["seconds"]["total"] <= longest]
     if not found: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
     return random.Random(seed).sample(found, min(n, len(found)))

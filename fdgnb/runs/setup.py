@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
 import inspect, json, math, torch, warnings
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -551,15 +552,48 @@ def attach_given(data, own, targets):
     return attach_splits(data, exempt=list(map(str, targets)), **{k: v for k, v in own.items() if isinstance(v, dict)})
 
 
+class Reader:
+    """Reads data sets by name and digests them, the last one once: for who sets up many runs in a row.
+
+    What was read stays as it is; a run that is played has a reader of its own, and sees what has changed since."""
+    def __init__(self): self.asked = self.data = self.parts = self.found = None
+
+    def load(self, dataset, size, load, own):
+        "`load_data`, or what it gave last, where that was asked for."
+        is_by_name = not isinstance(dataset, Dataset) and all(v is None for v in own.values())
+        if not is_by_name: return load_data(dataset, size, load, own)
+        asked = repr((dataset, size, load))
+        if asked != self.asked: self.asked, self.data = asked, load_data(dataset, size, load, own)
+        return self.data
+
+    def digest(self, data):
+        "`data_digest`, or what it gave last, where these are the very same tensors and classes."
+        parts = [data.classes, *(getattr(d, f.name) for d in data.domains.values() for f in fields(d))]
+        is_same = self.parts and len(parts) == len(self.parts) and all(a is b for a, b in zip(parts, self.parts))
+        if not is_same: self.parts, self.found = parts, data_digest(data)
+        return self.found
+
+
+READER = ContextVar("reader", default=None)
+
+
+@contextmanager
+def share_reader(reader):
+    "Inside, all that is set up reads its data through one `Reader`."
+    before = READER.set(reader)
+    try: yield
+    finally: READER.reset(before)
+
+
 class Federation:
     "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
     def __init__(self, method, dataset="digits", target="own", rounds=None, seed=0, device="cpu",
                  protocol=None, scale=None, hyper=None, groups=None, split=None, **options):
-        cls = method_class(method)
+        cls, reader = method_class(method), READER.get() or Reader()
         given, self.objects = take_objects(merge_hyper(options, hyper))
         self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
-        self.diverged, self.start = None, {}                            # the round that showed it, from 1; first losses
+        self.diverged, self.start = None, {}                # the round that showed it, from 1; the clients' first losses
         self.seed = make(FitCall, dict(seed=seed), "argument").seed
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
@@ -567,14 +601,14 @@ class Federation:
         if holds_vectors(dataset, load): refuse_vectors(cls)
         check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
         beside = dict(groups=groups, split=split)
-        data = load_data(dataset, settings.get("size"), load, beside)
+        data = reader.load(dataset, settings.get("size"), load, beside)
         if not data.size: refuse_vectors(cls)
         if is_open: targets = targets_of(target, data, {})
         data = attach_given(data, beside, targets)
         data, self.target = held_out(data, targets) if targets else (data, None)
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
         splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
-        self.digest = "+".join(map(data_digest, read))
+        self.digest = "+".join(map(reader.digest, read))
         self.net = first_network(self)
         self.clients, self.target_client = participants(
             splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,

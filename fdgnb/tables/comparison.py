@@ -41,6 +41,7 @@ def read_plan(study, scale, store):
     if scale not in study: raise FdgnbError(f"nothing at scale {scale}")
     if missing_data(study): raise FdgnbError(f"not here: {', '.join(missing_data(study))}")
     plan = plan_study(study, scale, store)
+    if BASE in plan.failed: raise FdgnbError(f"{BASE}: {plan.failed[BASE]}")
     if not has_base(plan): raise FdgnbError(f"no run of {BASE} yet")
     return plan
 
@@ -57,8 +58,8 @@ def begun_runs(plan):
 
 
 def list_waiting(plan):
-    "The methods of a study without a run yet, refused ones left out."
-    there = {*begun_runs(plan).label, *plan.refused}
+    "The methods of a study without a run yet, those left out that are refused or have failed."
+    there = {*begun_runs(plan).label, *plan.refused, *plan.failed}
     return [m for m in plan.methods if m not in there]
 
 # %% ../../nbs/tables/07_comparison.ipynb #8163506a
@@ -133,6 +134,7 @@ def list_lines(setting, runs, point="aggregated"):
         lines.append(line)
     lines = pd.DataFrame(lines)
     lines.loc[lines.kind == "base", "gain"] = 0.
+    lines["n"] = lines.n.fillna(0)                                    # no whole seed yet
     return lines.sort_values(["adapts", "gain"], ascending=[True, False], kind="stable", ignore_index=True)
 
 
@@ -206,6 +208,12 @@ def describe_rest(lines):
     return f"Over the last sixth of the rounds the accuracy moved by {moved:.1f} points (mean over methods): {verdict}."
 
 
+def describe_seeds(lines):
+    "'5 seeds', or where rows stand on different numbers of whole seeds '2 to 5 seeds, as each row says'."
+    low, high = (f"{n:.0f}" for n in (lines.n.min(), lines.n.max()))
+    return f"{high} seeds" if low == high else f"{low} to {high} seeds, as each row says"
+
+
 def describe_missing(runs, waiting):
     "What of the report's runs diverged, failed or is missing; '' where all are there."
     said = [describe_divergence(runs)]
@@ -224,10 +232,10 @@ def describe_plan(study, plan, lines):
     domains = [d for d in dict.fromkeys(runs.target) if d is not None]
     where = f"held out in turn: {', '.join(domains)}" if domains else "each client tested on its own domain"
     what = study["what"].removeprefix("Comparison: ")
-    said = [f"{what}. {runs.seed.nunique()} seeds, {plan.how['rounds']} rounds; {where}.", describe_rest(lines)]
+    said = [f"{what}. {describe_seeds(lines)}, {plan.how['rounds']} rounds; {where}.", describe_rest(lines)]
     missing = describe_missing(runs, list_waiting(plan))
     if missing: said.append(f"Runs: {missing}.")
-    said += [f"* {method} is left out: {why}" for method, why in plan.refused.items()]
+    said += [f"* {method} is left out: {why}" for method, why in (plan.refused | plan.failed).items()]
     return "\n\n".join(said[:3]) + "\n\n" + "\n".join(said[3:])
 
 # %% ../../nbs/tables/07_comparison.ipynb #gainscd001
