@@ -593,7 +593,7 @@ class Federation:
         given, self.objects = take_objects(merge_hyper(options, hyper))
         self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
-        self.diverged, self.start = None, {}                # the round that showed it, from 1; the clients' first losses
+        self.diverged, self.start = None, {}                # the round that showed it, from 1; clients' first losses
         self.seed = make(FitCall, dict(seed=seed), "argument").seed
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
