@@ -140,8 +140,8 @@ def check_mean(
     if method.averages != ("model",): beyond.append("averages")
     if method.uses_target: beyond.append("uses_target")
     if not beyond: return
-    raise FdgnbError(f"dp_clip: of method {method.name!r} more reaches what is sent than the mean of the clients' models "
-                     f"(by its {', '.join(beyond)}): choose another, as fedavg, fedprox, fedsam, mixup or moon")
+    raise FdgnbError(f"dp_clip: of method {method.name!r} more than the mean of the clients' models reaches what is "
+                     f"sent (its {', '.join(beyond)}): choose another, as fedavg, fedprox, fedsam, mixup or moon")
 
 # %% ../../nbs/federation/03_compose.ipynb #82b4f919
 def constrain_order(parts):

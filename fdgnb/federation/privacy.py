@@ -74,7 +74,7 @@ def spend(
     clients: int,                              # how many there are
     rounds: int,                               # done
 ) -> dict:
-    "Give the guarantee of a run: epsilon, unsampled (the same without amplification), delta; None without opacus."
+    "Give a run's epsilon, `unsampled` (the same without amplification), delta; the first two None without opacus."
     share, delta = count_drawn(settings, clients)/clients, clients**-1.1
     known = bool(find_spec("opacus"))
     give = lambda share: epsilon(settings.dp_noise, rounds, share, delta) if known else None
@@ -84,6 +84,6 @@ def spend(
 def describe_privacy(spent):
     "What `spend` gives, as a line."
     if spent["epsilon"] is None: return "privacy: epsilon needs opacus: pip install 'fdgnb[privacy]'"
-    what = f"privacy: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:.2g} for a client, {spent['rounds']} rounds"
-    sampled = f" ({spent['share']:.3g} of the clients a round, as by Poisson sampling; {spent['unsampled']:.3g} without)"
-    return what + sampled*(spent["share"] < 1) + "; of the models, not of scores and losses"
+    worth = f"privacy: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:.2g} for a client"
+    sampled = f", {spent['share']:.3g} of them a round as by Poisson sampling ({spent['unsampled']:.3g} however drawn)"
+    return worth + sampled*(spent["share"] < 1) + f": the models of {spent['rounds']} rounds, not scores and losses"

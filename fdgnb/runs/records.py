@@ -188,7 +188,8 @@ def describe_run(run):
     """A run as a JSON-able dict.
 
     Keys: format, args, domains, classes, sizes, rounds, table[point][rule][column], costs, seconds, libraries,
-    versions (of the loop and the method), digest; diverged, the round, of a run that did; privacy, of a run with dp_clip."""
+    versions (of the loop and the method), digest; diverged, the round, of a run that did; privacy,
+    of a run with dp_clip."""
     t = rules_table(run, "both")
     by_point = {p: {r: v.dropna().to_dict() for r, v in t.loc[p].iterrows()} for p in t.index.unique(0)}
     what = dict(format=FORMAT, args=run.fed.args(), domains=domains_of(run), classes=run.fed.data.classes)
