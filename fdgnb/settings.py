@@ -213,6 +213,10 @@ class LocalSettings:
     clip: float = hp(None, "largest norm of a gradient; None: no limit", low=1e-12)
     max_change: float = hp(None, "largest distance of an uploaded model from the global one; None: no limit",
                            low=1e-12)
+    dp_clip: float = hp(None, "largest L2 norm of what a client changes of the model, for client-level differential "
+                        "privacy; None: none", low=1e-12, added=True)
+    dp_noise: float = hp(0., "noise multiplier: the sum of the clipped changes gets Gaussian noise of dp_noise x "
+                         "dp_clip", low=0., added=True)
     lr_decay: float = hp(1., "factor on the learning rate after each round", low=0.)
     lr_drops: tuple[float, ...] = hp((), "fractions of the rounds after which the learning rate falls to a "
                                      "tenth")
@@ -257,6 +261,7 @@ class Settings(DataSettings, LocalSettings):
             raise FdgnbError(f"drops={echo(self.drops)}: wanted (round, client) pairs, rounds counted from 1")
         if not is_json(self.partition):
             raise FdgnbError(f"partition={echo(self.partition)}: wanted a name and plain values")
+        check_privacy(self)
         if self.load is not None: check_load(self.load)
         if self.class_weights is not None: check_class_weights(self.class_weights)
 
@@ -303,6 +308,14 @@ def check_fractions(fractions):
                          f"validation and test")
 
 # %% ../nbs/02_settings.ipynb #4dd46b73
+def check_privacy(settings):
+    "FdgnbError where the settings of differential privacy do not go together."
+    if settings.dp_clip is None and settings.dp_noise:
+        raise FdgnbError(f"dp_noise={settings.dp_noise:g} needs dp_clip, the largest norm of a client's change")
+    if settings.dp_clip is not None and settings.client_weights != "uniform":
+        raise FdgnbError("dp_clip needs client_weights='uniform': a client that counts by its samples is not bounded")
+
+
 def check_load(load):
     "FdgnbError unless `load` is a dict of plain values, none of which has a setting of its own."
     has_names = isinstance(load, dict) and all(isinstance(name, str) for name in load)

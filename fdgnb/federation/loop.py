@@ -15,6 +15,7 @@ from fdgnb.core import FdgnbError, echo, generator
 from fdgnb.vectors import RunningMean, part, scalar, tagged
 from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Split
+from fdgnb.federation.privacy import aggregate_privately
 from fdgnb.federation.steps import check_stop, clip_gradients, descend, keep_optimizer, make_optimizer
 from fdgnb.federation.steps import batchnorm_momenta, label_loss, mean_loss, set_momenta, shuffled_passes, warm_up
 from fdgnb.federation.uploads import pack
@@ -228,7 +229,8 @@ def server_update(
     "Play the server's part of a round: weigh the uploads, aggregate, finish."
     server.round = round
     uploads = weigh(method, server, uploads)
-    method.aggregate(server, uploads)
+    if server.settings.dp_clip is None: method.aggregate(server, uploads)
+    else: aggregate_privately(server, uploads)
     for _ in uploads: pass                                           # clients train, looked at or not
     method.finish(server)
     odd = next((k for k in server.state if not isinstance(k, str)), "")

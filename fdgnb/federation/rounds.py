@@ -13,6 +13,7 @@ from fdgnb.vectors import COMMON, is_vector, norm, part
 from fdgnb.federation.engine import Threads
 from fdgnb.federation.loop import makes_offers, server_gather, server_update
 from fdgnb.federation.node import check_finite, check_state
+from fdgnb.federation.privacy import make_secret
 from fdgnb.federation.uploads import describe_entry
 
 # %% ../../nbs/federation/04_rounds.ipynb #schedcode1
@@ -30,7 +31,8 @@ def try_selection(fed, round, attempt=0):
     absent = {k for r, k in s.drops if r == round + 1}
     rng = lambda purpose: generator(fed.seed, round, "server", purpose)
     if s.per_round and s.per_round < len(clients):
-        pick = torch.randperm(len(clients), generator=rng("draw"))[:s.per_round]
+        purpose = "draw" if s.dp_clip is None else make_secret("draw")
+        pick = torch.randperm(len(clients), generator=rng(purpose))[:s.per_round]
         clients = [clients[i] for i in sorted(pick.tolist())]
     lost = torch.rand(len(clients), generator=rng(f"drop {attempt}")) < s.drop
     return clients, [k for k, gone in zip(clients, lost) if not gone and k not in absent]

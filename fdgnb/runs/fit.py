@@ -19,6 +19,7 @@ from ..data.domain import Dataset
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
 from ..federation.engine import Threads, closing, keep_large_blocks, one_thread, repeatable
+from ..federation.privacy import describe_privacy, spend
 from ..federation.rounds import plan_scores, run_round
 from .versions import parts_of, reads_rounds, versions_of
 from .imports import import_modules
@@ -70,6 +71,12 @@ class Run(Deployable):
     def diverged(self) -> int | None:
         "The round whose loss shows that the run diverged; None where none does."
         return self.fed.diverged
+
+    @property
+    def privacy(self) -> dict | None:
+        "What its models tell of a client (fdgnb.federation.privacy.spend); None of a run without `dp_clip`."
+        s = self.fed.settings
+        return None if s.dp_clip is None else spend(s, len(self.fed.server.clients), self.round)
 
     @property
     def history(self) -> pd.DataFrame:
@@ -390,6 +397,7 @@ def fit(
         else:
             with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)
     if run.stopped: print(run.reason)
+    if run.privacy: print(describe_privacy(run.privacy))
     return run
 
 # %% ../../nbs/runs/05_fit.ipynb #preparecode

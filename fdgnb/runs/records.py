@@ -188,12 +188,14 @@ def describe_run(run):
     """A run as a JSON-able dict.
 
     Keys: format, args, domains, classes, sizes, rounds, table[point][rule][column], costs, seconds, libraries,
-    versions (of the loop and the method), digest; diverged, the round, of a run that did."""
+    versions (of the loop and the method), digest; diverged, the round, of a run that did; privacy,
+    of a run with dp_clip."""
     t = rules_table(run, "both")
     by_point = {p: {r: v.dropna().to_dict() for r, v in t.loc[p].iterrows()} for p in t.index.unique(0)}
     what = dict(format=FORMAT, args=run.fed.args(), domains=domains_of(run), classes=run.fed.data.classes)
     result = dict(sizes=run.sizes, rounds=run.round, table=by_point, costs=costs(run)["value"].to_dict())
     if getattr(run, "diverged", None): result["diverged"] = run.diverged
+    if getattr(run, "privacy", None): result["privacy"] = run.privacy
     return seal(to_json({**what, **result, "seconds": seconds(run), "libraries": libraries(),
                         "versions": versions_of(run.fed)}))
 

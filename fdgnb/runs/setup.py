@@ -24,7 +24,7 @@ from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server
-from ..federation.compose import Sum, hyper_names, hyper_of, list_hyper, method_class, own_classes
+from ..federation.compose import Sum, check_mean, hyper_names, hyper_of, list_hyper, method_class, own_classes
 from ..federation.node import Node
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
@@ -321,6 +321,7 @@ def check_choices(settings, method, targets, objects=()):
         if name == "load" and isinstance(args[0], str) and "/" not in args[0]: DATASETS.get(args[0])
     if not targets: refuse_without_target(method)
     if settings.class_weights is not None: check_criterion(method)
+    if settings.dp_clip is not None: check_mean(method)
 
 
 def check_criterion(method):
