@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
-import functools, inspect, json, math, torch, warnings
+import inspect, json, math, torch, warnings
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -17,12 +17,12 @@ import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
 from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, to_python
-from ..data.domain import Dataset, Domain, check_size
+from ..data.domain import Dataset, check_size
 from ..data.features import SIDE, encodes_images, find_weights
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
-from ..federation.loop import Client, Server, downloads, federated_round
+from ..federation.loop import Client, Server
 from ..federation.compose import Sum, hyper_names, hyper_of, list_hyper, method_class, own_classes
 from ..federation.node import Node
 from ..federation.steps import batchnorm_momenta
@@ -200,6 +200,24 @@ def pretrained_defaults(cls):
     return {k: v for c in own_classes(cls) for k, v in vars(c).get("if_pretrained", {}).items()}
 
 
+def find_fixed(cls, values):
+    "{option: (its value, what decides it)} of the options that the value of another one decides."
+    named = {k.rpartition(".")[2]: v for k, v in values.items()}
+    fixed = {at: others for c in own_classes(cls) for at, others in vars(c).get("fixes", {}).items()}
+    return {k: (v, at) for at, others in fixed.items() if at in named.items() for k, v in others.items()}
+
+
+def check_fixed(cls, given, values):
+    "FdgnbError on a given value of an option that the value of another one has decided otherwise."
+    usual = {f.name: f.default for c in own_classes(cls) for f in fields(c.Hyper)}
+    fixed = find_fixed(cls, values)
+    for key, value in given.items():
+        own, (option, chosen) = fixed.get(key.rpartition(".")[2], (value, ("", "")))
+        if value == own: continue
+        raise FdgnbError(f"{key}={echo(value)} does not go with {option}={chosen!r}, which has {key}={own!r}: "
+                         f"leave it out, or choose {option}={usual[option]!r}")
+
+
 def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, dataset=None):
     "(rounds, the method's hyper-parameters, settings), every name and value checked."
     own = hyper_names(cls)
@@ -212,7 +230,9 @@ def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, datase
     rounds = published.get("rounds", 20) if call.rounds is None else call.rounds
     values = override_protocol({k: v for k, v in published.items() if k in known}, given)
     values = leave_pixels(values, given, dataset)
+    asked = values
     if values.get("pretrained"): values = override_protocol(pretrained_defaults(cls), values)
+    check_fixed(cls, asked, values)
     hyper = {k: v for k, v in values.items() if k in own}
     settings = {k: v for k, v in values.items() if k not in own}
     if not issubclass(cls, Sum): hyper = {k.removeprefix(f"{cls.name}."): v for k, v in hyper.items()}
@@ -544,10 +564,11 @@ class Federation:
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
         is_open = is_undecided(target, dataset, load)
-        if encodes_images(load): refuse_vectors(cls)
+        if holds_vectors(dataset, load): refuse_vectors(cls)
         check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
         beside = dict(groups=groups, split=split)
         data = load_data(dataset, settings.get("size"), load, beside)
+        if not data.size: refuse_vectors(cls)
         if is_open: targets = targets_of(target, data, {})
         data = attach_given(data, beside, targets)
         data, self.target = held_out(data, targets) if targets else (data, None)
@@ -581,21 +602,7 @@ class Federation:
         return run_args(self)
 
 # %% ../../nbs/runs/01_setup.ipynb #vectorcod1
-@functools.cache
-def reason_against_vectors(cls):
-    "Why a method cannot train on vectors, found in a round on toy ones; None where it can."
-    y = torch.arange(32) % 2
-    domains = {d: Domain(d, torch.rand(32, 8, generator=generator(0, purpose=f"toy {d}")), y) for d in "abc"}
-    toy = Dataset("toy", domains, ["0", "1"], defaults=dict(backbone="mlp_bn"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            fed = Federation(cls, toy, target="c", rounds=1)
-            federated_round(fed.method, fed.server, fed.clients, fed.net, downloads(fed.method, fed.server), 0)
-        except FdgnbError as e: return str(e)
-
-
 def refuse_vectors(cls):
     "FdgnbError where a method cannot train on vectors."
-    why = reason_against_vectors(cls)
-    if why: raise FdgnbError(f"method {cls.name!r} is for images, and the samples are vectors: {why}")
+    if not cls.needs_images: return
+    raise FdgnbError(f"method {cls.name!r} is for images, and the samples are vectors: {cls.needs_images}")
