@@ -28,8 +28,8 @@ from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gap
 from .metrics import chosen_rounds, check_rule, rules_table
 from .plots import overview_plot
 from .records import save
-from .selected import (Deployable, about_of, file_of, keep_weights, name_weights, read_states, state_for,
-                                 states_of, write_weights)
+from .selected import (Deployable, about_of, file_of, has_own, keep_weights, name_weights, read_states,
+                                 refuse_site, state_for, states_of, write_weights)
 
 # %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
 def look_at(client):
@@ -45,6 +45,7 @@ def network_of(fed, domain=None):
     who = next((c for c in fed.clients if c.id == domain), None)
     if domain not in (None, fed.target) and not who:
         raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
+    if not fed.nodes and has_own(fed.method): refuse_site(domain, fed.server.clients)
     if who: who = look_at(who)
     who = who or fed.target_client or Client("unseen", {}, fed.settings)
     who.round = fed.server.round

@@ -368,13 +368,9 @@ def targets_of(target, dataset, load):
     return names
 
 # %% ../../nbs/runs/01_setup.ipynb #checkdata1
-def check_data(fed):
-    "FdgnbError on what the method or the settings ask of the data and they lack."
+def check_samples(fed):
+    "FdgnbError on what the settings ask of the samples and they lack."
     settings, data = fed.settings, fed.data
-    ids = [c.id for c in fed.clients]
-    if not fed.target: refuse_without_target(fed.method)
-    if not ids:
-        raise FdgnbError(f"data set {data.name!r} has no domain left to train on besides the target {fed.target!r}")
     if settings.augment != "none" and not data.size:
         raise FdgnbError(f"augment={settings.augment!r}: {data.name!r} holds vectors, and augmentation is for images")
     if "augment" in fed.objects:
@@ -385,7 +381,16 @@ def check_data(fed):
                          f"those of {data.name!r} have not")
     for client in fed.clients:
         if not client.n(): raise FdgnbError(f"client {client.id!r} has no training samples")
-    for _, client in settings.drops:
+
+
+def check_data(fed):
+    "FdgnbError on what a run asks of the data and they lack."
+    ids = [c.id for c in fed.clients]
+    if not ids:
+        raise FdgnbError(f"data set {fed.data.name!r} has no domain left to train on besides the target "
+                         f"{fed.target!r}")
+    check_samples(fed)
+    for _, client in fed.settings.drops:
         if client not in ids: raise FdgnbError(f"drops: unknown client {echo(client)}{nearest(client, ids)}")
 
 # %% ../../nbs/runs/01_setup.ipynb #419daa1b
@@ -497,10 +502,9 @@ def first_network(fed):
     return models.in_precision(net, fed.settings.precision)
 
 
-
-def first_server(fed):
-    "The server of a federation before its first round."
-    public = fed.target_client.splits["target"].samples() if fed.method.uses_target else None
+def first_server(fed, unseen):
+    "The server of a federation before its first round. unseen: a client whose `target` a method may need; or None."
+    public = unseen.splits["target"].samples() if fed.method.uses_target else None
     theta = {k: v.detach().clone() for k, v in fed.net.state_dict().items()}
     return Server(theta, [c.id for c in fed.clients], fed.settings, fed.seed, fed.rounds,
                   fed.net, public, fed.data.n_classes)
@@ -531,20 +535,31 @@ def attach_given(data, own, targets):
     return attach_splits(data, exempt=list(map(str, targets)), **{k: v for k, v in own.items() if isinstance(v, dict)})
 
 
-class Federation:
+class Plan:
+    "What is known of a run before its data: method, rounds, seed, device and what is said of settings, in `given`."
+    def __init__(self, method, dataset, rounds, seed, device, protocol, scale, hyper, options):
+        cls = method_class(method)
+        given, self.objects = take_objects(merge_hyper(options, hyper))
+        self.rounds, own, self.given = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
+        self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
+        self.seed = make(FitCall, dict(seed=seed), "argument").seed
+
+    def args(self):
+        "The arguments of the run, as JSON."
+        return run_args(self)
+
+
+class Federation(Plan):
     "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
     def __init__(self, method, dataset="digits", target="own", rounds=None, seed=0, device="cpu",
                  protocol=None, scale=None, hyper=None, groups=None, split=None, **options):
-        cls = method_class(method)
-        given, self.objects = take_objects(merge_hyper(options, hyper))
-        self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
-        self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
+        super().__init__(method, dataset, rounds, seed, device, protocol, scale, hyper, options)
         self.diverged, self.start = None, {}                            # the round that showed it, from 1; first losses
-        self.seed = make(FitCall, dict(seed=seed), "argument").seed
+        settings = self.given
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
         is_open = is_undecided(target, dataset, load)
-        if encodes_images(load): refuse_vectors(cls)
+        if encodes_images(load): refuse_vectors(type(self.method))
         check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
         beside = dict(groups=groups, split=split)
         data = load_data(dataset, settings.get("size"), load, beside)
@@ -558,10 +573,11 @@ class Federation:
         self.clients, self.target_client = participants(
             splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,
             data.classes, self.objects)
+        if not self.target: refuse_without_target(self.method)
         check_data(self)
         check_needs(self)
         check_net(self)
-        self.server = first_server(self)
+        self.server = first_server(self, self.target_client)
         with explain_mps(): self.method.setup(self.server)
 
     @property
@@ -575,10 +591,6 @@ class Federation:
     def everyone(self):
         "The clients, and the unseen client where there is one."
         return self.clients + ([self.target_client] if self.target_client else [])
-
-    def args(self):
-        "The arguments of the run, as JSON."
-        return run_args(self)
 
 # %% ../../nbs/runs/01_setup.ipynb #vectorcod1
 @functools.cache
