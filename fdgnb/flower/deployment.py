@@ -17,6 +17,7 @@ from ..federation.rounds import measure_change
 from .engine import Flower
 from ..runs.callbacks import as_callbacks
 from ..runs.checkpoints import start_again
+from ..runs.imports import import_modules
 from ..runs.fit import Run, play, reserve_folder, restore
 from ..runs.sites import ServerPart, differ_in
 
@@ -211,9 +212,11 @@ def main(grid, context):
     os.environ.setdefault("CI", "1")
     failed = Path(spec["out"])/"failed.txt"
     failed.unlink(missing_ok=True)
-    try: serve(grid, spec)
+    try:
+        import_modules(spec.get("imports", ""))
+        serve(grid, spec)
     except FdgnbError as e: why = str(e)
-    else: return
+    else: return failed.with_name("done.txt").touch()
     say_line(f"error: {why}")
     failed.parent.mkdir(parents=True, exist_ok=True)
     failed.write_text(why + "\n")
