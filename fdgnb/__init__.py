@@ -17,7 +17,7 @@ _where = dict(fit="runs.fit", Run="runs.fit", load="runs.records", finetune="run
               get_dataset="data.catalogue", list_datasets="data.catalogue", helper="federation.compose",
               from_texts="data.own", from_table="data.own", FdgnbError="core")
 _modules = ("core", "vectors", "settings", "models", "data", "federation", "runs", "methods",
-            "experiments", "tables")
+            "experiments", "flower", "tables")
 __all__ = sorted(_where)
 
 

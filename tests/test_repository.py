@@ -103,7 +103,7 @@ def test_every_package_takes_the_oldest_python_we_name():
 
 
 HEAVY = """pandas matplotlib seaborn kornia torchvision sklearn scipy transformers IPython nbdev fastcore
-    papermill""".split()
+    papermill flwr ray""".split()
 
 
 def brings(code):
@@ -124,6 +124,15 @@ def test_import_is_light(code):
 def test_fit_is_light():
     "What a run needs, before it runs: pandas for its history, and nothing of this."
     assert brings("import fdgnb; fdgnb.fit; fdgnb.Method; fdgnb.get_dataset") <= {"pandas"}
+
+
+def test_flower_is_imported_in_its_folder_alone():
+    "Everything else works where it is not installed."
+    said = re.compile(r"^(\s*(from|import) flwr|(from|import) fdgnb\.flower)\b", re.M)
+    assert [name_of(p) for p in MODULES if p.parent.name != "flower" and said.search(p.read_text())] == []
+    code = "import sys; sys.modules['flwr'] = None\nimport fdgnb, fdgnb.flower; fdgnb.fit\nimport fdgnb.flower.wire"
+    line = python(code).stderr.splitlines()[-1]
+    assert line == "fdgnb.core.FdgnbError: Flower is not installed: pip install 'fdgnb[flower]', or make flower"
 
 
 def test_a_star_brings_the_public_names():
