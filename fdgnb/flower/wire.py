@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from numpy.lib import format as npy
 from fdgnb.core import echo, parse_json
-from fdgnb.federation.rounds import survives
+from fdgnb.federation.node import survives
 from fdgnb.federation.uploads import describe_entry
 from fdgnb.vectors import KINDS, nbytes
 

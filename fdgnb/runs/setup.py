@@ -24,6 +24,7 @@ from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server, downloads, federated_round
 from ..federation.compose import Sum, hyper_names, hyper_of, list_hyper, method_class, own_classes
+from ..federation.engine import ENGINES
 from ..federation.node import Node
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
@@ -52,6 +53,8 @@ class FitCall(SharedCall):
     method: object = hp("fedavg", "a name of list_methods(), several joined by +, or a class")
     seed: int = hp(0, "seed of the run", low=0, high=2**63 - 1)
     out: object = hp(None, "folder of the run; None: nothing is written")
+    engine: str = hp("threads", "what asks the clients: threads of this process, or Flower, in processes of their own",
+                     choices=tuple(ENGINES))
     workers: int = hp(None, "clients at once; None: one per core", low=1, high=1024)
     checkpoint_every: int = hp(1, "rounds from one checkpoint to the next", low=1)
     progress: bool = hp(None, "show a bar; None: unless CI is set")
