@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim03
-import functools, logging, os, threading, traceback
+import functools, logging, os, sys, threading, traceback
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,9 +81,11 @@ def make_app(folder):
 # %% ../../nbs/flower/03_simulation.ipynb #flsim08
 @contextmanager
 def hushed():
-    "Inside, Flower's log is off; at the end the environment is as it was, for Ray's start changes PYTHONPATH."
+    "Inside, Flower's log is off, and the environment is what the processes need; at the end it is as it was."
     log, before = logging.getLogger("flwr"), dict(os.environ)
     level = log.level
+    os.environ["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")             # else it warns of GPUs
     log.setLevel(logging.CRITICAL + 1)
     try: yield
     finally:
@@ -105,6 +107,18 @@ def describe_cause(error):
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
+def start_ray(workers, folder, tries=3):
+    "Start Ray with so many processes; it gives up after 30 seconds, too early on a busy machine, and is asked again."
+    import ray
+    how = dict(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    if len(str(folder)) < 40: how["_temp_dir"] = str(folder)         # the names of its sockets may not be longer
+    for left in reversed(range(tries)):
+        try: return ray.init("local", **how)
+        except Exception as e:                                       # whatever Ray raises
+            ray.shutdown()
+            if not left: raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}") from None
+
+
 class Simulation(Flower):
     "The engine of Flower's simulation: clients answer in processes of this machine."
     poll = .02
@@ -122,13 +136,13 @@ class Simulation(Flower):
         def lend_grid(grid, context):
             self.grid = grid
             self.ended.wait()
-        init = dict(num_cpus=self.workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        how = dict(init_args=init, client_resources=dict(num_cpus=1, num_gpus=0.))
+        how = dict(client_resources=dict(num_cpus=1, num_gpus=0.))
         try: run_simulation(server, make_app(str(self.folder)), len(self.clients), backend_config=how)
         except BaseException as e: self.why = f": {describe_cause(e)}"            # it exits where it lacks a part
 
     def start(self):
         "Start the processes; back once every client can be asked."
+        start_ray(self.workers, self.folder)
         self.thread.start()
         while self.grid is None or len(ids := list(self.grid.get_node_ids())) < len(self.clients): self.pause()
         self.nodes = dict(zip(self.clients, ids))                # a process answers for whom a message names
@@ -163,6 +177,8 @@ class Simulation(Flower):
         (self.folder/"stop").touch()
         self.ended.set()
         if self.thread.is_alive(): self.thread.join()
+        import ray
+        ray.shutdown()                                           # Flower did so, if it came that far
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim09
 def check_simulation(fed):
@@ -180,7 +196,7 @@ def check_simulation(fed):
 def open_simulation(fed, workers=None):
     "Flower's simulation as the engine of a federation, ended at the end of a `with` block."
     check_simulation(fed)
-    with TemporaryDirectory(prefix="fdgnb-") as folder, hushed():
+    with TemporaryDirectory(prefix="fdgnb-", ignore_cleanup_errors=True) as folder, hushed():
         write_nodes(fed, Path(folder))
         with closing(Simulation(fed, workers, Path(folder))) as engine:
             engine.start()

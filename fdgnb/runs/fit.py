@@ -396,7 +396,7 @@ def fit(
     return run
 
 # %% ../../nbs/runs/05_fit.ipynb #preparecode
-PLAYED = "engine workers checkpoint_every progress resume callbacks".split()          # how a run is played, not what it is
+PLAYED = "engine workers checkpoint_every progress resume callbacks".split()   # how a run is played, not what it is
 
 
 def prepare_run(given):
