@@ -30,7 +30,7 @@ CHOICES = -r dataset "$(DATASET)" $(if $(TARGET),-r target "$(TARGET)") $(if $(R
   $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) \
   $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 .DEFAULT_GOAL := run
-.PHONY: install text flower run compare lint same test fuzz pairs contract notebooks reports campaign verify docs bench lab clean
+.PHONY: install text flower run compare lint same test test-flower fuzz pairs contract notebooks reports campaign verify docs bench lab clean
 
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -82,6 +82,10 @@ lint: install
 # every run of tests/digests.py here and at the commit that tests/digests.json names, or at BASE: the same bits
 same: install
 	python tests/digests.py --same $(BASE)
+
+# whole runs over Flower, in processes of their own: equal to those of threads, and nothing is left of them
+test-flower: flower
+	FDGNB_FLOWER=1 pytest -s tests/test_flower_*.py
 
 # 5,000 random inputs, half of them valid: each is accepted, or refused in one line: make fuzz N=500 PROCESSES=4
 fuzz: install

@@ -110,12 +110,26 @@ Hyper = Annotated[Optional[list[str]], typer.Option(help="A hyper-parameter of t
                                                     metavar="NAME=VALUE")]
 
 # %% ../nbs/command.ipynb #cmd0000013
+def run_there(given, federation, public):
+    "A run of a federation of several machines: its table, and where it is kept."
+    import fdgnb
+    from fdgnb.flower.commands import run_federated
+    if given.get("engine") != "flower": raise FdgnbError("--federation needs --engine flower")
+    out = run_federated(given, federation, public)
+    print(fdgnb.load(out).table())
+    print(f"kept in {out}")
+
+
 @app.command(epilog="Example: python -m fdgnb run fdse --target inked --rounds 5 --hyper tau=0.1")
 @takes(RunPage, "method", "callbacks")
 def run(
     method: Annotated[Optional[str], typer.Argument(help="A name of `methods`, or several joined by +.")] = None,
     config: Config = None,
     hyper: Hyper = None,
+    federation: Annotated[Optional[Path], typer.Option(help="The file of a federation, with --engine flower.",
+                                                       metavar="FILE")] = None,
+    public: Annotated[Optional[Path], typer.Option(help="Of a federation: a folder of unlabeled samples of the target.",
+                                                   metavar="FOLDER")] = None,
     **options,
 ):
     """Train a method, and print its accuracy by domain.
@@ -125,6 +139,8 @@ def run(
     from fdgnb.runs.fit import prepare_run
     given = read_command(RunPage, options | dict(method=method), config, hyper)
     if "method" not in given: raise FdgnbError("which method? python -m fdgnb methods lists them")
+    if federation: return run_there(given, federation, public)
+    if public: raise FdgnbError("--public is for a federation: give its file, --federation FILE")
     fed, out, call = prepare_run(given)
     done = fdgnb.fit(out=out, **call)
     print(f"{fed.method.name} on {fed.data.name}, {f'target {fed.target}' if fed.target else 'in-domain'}, "
@@ -218,6 +234,58 @@ def methods(
     if not found: raise FdgnbError(f"no method has {echo(word)} in its name or description")
     wide = max(map(len, found))
     for name, what in found.items(): print(f"{name:{wide}}  {what}")
+
+# %% ../nbs/command.ipynb #cmd0000f02
+@app.command(epilog="Example: python -m fdgnb federation hospitals.toml st_mary st_john --address fed.example.org:9092")
+def federation(
+    file: Annotated[Path, typer.Argument(help="The federation's file, to be written.", show_default=False)],
+    sites: Annotated[list[str], typer.Argument(help="The names of the sites.", show_default=False)],
+    address: Annotated[str, typer.Option(help="Of the server, as the sites reach it.", metavar="HOST:PORT")] = "127.0.0.1:9092",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, on this machine alone.")] = False,
+):
+    "Begin a federation of several machines: its file, and the certificate of its server."
+    from fdgnb.flower.commands import make_federation
+    made = make_federation(file, sites, address, insecure)
+    print(f"made: {made}" + ("" if insecure else f"; the sites need {made.parent/made.stem/'ca.crt'}, the server their public keys"))
+
+
+@app.command(epilog="Example: python -m fdgnb key st_mary")
+def key(
+    name: Annotated[str, typer.Argument(help="The name of the site.", show_default=False)],
+):
+    "Make the pair of keys of a site of a federation."
+    from fdgnb.flower.commands import make_key
+    file = make_key(name)
+    print(f"made: {file}, which stays here, and {file}.pub for the server")
+
+
+@app.command(epilog="Example: python -m fdgnb server hospitals.toml")
+def server(
+    file: Annotated[Path, typer.Argument(help="The federation's file.", show_default=False)],
+):
+    "Start the server of a federation, Flower's SuperLink; Ctrl-C ends it."
+    from fdgnb.flower.commands import start_server
+    return start_server(file)
+
+
+@app.command(epilog="Example: python -m fdgnb site ./hospital --superlink fed.example.org:9092 --name st_mary "
+                    "--key st_mary --ca ca.crt")
+def site(
+    folder: Annotated[Path, typer.Argument(help="The site's images, as <class>/<image>.", show_default=False)],
+    superlink: Annotated[str, typer.Option(help="The server.", metavar="HOST:PORT")],
+    name: Annotated[str, typer.Option(help="The site, as the server knows it.")],
+    key: Annotated[Optional[Path], typer.Option(help="The site's private key.", metavar="FILE")] = None,
+    ca: Annotated[Optional[Path], typer.Option(help="The certificate of the server's authority.", metavar="FILE")] = None,
+    role: Annotated[str, typer.Option(help="client, or target: it does not train, it is scored.")] = "client",
+    home: Annotated[Optional[Path], typer.Option(help="What is kept here of runs; left out: NAME-kept.",
+                                                 metavar="FOLDER")] = None,
+    device: Annotated[str, typer.Option(help="Where the network computes: cpu, cuda, mps or auto.")] = "cpu",
+    imports: Annotated[str, typer.Option(help="The site's own modules, as the method's.")] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and key, on this machine alone.")] = False,
+):
+    "Take part in a federation with a folder of images, which stay here: Flower's SuperNode; Ctrl-C ends it."
+    from fdgnb.flower.commands import start_site
+    return start_site(folder, superlink, name, key, ca, role, home, device, imports, insecure)
 
 # %% ../nbs/command.ipynb #cmd0000017
 UsageError = typer.BadParameter.__base__                               # wherever this version of typer keeps it

@@ -65,8 +65,8 @@ WELL = dict(
     class_weights=plainly(None, "balanced", [1, 2, .5], {"x": 2.}),
     rounds=plainly(1, 2, np.int64(1), 1.), seed=st.integers(0, 2**40), out=plainly(None), scale=plainly(None),
     protocol=plainly(None), hyper=plainly(None, {}, {"lr": .1}), dataset=plainly(DATA),
-    method=plainly("fedavg", "fedsb+ga"), workers=plainly(None, 1, 2), progress=plainly(False, None),
-    checkpoint_every=st.integers(1, 5), batch_size=st.integers(2, 9), lr=st.floats(1e-6, .5),
+    method=plainly("fedavg", "fedsb+ga"), engine=plainly("threads"), workers=plainly(None, 1, 2),
+    progress=plainly(False, None), checkpoint_every=st.integers(1, 5), batch_size=st.integers(2, 9), lr=st.floats(1e-6, .5),
     dw=plainly(1, 3, 5), G=plainly(2, 4))
 
 
@@ -99,7 +99,7 @@ def trained(method, hyper, **call):
     else: Federation(method, **usual, hyper=hyper)
 
 
-CALL = ("rounds seed workers checkpoint_every progress protocol scale target dataset device out hyper "
+CALL = ("rounds seed engine workers checkpoint_every progress protocol scale target dataset device out hyper "
         "method").split()
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from fdgnb.federation.node import ASKS, Node
 from fdgnb.federation.steps import Stop, Stopped, listen_to
 
@@ -106,6 +107,20 @@ def closing(engine):
         try: engine.close()
         finally:
             if main: signal.signal(signal.SIGINT, old)
+
+# %% ../../nbs/federation/09_engine.ipynb #engtab0002
+def open_threads(fed, workers=None):
+    "An engine of threads for a federation, closed at the end of a `with` block."
+    return closing(Threads(fed.net, fed.nodes, workers, fed.device))
+
+
+ENGINES = dict(threads="fdgnb.federation.engine:open_threads", flower="fdgnb.flower.simulation:open_simulation")
+
+
+def find_engine(name):
+    "The function of a name of `ENGINES`; FdgnbError where what it needs is not installed."
+    module, _, function = ENGINES[name].partition(":")
+    return getattr(import_module(module), function)
 
 # %% ../../nbs/federation/09_engine.ipynb #alloccode1
 @functools.cache

@@ -33,8 +33,8 @@ def describe_oddity(v):
     return "" if v.dtype in NUMBERS else describe_entry(v)
 
 
-def copy_payload(payload, whose):
-    "Detached copies of a payload's tensors; FdgnbError on anything else in it. whose: 'the upload of client ...'."
+def check_entries(payload, whose):
+    "FdgnbError on anything in a payload but dense tensors of real numbers. whose: 'the upload of client ...'."
     if not isinstance(payload, dict):
         raise FdgnbError(f"{whose} is {describe_entry(payload)}: wanted a dict of tensors")
     for k, v in payload.items():
@@ -43,7 +43,6 @@ def copy_payload(payload, whose):
         if odd: raise FdgnbError(f"{whose} holds {k!r} as {odd}: wanted a dense tensor of real numbers")
     try: nbytes(payload)
     except FdgnbError as e: raise FdgnbError(f"{whose}: {e}") from None
-    return {k: v.detach().clone() for k, v in payload.items()}
 
 # %% ../../nbs/federation/07_uploads.ipynb #uploads08
 MOST = 1e12                                                  # no statistic, feature or loss of a sound run
@@ -75,27 +74,30 @@ def check_scalars(payload, samples, whose):
                              f"the {samples} that it trains on")
 
 
-def check_numbers(payload, client, whose):
-    "FdgnbError naming the first entry of a client's payload whose numbers cannot be."
-    has_loss = math.isfinite(client.scratch.get("loss", 0.))               # not without a step
+def check_numbers(payload, whose, samples, round, loss=0., may_explode=False):
+    """FdgnbError naming the first entry of a client's payload whose numbers cannot be.
+
+    samples: that it trains on. loss: the mean of its steps. may_explode: the run goes on when it diverges."""
+    has_loss = math.isfinite(loss)                                         # not without a step
     known = {k: v for k, v in payload.items() if has_loss or k != "scalars.loss"}
-    check_scalars(known, client.n(), whose)
+    check_scalars(known, samples, whose)
     where = find_infinite(known)
     if where:
-        raise FdgnbError(f"{whose} is not finite after round {client.round + 1} ({where}): "
+        raise FdgnbError(f"{whose} is not finite after round {round + 1} ({where}): "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
     where = next((k for k, v in known.items() if k.endswith("running_var") and v.numel() and v.min() < 0), None)
-    if where: raise FdgnbError(f"{whose} holds {where!r} with a negative variance after round {client.round + 1}")
-    may_explode = client.settings.diverge == "go"
+    if where: raise FdgnbError(f"{whose} holds {where!r} with a negative variance after round {round + 1}")
     where = find_huge({k: v for k, v in known.items() if not (may_explode and k.startswith("model."))})
     if where:
-        raise FdgnbError(f"{whose} holds {where!r} with numbers beyond {MOST:g} after round {client.round + 1}: "
+        raise FdgnbError(f"{whose} holds {where!r} with numbers beyond {MOST:g} after round {round + 1}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
 
 
 def pack(payload, client, what="upload"):
     "What a client sends, copied and checked; what: 'upload' or 'offer'. FdgnbError names client and key."
     whose = f"the {what} of client {client.id!r}"
-    payload = copy_payload(payload, whose)
-    check_numbers(payload, client, whose)
+    check_entries(payload, whose)
+    payload = {k: v.detach().clone() for k, v in payload.items()}
+    loss, may_explode = client.scratch.get("loss", 0.), client.settings.diverge == "go"
+    check_numbers(payload, whose, client.n(), client.round, loss, may_explode)
     return payload

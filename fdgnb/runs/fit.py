@@ -18,7 +18,7 @@ from ..settings import SETTINGS, make
 from ..data.domain import Dataset
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
-from ..federation.engine import Threads, closing, keep_large_blocks, one_thread, repeatable
+from ..federation.engine import find_engine, keep_large_blocks, one_thread, repeatable
 from ..federation.privacy import describe_privacy, spend
 from ..federation.rounds import plan_scores, run_round
 from .versions import parts_of, reads_rounds, versions_of
@@ -29,8 +29,8 @@ from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gap
 from .metrics import chosen_rounds, check_rule, rules_table
 from .plots import overview_plot
 from .records import save
-from .selected import (Deployable, about_of, file_of, keep_weights, name_weights, read_states, state_for,
-                                 states_of, write_weights)
+from .selected import (Deployable, about_of, file_of, has_own, keep_weights, name_weights, read_states,
+                                 refuse_site, state_for, states_of, write_weights)
 
 # %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
 def look_at(client):
@@ -46,6 +46,7 @@ def network_of(fed, domain=None):
     who = next((c for c in fed.clients if c.id == domain), None)
     if domain not in (None, fed.target) and not who:
         raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
+    if not fed.nodes and has_own(fed.method): refuse_site(domain, fed.server.clients)
     if who: who = look_at(who)
     who = who or fed.target_client or Client("unseen", {}, fed.settings)
     who.round = fed.server.round
@@ -316,12 +317,12 @@ def interruptible(run, quiet, resume=True):
         raise
 
 
-def play(run, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
+def play(run, open_engine, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
     "The rounds of a run that are still to be done."
     from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
     fed = run.fed
     down = downloads(fed.method, fed.server)
-    with closing(Threads(fed.net, fed.nodes, workers, fed.device)) as engine:
+    with open_engine(fed, workers) as engine:
         bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}",
                    initial=run.round, total=fed.rounds, disable=quiet, unit="round")
         for r in bar:
@@ -356,6 +357,7 @@ def fit(
     protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
     device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
+    engine: str = "threads",                    # what asks the clients: threads, or flower, in processes; the same bits
     workers: int | None = None,                 # clients at once; None: one per core; does not change a bit
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
@@ -371,9 +373,10 @@ def fit(
     Data that are given by their name have a target of their own, other data have none. A folder is resumed with the
     same arguments and versions, or with more rounds. A callback that returns True stops the run and prints who
     stopped it and why (`run.reason`); of a finished run callbacks are told nothing."""
-    call = make(FitCall, dict(workers=workers, checkpoint_every=checkpoint_every, progress=progress,
+    call = make(FitCall, dict(engine=engine, workers=workers, checkpoint_every=checkpoint_every, progress=progress,
                               resume=resume), "argument")
     workers, checkpoint_every, progress = call.workers, call.checkpoint_every, call.progress
+    open_engine = find_engine(call.engine)
     resume, out, callbacks = call.resume, folder_of(out), as_callbacks(callbacks)
     if torch.get_default_dtype() != torch.float32:
         raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
@@ -395,13 +398,13 @@ def fit(
     with one_thread(), repeatable(fed.device), explain_mps(), start_and_end(callbacks, run) as who:
         if who: stay(run, who)
         else:
-            with interruptible(run, quiet, resume): play(run, workers, checkpoint_every, quiet, callbacks)
+            with interruptible(run, quiet, resume): play(run, open_engine, workers, checkpoint_every, quiet, callbacks)
     if run.stopped: print(run.reason)
     if run.privacy: print(describe_privacy(run.privacy))
     return run
 
 # %% ../../nbs/runs/05_fit.ipynb #preparecode
-PLAYED = "workers checkpoint_every progress resume callbacks".split()          # how a run is played, not what it is
+PLAYED = "engine workers checkpoint_every progress resume callbacks".split()   # how a run is played, not what it is
 
 
 def prepare_run(given):

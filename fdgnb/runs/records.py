@@ -65,16 +65,18 @@ def costs(
     run,                        # a run that `fit` returned
 ) -> pd.DataFrame:
     "What a run costs, a row a kind of cost: value, the same for reading, unit, and what is counted."
-    b, w = traffic(run), flops(run)
+    b = traffic(run)
     per = lambda d, c: float(b.loc[(d, "all"), c]) if (d, "all") in b.index else 0.
     down, up = per("down", "per round"), per("up", "per round")
     total = per("down", "total") + per("up", "total")
     rows = [("parameters", models.n_parameters(run.fed.net), "numbers", "trainable, as built by the method"),
             ("bytes_down_round", down, "bytes", "server to clients, all clients, per round"),
             ("bytes_up_round", up, "bytes", "clients to server, all clients, per round"),
-            ("bytes_total", total, "bytes", "both ways, all rounds"),
-            ("steps_round", int(w.steps.sum()), "steps", "local steps, all clients, the last round"),
-            ("flops_round", int(w.flops.sum()), "FLOPs", "convolutions and matrix products, the last round")]
+            ("bytes_total", total, "bytes", "both ways, all rounds")]
+    if run.fed.nodes:                                      # else the samples are elsewhere
+        w = flops(run)
+        rows += [("steps_round", int(w.steps.sum()), "steps", "local steps, all clients, the last round"),
+                 ("flops_round", int(w.flops.sum()), "FLOPs", "convolutions and matrix products, the last round")]
     out = pd.DataFrame(rows, columns=["cost", "value", "unit", "counted"]).set_index("cost")
     out["value"] = pd.Series([r[1] for r in rows], out.index, object)
     words = dict(bytes=format_bytes, FLOPs=lambda v: f"{v/1e9:.2f} GFLOPs")
@@ -146,13 +148,20 @@ def features(run, most=600):
     return dict(zip(("features", "feature_label", "feature_domain"), map(np.concatenate, zip(*out))))
 
 # %% ../../nbs/runs/03_records.ipynb #cb664c2a
+def no_samples():
+    "The arrays of a run whose samples are elsewhere."
+    none = dict.fromkeys("predicted label domain feature_label feature_domain".split(), np.empty(0, "int64"))
+    return none | dict(features=np.empty((0, 1), "float32"))
+
+
 def arrays(run):
     "All arrays behind the figures: predictions, features, and the names of classes and domains."
     if isinstance(run, Saved): return run.arrays
     kept = vars(run).setdefault("_arrays", {})
     if run.round not in kept:
         names = dict(classes=np.array(run.fed.data.classes, str), domains=np.array(domains_of(run), str))
-        with one_thread(): kept[run.round] = {**predictions(run), **features(run), **names}
+        with one_thread(): found = {**predictions(run), **features(run)} if run.fed.nodes else no_samples()
+        kept[run.round] = {**found, **names}
     return kept[run.round]
 
 # %% ../../nbs/runs/03_records.ipynb #9dad382c

@@ -183,7 +183,7 @@ def about_of(fed):
     return dict(args=fed.args(), classes=list(map(str, d.classes)), in_channels=d.in_channels, size=d.size,
                 shape=list(d.first.x.shape[1:]), white=d.white, window=d.window, encoder=d.encoder,
                 multilabel=d.multilabel,
-                clients=[c.id for c in fed.clients], own=has_own(fed.method))
+                clients=[c.id for c in fed.clients], own=has_own(fed.method), **({} if fed.nodes else dict(sites=True)))
 
 
 def find_method(name):
@@ -230,7 +230,7 @@ def states_of(fed, network):
     "{model: the state an unseen client gets, own.<number of a client>: what that client's has otherwise}."
     model = {k: v.cpu() for k, v in network(None).state_dict().items()}
     states = {"model": model}
-    if not has_own(fed.method): return states
+    if not has_own(fed.method) or not fed.nodes: return states
     for i, client in enumerate(fed.clients):
         mine = {k: v.cpu() for k, v in network(client.id).state_dict().items()}
         states[f"own.{i}"] = {k: v for k, v in mine.items() if not v.equal(model[k])}
@@ -485,12 +485,19 @@ def load_network(folder, rule, domain=None, args=None):
     return build_network(about, state_for(about, states, domain, rules[rule]))
 
 
+def refuse_site(domain, clients):
+    "FdgnbError where a client's own model is asked for and is kept at its site alone."
+    if domain not in clients: return
+    raise FdgnbError(f"the own model of {domain!r} is kept at its site: load the folder of the run there")
+
+
 def state_for(about, states, domain, round):
     "The state of a domain's network of what a folder holds; FdgnbError on an unknown client, or one not kept."
     if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
     if domain == about["args"]["target"]: domain = None                      # an unseen client
     if domain is not None and "clients" not in about:
         raise FdgnbError("this folder was written by an earlier fdgnb, without the clients' own models: run again")
+    if about.get("own") and about.get("sites"): refuse_site(domain, about["clients"])
     if domain is not None and about.get("own") and len(states) == 1:
         raise FdgnbError(f"the clients' own models of round {round} were too large to be kept: rule='last' has them")
     return pick_state(states, about.get("clients", []), domain)

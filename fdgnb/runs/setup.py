@@ -25,6 +25,7 @@ from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server
 from ..federation.compose import Sum, check_mean, hyper_names, hyper_of, list_hyper, method_class, own_classes
+from ..federation.engine import ENGINES
 from ..federation.node import Node
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
@@ -53,6 +54,8 @@ class FitCall(SharedCall):
     method: object = hp("fedavg", "a name of list_methods(), several joined by +, or a class")
     seed: int = hp(0, "seed of the run", low=0, high=2**63 - 1)
     out: object = hp(None, "folder of the run; None: nothing is written")
+    engine: str = hp("threads", "what asks the clients: threads of this process, or Flower, in processes of their own",
+                     choices=tuple(ENGINES))
     workers: int = hp(None, "clients at once; None: one per core", low=1, high=1024)
     checkpoint_every: int = hp(1, "rounds from one checkpoint to the next", low=1)
     progress: bool = hp(None, "show a bar; None: unless CI is set")
@@ -390,13 +393,9 @@ def targets_of(target, dataset, load):
     return names
 
 # %% ../../nbs/runs/01_setup.ipynb #checkdata1
-def check_data(fed):
-    "FdgnbError on what the method or the settings ask of the data and they lack."
+def check_samples(fed):
+    "FdgnbError on what the settings ask of the samples and they lack."
     settings, data = fed.settings, fed.data
-    ids = [c.id for c in fed.clients]
-    if not fed.target: refuse_without_target(fed.method)
-    if not ids:
-        raise FdgnbError(f"data set {data.name!r} has no domain left to train on besides the target {fed.target!r}")
     if settings.augment != "none" and not data.size:
         raise FdgnbError(f"augment={settings.augment!r}: {data.name!r} holds vectors, and augmentation is for images")
     if "augment" in fed.objects:
@@ -407,7 +406,16 @@ def check_data(fed):
                          f"those of {data.name!r} have not")
     for client in fed.clients:
         if not client.n(): raise FdgnbError(f"client {client.id!r} has no training samples")
-    for _, client in settings.drops:
+
+
+def check_data(fed):
+    "FdgnbError on what a run asks of the data and they lack."
+    ids = [c.id for c in fed.clients]
+    if not ids:
+        raise FdgnbError(f"data set {fed.data.name!r} has no domain left to train on besides the target "
+                         f"{fed.target!r}")
+    check_samples(fed)
+    for _, client in fed.settings.drops:
         if client not in ids: raise FdgnbError(f"drops: unknown client {echo(client)}{nearest(client, ids)}")
 
 # %% ../../nbs/runs/01_setup.ipynb #419daa1b
@@ -519,10 +527,9 @@ def first_network(fed):
     return models.in_precision(net, fed.settings.precision)
 
 
-
-def first_server(fed):
-    "The server of a federation before its first round."
-    public = fed.target_client.splits["target"].samples() if fed.method.uses_target else None
+def first_server(fed, unseen):
+    "The server of a federation before its first round. unseen: a client whose `target` a method may need; or None."
+    public = unseen.splits["target"].samples() if fed.method.uses_target else None
     theta = {k: v.detach().clone() for k, v in fed.net.state_dict().items()}
     return Server(theta, [c.id for c in fed.clients], fed.settings, fed.seed, fed.rounds,
                   fed.net, public, fed.data.n_classes)
@@ -586,16 +593,27 @@ def share_reader(reader):
     finally: READER.reset(before)
 
 
-class Federation:
+class Plan:
+    "What is known of a run before its data: method, rounds, seed, device and what is said of settings, in `given`."
+    def __init__(self, method, dataset, rounds, seed, device, protocol, scale, hyper, options):
+        cls = method_class(method)
+        given, self.objects = take_objects(merge_hyper(options, hyper))
+        self.rounds, own, self.given = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
+        self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
+        self.seed = make(FitCall, dict(seed=seed), "argument").seed
+
+    def args(self):
+        "The arguments of the run, as JSON."
+        return run_args(self)
+
+
+class Federation(Plan):
     "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
     def __init__(self, method, dataset="digits", target="own", rounds=None, seed=0, device="cpu",
                  protocol=None, scale=None, hyper=None, groups=None, split=None, **options):
-        cls, reader = method_class(method), READER.get() or Reader()
-        given, self.objects = take_objects(merge_hyper(options, hyper))
-        self.rounds, own, settings = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
-        self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
+        super().__init__(method, dataset, rounds, seed, device, protocol, scale, hyper, options)
         self.diverged, self.start = None, {}                # the round that showed it, from 1; clients' first losses
-        self.seed = make(FitCall, dict(seed=seed), "argument").seed
+        cls, reader, settings = type(self.method), READER.get() or Reader(), self.given
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
         is_open = is_undecided(target, dataset, load)
@@ -614,10 +632,11 @@ class Federation:
         self.clients, self.target_client = participants(
             splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,
             data.classes, self.objects)
+        if not self.target: refuse_without_target(self.method)
         check_data(self)
         check_needs(self)
         check_net(self)
-        self.server = first_server(self)
+        self.server = first_server(self, self.target_client)
         with explain_mps(): self.method.setup(self.server)
 
     @property
@@ -631,10 +650,6 @@ class Federation:
     def everyone(self):
         "The clients, and the unseen client where there is one."
         return self.clients + ([self.target_client] if self.target_client else [])
-
-    def args(self):
-        "The arguments of the run, as JSON."
-        return run_args(self)
 
 # %% ../../nbs/runs/01_setup.ipynb #vectorcod1
 def refuse_vectors(cls):
