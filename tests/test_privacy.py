@@ -63,7 +63,7 @@ def test_a_running_variance_stays_a_variance():
 @pytest.mark.parametrize("name", ["fedavg", "fedbn"])
 def test_same_bits_on_any_workers_and_after_a_stop(name, small, monkeypatch, tmp_path):
     "fedbn: its BatchNorm stays with the clients, and no noise falls on what nobody sent."
-    given = DP | dict(local_steps=1) | (dict(backbone=NORMED) if name == "fedbn" else {})
+    given = DP | dict(local_steps=1) | (dict(backbone=NORMED, unseen="initial") if name == "fedbn" else {})
     whole = same_bits(monkeypatch, tmp_path, name, small, **given)
     if name == "fedavg": return
     start = Federation(name, small, "blended", 2, **given).server.model
@@ -149,7 +149,7 @@ def test_a_run_says_what_it_is_worth(small, capsys, tmp_path):
     pytest.importorskip("opacus")
     r = run("fedavg", small, rounds=2, eval_every=1, per_round=2, **DP | dict(dp_noise=2., dp_clip=.01))
     line = capsys.readouterr().out.strip()
-    assert line.startswith("privacy: epsilon") and "\n" not in line and "0.5 of the clients" in line
+    assert line.startswith("privacy: epsilon") and "\n" not in line and "0.5 of them" in line
     assert r.privacy["epsilon"] == epsilon(2., 2, .5, 4**-1.1) < r.privacy["unsampled"]
     r.save(tmp_path)
     assert load(tmp_path).record["privacy"]["epsilon"] == r.privacy["epsilon"]
