@@ -39,7 +39,7 @@ def aggregate_privately(server, uploads):
     s, total = server.settings, sum_clipped(server, uploads)
     m, rng = count_drawn(s, len(server.clients)), server.rng(make_secret("dp"))
     model = server.model
-    for q in [q for q in model if q in total]:
+    for q in sorted(total):                                          # a checkpoint does not keep an order
         noise = torch.randn(total[q].shape, generator=rng, dtype=total[q].dtype).to(total[q].device)
         model[q] = model[q] + (total[q] + s.dp_noise*s.dp_clip*noise)/m
         if q.endswith("running_var"): model[q] = model[q].clamp(min=0)
