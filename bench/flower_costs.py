@@ -88,7 +88,6 @@ def make_client(clients):
 
 def play_quickstart(clients, rounds):
     "Seconds of each round of Flower's FedAvg, and the bytes of its arrays per round."
-    import torch
     from flwr.app import ArrayRecord
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
