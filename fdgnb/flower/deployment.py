@@ -218,6 +218,6 @@ def main(grid, context):
     except FdgnbError as e: why = str(e)
     else: return failed.with_name("done.txt").touch()
     say_line(f"error: {why}")
-    failed.parent.mkdir(parents=True, exist_ok=True)
-    failed.write_text(why + "\n")
+    try: atomic_write(failed, why + "\n")
+    except OSError: pass                                                 # the disk may be what failed
     raise SystemExit(1)
