@@ -19,7 +19,8 @@ OPTIONS = dict(size=16, lr=.05, batch_size=8)
 def hospitals(tmp_path_factory): return write_hospitals(tmp_path_factory.mktemp("data"))
 
 
-def plan_of(method, rounds=2, **more): return dict(method=method, dataset="hospitals", rounds=rounds, hyper=OPTIONS | more)
+def plan_of(method, rounds=2, **more):
+    return dict(method=method, dataset="hospitals", rounds=rounds, hyper=OPTIONS | more)
 
 
 def serial(hospitals, method, rounds=2, **more):

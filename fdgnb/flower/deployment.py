@@ -35,7 +35,7 @@ def refuse_change(said, before):
     if before is None: return ""
     flat = lambda hello: {k: v for k, v in hello.items() if k not in ("looks", "code")} | hello["looks"] | hello["code"]
     why = differ_in(flat(said), flat(before), "it now", "the start")
-    return f"site {said['name']!r} is not as it was when the run began ({why})" if why else "" 
+    return f"site {said['name']!r} is not as it was when the run began ({why})" if why else ''
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0008
 class Meeting(Flower):
@@ -167,8 +167,9 @@ def report(say):
     "A callback: a line a round."
     def after_round(run, rows):
         losses = [v for *_, p, m, v in rows if (p, m) == ("training", "loss")]
-        here = ", ".join(f"{c}" for _, c, _, p, m, _ in rows if (p, m) == ("training", "loss"))
-        say(f"round {run.round} of {run.fed.rounds}: {run.seconds[-1]:.1f} s, loss {sum(losses)/len(losses):.4f}; {here}")
+        here = ", ".join(c for _, c, _, p, m, _ in rows if (p, m) == ("training", "loss"))
+        loss, seconds = sum(losses)/len(losses), run.seconds[-1]
+        say(f"round {run.round} of {run.fed.rounds}: {seconds:.1f} s, loss {loss:.4f}; {here}")
     return after_round
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0013
