@@ -202,8 +202,7 @@ def register_sites(fed, child):
     while not listens(port):
         if child.poll() is not None: return
         time.sleep(.2)
-    if not fed.secure: return
-    for name, key in fed.sites.items():
+    for name, key in fed.sites.items() if fed.secure else ():
         try: run_program(["flwr", "supernode", "register", fed.file.parent/key, "fdgnb", "--name", name],
                          environment(fed.flower_home()))
         except FdgnbError as e:
@@ -231,14 +230,20 @@ def start_server(
 
 
 def watch(words, env, then):
-    "Show and start a program, do something beside it, and wait for its end; a signal to end passes on."
+    "Show and start a program, do something beside it, and wait for its end: its code, 0 where it was told to end."
     show(words, env)
-    child = subprocess.Popen([find_program(words[0]), *map(str, words[1:])], env=os.environ | env)
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    child, told = subprocess.Popen([find_program(words[0]), *map(str, words[1:])], env=os.environ | env), []
+    def end(*_):
+        told.append(True)
+        child.terminate()
+    before = signal.signal(signal.SIGTERM, end)
     try:
         then(child)
-        return child.wait()
-    except KeyboardInterrupt: return child.wait()                              # it had the same Ctrl-C
+        code = child.wait()
+        return 0 if told else code
+    except KeyboardInterrupt:                                                  # it had the same Ctrl-C
+        child.wait()
+        return 0
     finally:
         signal.signal(signal.SIGTERM, before)
         if child.poll() is None: child.terminate()
