@@ -7,11 +7,10 @@ __all__ = ['app', 'reply_to', 'register']
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0004
 import functools, json, os
-from pathlib import Path
 from .wire import pack, unpack                               # before flwr: it turns its telemetry off
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from ..core import FdgnbError, echo
+from ..core import FdgnbError
 from ..federation.engine import keep_large_blocks, one_thread, repeatable
 from ..federation.node import ASKS
 from .engine import message_type
