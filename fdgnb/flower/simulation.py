@@ -82,16 +82,16 @@ def make_app(folder):
 @contextmanager
 def hushed():
     "Inside, Flower's log is off, and the environment is what the processes need; at the end it is as it was."
-    log, before = logging.getLogger("flwr"), dict(os.environ)
+    path = os.pathsep.join(folder or "." for folder in sys.path)
+    needed = dict(PYTHONPATH=path, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")       # else Ray warns of GPUs
+    log, before = logging.getLogger("flwr"), {k: os.environ.get(k) for k in needed}
     level = log.level
-    os.environ["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")             # else it warns of GPUs
     log.setLevel(logging.CRITICAL + 1)
+    os.environ.update(needed)
     try: yield
     finally:
         log.setLevel(level)
-        for k in os.environ.keys() - before.keys(): del os.environ[k]
-        os.environ.update(before)
+        for k, v in before.items(): os.environ.pop(k) if v is None else os.environ.update({k: v})
 
 
 def held_by(fed):
