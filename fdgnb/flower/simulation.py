@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim03
-import functools, logging, os, sys, threading, traceback
+import functools, logging, os, sys, threading, time, traceback
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,16 +82,16 @@ def make_app(folder):
 @contextmanager
 def hushed():
     "Inside, Flower's log is off, and the environment is what the processes need; at the end it is as it was."
-    log, before = logging.getLogger("flwr"), dict(os.environ)
+    path = os.pathsep.join(folder or "." for folder in sys.path)
+    needed = dict(PYTHONPATH=path, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")       # else Ray warns of GPUs
+    log, before = logging.getLogger("flwr"), {k: os.environ.get(k) for k in needed}
     level = log.level
-    os.environ["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")             # else it warns of GPUs
     log.setLevel(logging.CRITICAL + 1)
+    os.environ.update(needed)
     try: yield
     finally:
         log.setLevel(level)
-        for k in os.environ.keys() - before.keys(): del os.environ[k]
-        os.environ.update(before)
+        for k, v in before.items(): os.environ.pop(k) if v is None else os.environ.update({k: v})
 
 
 def held_by(fed):
@@ -107,16 +107,33 @@ def describe_cause(error):
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def start_ray(workers, folder, tries=3):
-    "Start Ray with so many processes; it gives up after 30 seconds, too early on a busy machine, and is asked again."
+@contextmanager
+def patient(seconds=300):
+    "Inside, Ray waits so long for its own start, not 30 seconds, in which a busy machine cannot start it."
+    from ray._private import services
+    look = services.get_node
+
+    def keep_looking(*args):
+        end = time.monotonic() + seconds
+        while True:
+            try: return look(*args)
+            except RuntimeError:
+                if time.monotonic() > end: raise
+            time.sleep(.1)
+    services.get_node = keep_looking
+    try: yield
+    finally: services.get_node = look
+
+
+def start_ray(workers, folder):
+    "Start Ray with so many processes; FdgnbError where it does not start."
     import ray
     how = dict(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     if len(str(folder)) < 40: how["_temp_dir"] = str(folder)         # the names of its sockets may not be longer
-    for left in reversed(range(tries)):
-        try: return ray.init("local", **how)
-        except Exception as e:                                       # whatever Ray raises
-            ray.shutdown()
-            if not left: raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}") from None
+    try:
+        with patient(): ray.init("local", **how)
+    except Exception as e:                                           # whatever Ray raises
+        raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}") from None
 
 
 class Simulation(Flower):
