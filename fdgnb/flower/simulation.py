@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim03
-import functools, logging, os, sys, threading, time, traceback
+import functools, logging, os, sys, threading, traceback
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,32 +108,34 @@ def describe_cause(error):
 
 
 @contextmanager
-def patient(seconds=300):
-    "Inside, Ray waits so long for its own start, not 30 seconds, in which a busy machine cannot start it."
-    from ray._private import services
-    look = services.get_node
-
-    def keep_looking(*args):
-        end = time.monotonic() + seconds
-        while True:
-            try: return look(*args)
-            except RuntimeError:
-                if time.monotonic() > end: raise
-            time.sleep(.1)
-    services.get_node = keep_looking
+def minimal_ray():
+    "Inside, Ray starts as if its dashboard were not installed: its agents import less, and are ready in time."
+    from ray._private import utils
+    found = utils.get_dashboard_dependency_error
+    utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
     try: yield
-    finally: services.get_node = look
+    finally: utils.get_dashboard_dependency_error = found
 
 
-def start_ray(workers, folder):
-    "Start Ray with so many processes; FdgnbError where it does not start."
+def end_start(error):
+    "End the processes of a start of Ray that failed; Ray itself would at the end of this process."
+    from ray._private.node import Node
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node): node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def start_ray(workers, folder, tries=4):
+    "Start Ray with so many processes; it gives its agents 15 seconds, too few on a busy machine, and is tried again."
     import ray
     how = dict(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     if len(str(folder)) < 40: how["_temp_dir"] = str(folder)         # the names of its sockets may not be longer
-    try:
-        with patient(): ray.init("local", **how)
-    except Exception as e:                                           # whatever Ray raises
-        raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}") from None
+    for left in reversed(range(tries)):
+        try:
+            with minimal_ray(): return ray.init("local", **how)
+        except Exception as e:                                       # whatever Ray raises
+            end_start(e)
+            if not left: raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}") from None
 
 
 class Simulation(Flower):
