@@ -45,9 +45,9 @@ class Processes:
             assert time.monotonic() < end, f"{name} did not say {text!r}:\n{self.log(name)[-3000:]}"
             time.sleep(.2)
 
-    def start_server(self):
+    def start_server(self, times=1):
         self.start("server", "server", "hospitals.toml")
-        self.wait_for("server", "the server is ready")
+        self.wait_for("server", "the server is ready", times=times)
 
     def start_site(self, name, *more):
         role = ["--role", "target"] if name == TARGET else []

@@ -1,5 +1,5 @@
 """A deployment of real processes on this machine: `make test-flower`. Elsewhere skipped: each takes minutes."""
-import os
+import os, signal
 from importlib.util import find_spec
 import pytest
 
@@ -44,3 +44,21 @@ def test_a_run_of_three_sites_has_the_bits_of_the_joined_folders(hospitals, tmp_
     kept = next((tmp_path/"inked-kept").glob("scaffold-*"))
     images = sorted((hospitals/"inked").glob("*/*.png"))[:4]
     assert fdgnb.load(kept).predict(images).shape == (4, 3)
+
+
+@pytest.mark.slow
+def test_a_server_that_was_killed_goes_on_where_it_stood(hospitals, tmp_path):
+    with Processes(tmp_path, hospitals, NAMES, secure=True) as processes:
+        processes.start_server()
+        for name in NAMES: processes.start_site(name)
+        more = ["--engine", "flower", "--federation", "hospitals.toml", "--out", "out", *OPTIONS, "--rounds", "3"]
+        processes.start("run", "run", "scaffold", *more)
+        processes.wait_for("run", "round 1 of 3", 400)
+        processes.end("server", signal.SIGKILL)
+        assert processes.running["run"].wait(200)                                  # it says what to do
+        assert "the same command goes on" in processes.log("run")
+        processes.start_server(times=2)
+        done = processes.run("scaffold", *OPTIONS, "--rounds", "3")
+        assert not done.returncode, done.stderr
+        assert "goes on after round" in done.stdout
+    compare(tmp_path/"out", hospitals, "scaffold", 3)

@@ -221,8 +221,8 @@ def start_server(
         raise FdgnbError(f"no public key of site {name!r}: wanted {fed.file.parent/key}, of python -m fdgnb key {name}")
     if listens(port): raise FdgnbError(f"port {port} is taken: is the server running? else another address")
     write_connection(fed)
-    words = ["flower-superlink", "--host", "127.0.0.1" if is_loopback(host) else "0.0.0.0", "--port", port,
-             "--database", fed.folder/"superlink.db", "--disable-runtime-dependency-installation"]
+    words = ["python", "-m", "fdgnb.flower.superlink", "--host", "127.0.0.1" if is_loopback(host) else "0.0.0.0",
+             "--port", port, "--database", fed.folder/"superlink.db", "--disable-runtime-dependency-installation"]
     secure = ["--ssl-ca-certfile", fed.folder/"ca.crt", "--ssl-certfile", fed.folder/"server.pem", "--ssl-keyfile",
               fed.folder/"server.key", "--enable-supernode-auth"]
     return watch(words + (secure if fed.secure else ["--insecure"]), environment(fed.folder/"superlink"),
