@@ -284,11 +284,13 @@ def site(
                                                  metavar="FOLDER")] = None,
     device: Annotated[str, typer.Option(help="Where the network computes: cpu, cuda, mps or auto.")] = "cpu",
     imports: Annotated[str, typer.Option(help="The site's own modules, as the method's.")] = "",
+    local_dp: Annotated[str, typer.Option(help="Noise on every model that leaves: a clip, epsilon a round, delta.",
+                                          metavar="C,E,D")] = "",
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and key, on this machine alone.")] = False,
 ):
     "Take part in a federation with a folder of images, which stay here: Flower's SuperNode; Ctrl-C ends it."
     from fdgnb.flower.commands import start_site
-    return start_site(folder, superlink, name, key, ca, role, home, device, imports, insecure)
+    return start_site(folder, superlink, name, key, ca, role, home, device, imports, local_dp, insecure)
 
 # %% ../nbs/command.ipynb #cmd0000017
 UsageError = typer.BadParameter.__base__                               # wherever this version of typer keeps it
