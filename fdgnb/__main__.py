@@ -240,13 +240,15 @@ def methods(
 def federation(
     file: Annotated[Path, typer.Argument(help="The federation's file, to be written.", show_default=False)],
     sites: Annotated[list[str], typer.Argument(help="The names of the sites.", show_default=False)],
-    address: Annotated[str, typer.Option(help="Of the server, as the sites reach it.", metavar="HOST:PORT")] = "127.0.0.1:9092",
+    address: Annotated[str, typer.Option(help="Of the server, as the sites reach it.",
+                                         metavar="HOST:PORT")] = "127.0.0.1:9092",
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, on this machine alone.")] = False,
 ):
     "Begin a federation of several machines: its file, and the certificate of its server."
     from fdgnb.flower.commands import make_federation
     made = make_federation(file, sites, address, insecure)
-    print(f"made: {made}" + ("" if insecure else f"; the sites need {made.parent/made.stem/'ca.crt'}, the server their public keys"))
+    print(f"made: {made}")
+    if not insecure: print(f"every site needs {made.parent/made.stem/'ca.crt'}, and the server every site's public key")
 
 
 @app.command(epilog="Example: python -m fdgnb key st_mary")
@@ -275,7 +277,8 @@ def site(
     superlink: Annotated[str, typer.Option(help="The server.", metavar="HOST:PORT")],
     name: Annotated[str, typer.Option(help="The site, as the server knows it.")],
     key: Annotated[Optional[Path], typer.Option(help="The site's private key.", metavar="FILE")] = None,
-    ca: Annotated[Optional[Path], typer.Option(help="The certificate of the server's authority.", metavar="FILE")] = None,
+    ca: Annotated[Optional[Path], typer.Option(help="The certificate of the server's authority.",
+                                               metavar="FILE")] = None,
     role: Annotated[str, typer.Option(help="client, or target: it does not train, it is scored.")] = "client",
     home: Annotated[Optional[Path], typer.Option(help="What is kept here of runs; left out: NAME-kept.",
                                                  metavar="FOLDER")] = None,

@@ -3,12 +3,14 @@ import json, shutil
 from importlib.util import find_spec
 import pytest
 import fdgnb
-from fdgnb import FdgnbError
 from fdgnb.vectors import digest
 
 if not find_spec("flwr"): pytest.skip("Flower is not installed: make flower", allow_module_level=True)
 from conftest import says
-from sites import NAMES, Grid, deploy, nodes_of, write_hospitals
+from fdgnb.flower.wire import unpack
+from fdgnb.runs import sites
+from fdgnb.runs.sites import run_key
+from hospitals import Grid, deploy, nodes_of, write_hospitals
 
 OPTIONS = dict(size=16, lr=.05, batch_size=8)
 
@@ -17,7 +19,8 @@ OPTIONS = dict(size=16, lr=.05, batch_size=8)
 def hospitals(tmp_path_factory): return write_hospitals(tmp_path_factory.mktemp("data"))
 
 
-def plan_of(method, rounds=2, **more): return dict(method=method, dataset="hospitals", rounds=rounds, hyper=OPTIONS | more)
+def plan_of(method, rounds=2, **more):
+    return dict(method=method, dataset="hospitals", rounds=rounds, hyper=OPTIONS | more)
 
 
 def serial(hospitals, method, rounds=2, **more):
@@ -44,3 +47,169 @@ def test_a_deployment_is_the_run_over_the_joined_folders(hospitals, tmp_path, me
     images = sorted((hospitals/"inked").glob("*/*.png"))[:4]
     assert kept.predict(images).shape == (4, 3) and kept.history.equals(run.history)
     assert said[-1] == f"kept in {tmp_path/'server'}"
+
+
+# ---- who is absent, and comes back
+
+class Losing(Grid):
+    "A grid that loses messages: `lost` holds (asked for, round, name)."
+    lost = ()
+
+    def push(self, message):
+        self.about = unpack(message.content)[1]
+        return super().push(message)
+
+    def is_lost(self, what, node):
+        return (what, self.about.get("round", -1) + 1, self.configs[node][0]) in self.lost
+
+
+def small(method="scaffold", rounds=3, **more): return plan_of(method, rounds, eval_every=0, **more)
+
+
+def losing(hospitals, home, plan, *lost, **configs):
+    grid = Losing(nodes_of(hospitals, home), json.dumps(plan))
+    grid.lost = lost
+    return grid
+
+
+def test_a_site_that_does_not_answer_is_named_and_the_rest_is_a_run_without_it(hospitals, tmp_path):
+    plan = small()
+    grid = losing(hospitals, tmp_path, plan, ("train", 2, "inked"))
+    run, _, said = deploy(hospitals, tmp_path, plan, grid=grid)
+    whole = serial(hospitals, "scaffold", 3, eval_every=0, drops=((2, "inked"),))
+    assert_same(run, whole)
+    assert any("goes on without client 'inked'" in line for line in said)
+
+
+def test_a_node_that_comes_back_under_another_number_goes_on_from_its_state(hospitals, tmp_path):
+    plan = small()
+    grid = losing(hospitals, tmp_path, plan, ("train", 2, "inked"))
+    lose = grid.is_lost
+    def restart(what, node):
+        "After the loss the node is gone, and another one has its name and folder."
+        if lose(what, node): grid.configs[99] = grid.configs.pop(node)
+        return node not in grid.configs
+    grid.is_lost = restart
+    run, _, said = deploy(hospitals, tmp_path, plan, grid=grid)
+    assert_same(run, serial(hospitals, "scaffold", 3, eval_every=0, drops=((2, "inked"),)))
+    assert said.count("site 'inked' is here") == 2
+
+
+def test_a_server_that_was_killed_goes_on_and_a_round_played_twice_has_the_same_bits(hospitals, tmp_path):
+    plan = small()
+    grid = losing(hospitals, tmp_path, plan)
+    def kill(what, node):
+        if what == "train" and grid.about["round"] == 1 and grid.configs[node][0] == "optical": raise KeyboardInterrupt
+    grid.is_lost = kill
+    with pytest.raises(KeyboardInterrupt): deploy(hospitals, tmp_path, plan, grid=grid)
+    states = sorted(f.name for f in (tmp_path/"inked").glob("*/state-*"))
+    assert states == ["state-0001.safetensors", "state-0002.safetensors"]               # ahead of the server
+    run, _, said = deploy(hospitals, tmp_path, plan)
+    assert "goes on after round 1" in said
+    assert_same(run, serial(hospitals, "scaffold", 3, eval_every=0))
+
+
+def test_a_run_goes_on_though_a_site_is_away_and_grows(hospitals, tmp_path):
+    deploy(hospitals, tmp_path, small(rounds=1))
+    away = {n: v for n, v in nodes_of(hospitals, tmp_path).items() if v[0] != "inked"}
+    run, _, said = deploy(hospitals, tmp_path, small(rounds=2), away)
+    assert "after 0 s without inked" in said and run.round == 2
+    assert_same(run, serial(hospitals, "scaffold", 2, eval_every=0, drops=((2, "inked"),)))
+
+
+# ---- what a site keeps
+
+def test_a_site_without_its_state_or_room_for_it_stays_away(hospitals, tmp_path, monkeypatch):
+    deploy(hospitals, tmp_path, small(rounds=1))
+    for file in (tmp_path/"inked").glob("*/state-0001*"): file.unlink()
+    real = sites.save_checkpoint
+    def save(path, *args):
+        if tmp_path/"optical" in path.parents: raise OSError(28, "No space left on device")
+        return real(path, *args)
+    monkeypatch.setattr(sites, "save_checkpoint", save)
+    run, _, said = deploy(hospitals, tmp_path, small(rounds=2))
+    assert any("'inked'" in line and "the state after round 1 is not in" in line for line in said)
+    assert any("'optical'" in line and "No space left on device" in line for line in said)
+    trained = {r[1] for r in run.rows if r[0] == 2 and r[3] == "training"}
+    assert trained == {"cluttered", "rendered"}
+
+
+def test_three_states_are_kept_and_the_personal_model_is_the_client_s(hospitals, tmp_path):
+    run, *_ = deploy(hospitals, tmp_path, plan_of("fedbn", 4, eval_every=4))
+    kept = tmp_path/"inked"/run_key(run.fed)
+    assert len([*kept.glob("state-*")]) == 3 and len([*kept.glob("round-*")]) == 1
+    whole = serial(hospitals, "fedbn", 4, eval_every=4)
+    own = fdgnb.load(kept).model_of()
+    assert digest(own.state_dict()) == digest(whole.model_of("inked").state_dict())
+    assert digest(fdgnb.load(tmp_path/"server").model.state_dict()) == digest(whole.model.state_dict())
+    says(lambda: fdgnb.load(tmp_path/"server").model_of("inked"), "is kept at its site")
+    says(lambda: run.model_of("inked"), "is kept at its site")
+
+
+def test_another_folder_keeps_a_site_away_and_does_not_come_back(hospitals, tmp_path):
+    data = tmp_path/"data"/"hospitals"
+    shutil.copytree(hospitals, data)
+    plan = small(rounds=2)
+    grid = losing(data, tmp_path, plan)
+    def change(what, node):
+        if what == "train" and grid.about["round"] == 1 and grid.configs[node][0] == "inked":
+            next(data.glob("inked/class 1/*")).unlink(missing_ok=True)
+    grid.is_lost = change
+    run, _, said = deploy(data, tmp_path, plan, grid=grid)
+    assert any("'inked'" in line and "other samples than when the run began" in line for line in said)
+    *_, said = deploy(data, tmp_path, small(rounds=3))
+    assert any("refused: site 'inked' is not as it was when the run began (data: " in line for line in said)
+
+
+# ---- who is refused
+
+def refused(part, hospitals, home, nodes, plan=None, **spec):
+    says(lambda: deploy(hospitals, home, plan or small(rounds=1), nodes, **spec), part)
+
+
+def test_a_claim_to_another_s_name_is_refused(hospitals, tmp_path):
+    nodes = nodes_of(hospitals, tmp_path)
+    nodes[3] = "inked", nodes[4][1]                                         # a node of inked says that it is optical
+    refused("the SuperNode registered as 'inked' says that it is site 'optical'", hospitals, tmp_path, nodes)
+    nodes[3] = "", nodes_of(hospitals, tmp_path)[4][1]
+    refused("a second SuperNode says that it is site 'optical'", hospitals, tmp_path, nodes, secure=False)
+    nodes[3] = "", nodes[3][1] | dict(name="elsewhere")
+    refused("says that it is site 'elsewhere', which this federation has not", hospitals, tmp_path, nodes, secure=False)
+
+
+def test_sites_with_other_classes_or_code_are_refused(hospitals, tmp_path, monkeypatch):
+    data = tmp_path/"data"/"hospitals"
+    shutil.copytree(hospitals, data)
+    shutil.rmtree(data/"inked"/"class 2")
+    refused("site 'inked' has other samples than 'blended' (classes: it lacks class 2)", data, tmp_path,
+            nodes_of(data, tmp_path))
+    real = sites.SitePart.hello
+    def hello(self):
+        said = real(self)
+        return said | dict(code=said["code"] | dict(torch="1.0")) if self.name == "optical" else said
+    monkeypatch.setattr(sites.SitePart, "hello", hello)
+    refused("site 'optical' runs other code than the server (torch: '1.0' at it", hospitals, tmp_path,
+            nodes_of(hospitals, tmp_path))
+
+
+def test_what_a_deployment_cannot_do_is_said_before_the_first_round(hospitals, tmp_path):
+    nodes = nodes_of(hospitals, tmp_path)
+    refused("needs unlabeled samples of the target at the server", hospitals, tmp_path, nodes, small("fedka", 1))
+    few = {n: v for n, v in nodes.items() if n != 3}
+    refused("no answer from inked in 0 s", hospitals, tmp_path, few)
+    refused("target='inked': that site trains", hospitals, tmp_path, nodes, small(rounds=1) | dict(target="inked"))
+    broken = nodes | {3: ("inked", nodes[3][1] | dict(folder=str(tmp_path/"none")))}
+    refused("site 'inked': no folder", hospitals, tmp_path, broken)
+
+
+def test_a_model_that_went_a_hundred_times_as_far_is_refused_by_name(hospitals, tmp_path, monkeypatch):
+    real = sites.ASKS["train"]
+    def train(node, net, download, about):
+        upload, said = real(node, net, download, about)
+        if node.client.id != "inked": return upload, said
+        return {k: v*1000 if k.startswith("model.") and v.is_floating_point() else v for k, v in upload.items()}, said
+    monkeypatch.setitem(sites.ASKS, "train", train)
+    plan = small("fedavg", 1)
+    refused("more than max_change=100 times as far", hospitals, tmp_path, None, plan)
+    says(lambda: deploy(hospitals, tmp_path/"again", plan), "site 'inked' uploaded a model")
+    says(lambda: deploy(hospitals, tmp_path/"any", plan, max_change=0), "the global model exploded", "'inked'")

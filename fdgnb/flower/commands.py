@@ -8,7 +8,7 @@ __all__ = ['RETRY', 'make_federation', 'make_certificates', 'is_address', 'make_
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0004
 import ipaddress, json, os, shlex, shutil, signal, socket, ssl, subprocess, sys, tempfile, time, tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from .wire import QUIET
 from ..core import FdgnbError, atomic_write, echo, read_regular, root, writing
@@ -123,7 +123,7 @@ def make_federation(
     days: int = 365,  # that the certificates hold
 ) -> Path:
     "Write a federation's file; make a certificate authority, and a certificate for the server. Existing files stay."
-    file, (host, port) = Path(file).absolute(), read_address(address)
+    file, (host, _) = Path(file).absolute(), read_address(address)
     for name in sites: check_site_name(name)
     if len(set(sites)) < len(sites) or not sites: raise FdgnbError("wanted the names of the sites, each once")
     if file.exists(): raise FdgnbError(f"{file} exists: change it by hand, or delete it")
@@ -143,8 +143,8 @@ def make_certificates(folder, host, days):
     "A certificate authority, and a certificate for the server's host and this machine, in a folder of their own."
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    kind = "IP" if host.strip("[]").replace(".", "").replace(":", "").isalnum() and is_address(host) else "DNS"
-    names = f"subjectAltName=DNS:localhost,IP:127.0.0.1" + ("" if is_loopback(host) else f",{kind}:{host.strip('[]')}")
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    if not is_loopback(host): names += f",{'IP' if is_address(host) else 'DNS'}:{host.strip('[]')}"
     new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes"]
     run_program([*new[:2], "-x509", *new[2:], "-keyout", folder/"ca.key", "-out", folder/"ca.crt", "-days", days,
                  "-subj", "/CN=CA"])
@@ -202,8 +202,7 @@ def register_sites(fed, child):
     while not listens(port):
         if child.poll() is not None: return
         time.sleep(.2)
-    if not fed.secure: return
-    for name, key in fed.sites.items():
+    for name, key in fed.sites.items() if fed.secure else ():
         try: run_program(["flwr", "supernode", "register", fed.file.parent/key, "fdgnb", "--name", name],
                          environment(fed.flower_home()))
         except FdgnbError as e:
@@ -218,12 +217,12 @@ def start_server(
     fed = read_federation(file)
     host, port = read_address(fed.address)
     for name, key in fed.sites.items() if fed.secure else ():
-        if not (fed.file.parent/key).exists():
-            raise FdgnbError(f"no public key of site {name!r}: wanted {fed.file.parent/key}, from python -m fdgnb key {name}")
-    if listens(port): raise FdgnbError(f"port {port} is taken: another address= in {fed.file}, or is the server running?")
+        if (fed.file.parent/key).exists(): continue
+        raise FdgnbError(f"no public key of site {name!r}: wanted {fed.file.parent/key}, of python -m fdgnb key {name}")
+    if listens(port): raise FdgnbError(f"port {port} is taken: is the server running? else another address")
     write_connection(fed)
-    words = ["flower-superlink", "--host", "127.0.0.1" if is_loopback(host) else "0.0.0.0", "--port", port,
-             "--database", fed.folder/"superlink.db", "--disable-runtime-dependency-installation"]
+    words = ["python", "-m", "fdgnb.flower.superlink", "--host", "127.0.0.1" if is_loopback(host) else "0.0.0.0",
+             "--port", port, "--database", fed.folder/"superlink.db", "--disable-runtime-dependency-installation"]
     secure = ["--ssl-ca-certfile", fed.folder/"ca.crt", "--ssl-certfile", fed.folder/"server.pem", "--ssl-keyfile",
               fed.folder/"server.key", "--enable-supernode-auth"]
     return watch(words + (secure if fed.secure else ["--insecure"]), environment(fed.folder/"superlink"),
@@ -231,14 +230,20 @@ def start_server(
 
 
 def watch(words, env, then):
-    "Show and start a program, do something beside it, and wait for its end; a signal to end passes on."
+    "Show and start a program, do something beside it, and wait for its end: its code, 0 where it was told to end."
     show(words, env)
-    child = subprocess.Popen([find_program(words[0]), *map(str, words[1:])], env=os.environ | env)
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    child, told = subprocess.Popen([find_program(words[0]), *map(str, words[1:])], env=os.environ | env), []
+    def end(*_):
+        told.append(True)
+        child.terminate()
+    before = signal.signal(signal.SIGTERM, end)
     try:
         then(child)
-        return child.wait()
-    except KeyboardInterrupt: return child.wait()                              # it had the same Ctrl-C
+        code = child.wait()
+        return 0 if told else code
+    except KeyboardInterrupt:                                                  # it had the same Ctrl-C
+        child.wait()
+        return 0
     finally:
         signal.signal(signal.SIGTERM, before)
         if child.poll() is None: child.terminate()
@@ -290,7 +295,7 @@ def start_site(
         read_local_dp(local_dp)
         config["local-dp"] = local_dp
     told = " ".join(f'{k}="{v}"' for k, v in config.items())
-    if told.count('"') > 2*len(config): raise FdgnbError("a folder with a quotation mark in its name cannot be told to Flower")
+    if told.count('"') > 2*len(config): raise FdgnbError("Flower takes no quotation mark in the name of a folder")
     words = ["flower-supernode", "--superlink", superlink, "--host", "127.0.0.1", "--port", free_port(),
              "--node-config", told]
     how = ["--insecure"] if insecure else ["--root-certificates", ca, "--auth-supernode-private-key", key]
@@ -377,8 +382,9 @@ def run_federated(
     out = beside.get("out") or root()/"runs"/f"{fed.name}-{plan['method']}-seed{plan.get('seed', 0)}"
     out = Path(out).absolute()
     spec = dict(sites=list(fed.sites), out=str(out), public=public and str(Path(public).absolute()),
-                timeout=fed.timeout, wait=fed.wait, max_change=fed.max_change, secure=fed.secure,
-                resume=beside.get("resume", True), device=beside.get("device", "cpu"), imports=beside.get("imports", ""))
+                timeout=fed.timeout, wait=fed.wait, max_change=fed.max_change, secure=fed.secure)
+    spec |= dict(resume=True, device="cpu", imports="") | {k: beside[k] for k in ("resume", "device", "imports")
+                                                           if k in beside}
     write_connection(fed)
     with writing(out): out.mkdir(parents=True, exist_ok=True)
     for name in ("failed.txt", "done.txt"): (out/name).unlink(missing_ok=True)

@@ -8,7 +8,6 @@ __all__ = ['app', 'read_local_dp', 'check_local_dp', 'reply_to', 'register']
 # %% ../../nbs/flower/04_site.ipynb #flsite0004
 import functools, json, math, os
 import numpy as np
-from pathlib import Path
 from .wire import pack, unpack                               # before flwr: it turns its telemetry off
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp

@@ -9,7 +9,7 @@ __all__ = []
 import hashlib, json, torch
 from dataclasses import replace
 from pathlib import Path
-from fdgnb.core import FdgnbError, atomic_write, echo, writing
+from fdgnb.core import FdgnbError, atomic_write, echo
 from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Dataset, Domain, suggest_settings
 from fdgnb.data.features import encodes_images
@@ -20,8 +20,8 @@ from fdgnb.federation.node import ASKS, Node
 from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
 from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
-from fdgnb.runs.setup import (Plan, check_choices, check_data, check_needs, check_net, check_samples, data_digest, first_network,
-                    first_server, load_data, participants, refuse_vectors)
+from fdgnb.runs.setup import (Plan, check_choices, check_data, check_needs, check_net, check_samples, data_digest,
+                              first_network, first_server, load_data, participants, refuse_vectors)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
@@ -256,7 +256,7 @@ def short_digest(values):
 def run_key(fed):
     "By what a site knows a run again: its method and a digest of its arguments, but for the number of rounds."
     args = {k: v for k, v in fed.args().items() if k != "rounds"}
-    return f"{fed.method.name}-{short_digest(args)[:12]}" 
+    return f"{fed.method.name}-{short_digest(args)[:12]}"
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00020
 class CannotAnswer(FdgnbError):

@@ -1,6 +1,6 @@
 """A deployment in one process: a grid in memory, behind it the functions of real sites, with folders of their own."""
+import json
 from types import SimpleNamespace
-from flwr.app import Message
 from PIL import Image
 from fdgnb import get_dataset
 from fdgnb.federation.node import ASKS
@@ -12,9 +12,9 @@ ASKED = {message_type(what): what for what in ("hello", *ASKS)}
 NAMES = "blended cluttered inked optical rendered".split()                    # the first is the target
 
 
-def write_hospitals(folder, n=24):
-    "Images of digits as five folders <site>/<class>/<image>; the folder of all of them."
-    for domain in get_dataset("digits").domains.values():
+def write_hospitals(folder, n=24, names=NAMES):
+    "Images of digits as folders <site>/<class>/<image>; the folder of all of them."
+    for domain in (get_dataset("digits")[name] for name in names):
         for i, (x, y) in enumerate(zip(domain.x[:n], domain.y[:n] % 3)):
             place = folder/"hospitals"/domain.name/f"class {y}"
             place.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,6 @@ def nodes_of(hospitals, home, names=NAMES, target="blended"):
 
 def deploy(hospitals, home, plan, nodes=None, grid=None, **spec):
     "A run of a deployment over a grid in memory: (run, grid, what was said)."
-    import json
     grid, said = grid or Grid(nodes or nodes_of(hospitals, home), json.dumps(plan)), []
     spec = dict(plan=plan, sites=NAMES, out=home/"server", wait=0, timeout=1) | spec
     try: return serve(grid, spec, said.append), grid, said
