@@ -3,7 +3,8 @@
 Kinds: serial (threads), simulation (engine="flower"), quickstart (Flower's own FedAvg with the same network, data and
 local steps, written as its PyTorch quickstart). Each is played in a process of its own; the table has seconds to start
 and end, the median of a round after the first, the most memory of the processes together (shared pages counted once)
-and the bytes that Flower carries per round. It is written to reports/flower/costs.csv."""
+and the bytes that Flower carries per round. It is written to reports/flower/costs.csv. Beside it, in imports.csv, what
+a site's process spends before it answers a message: processor seconds of its imports."""
 import argparse, json, logging, os, subprocess, sys, threading, time
 from pathlib import Path
 from statistics import median
@@ -149,9 +150,23 @@ def measure(kind, clients, rounds):
     if child.returncode: raise SystemExit(f"{kind} with {clients} clients failed: exit code {child.returncode}")
     said = json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("{")))
     a_round = median(said["rounds"][1:])
-    rest = said["whole"] - sum(said["rounds"])
+    rest = said["whole"] - a_round*rounds
     return dict(kind=kind, clients=clients, round_s=round(a_round, 3), start_and_end_s=round(rest, 1),
                 memory_mb=round(most/2**20), sent_mb_a_round=round(said["sent"]/2**20, 2))
+
+
+IMPORTS = {"Python": "pass", "Flower": "import flwr.app, flwr.clientapp", "torch": "import torch",
+           "Flower, torch and fdgnb, as a site": "import fdgnb.flower.site"}
+
+
+def measure_imports(tries=5):
+    "Processor seconds of a process that imports what a site's does, the least of several."
+    lines = []
+    for what, code in IMPORTS.items():
+        command = [sys.executable, "-W", "ignore", "-c", f"import time\n{code}\nprint(time.process_time())"]
+        took = min(float(subprocess.check_output(command, text=True)) for _ in range(tries))
+        lines.append(dict(imports=what, cpu_s=round(took, 2)))
+    return lines
 
 
 def main():
@@ -173,9 +188,10 @@ def main():
     table = pd.DataFrame(lines)
     base = table[table.kind == "quickstart"].set_index("clients").round_s
     table["of_quickstart"] = (table.round_s/table.clients.map(base)).round(2)
-    file = Path(__file__).resolve().parent.parent/"reports"/"flower"/"costs.csv"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(file, index=False)
+    folder = Path(__file__).resolve().parent.parent/"reports"/"flower"
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder/"costs.csv", index=False)
+    pd.DataFrame(measure_imports()).to_csv(folder/"imports.csv", index=False)
     print(table.to_string(index=False))
 
 

@@ -1,4 +1,4 @@
-"""Accuracy on the target against epsilon, on digits cut into many clients: reports/privacy.csv, minutes on one core.
+"""Accuracy on the target against epsilon, on digits cut into many clients: reports/privacy/curve.csv; minutes.
 
     python bench/privacy_curve.py"""
 import pandas as pd
@@ -27,5 +27,7 @@ def curve_point(noise, seed):
 if __name__ == "__main__":
     rows = [curve_point(noise, seed) for noise in NOISES for seed in SEEDS]
     table = pd.DataFrame(rows)
-    table.to_csv(root()/"reports"/"privacy.csv", index=False, float_format="%.4g")
+    file = root()/"reports"/"privacy"/"curve.csv"
+    file.parent.mkdir(exist_ok=True)
+    table.to_csv(file, index=False, float_format="%.4g")
     print(table.to_string(index=False))

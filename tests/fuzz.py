@@ -66,8 +66,8 @@ WELL = dict(
     rounds=plainly(1, 2, np.int64(1), 1.), seed=st.integers(0, 2**40), out=plainly(None), scale=plainly(None),
     protocol=plainly(None), hyper=plainly(None, {}, {"lr": .1}), dataset=plainly(DATA),
     method=plainly("fedavg", "fedsb+ga"), engine=plainly("threads"), workers=plainly(None, 1, 2),
-    progress=plainly(False, None), checkpoint_every=st.integers(1, 5), batch_size=st.integers(2, 9), lr=st.floats(1e-6, .5),
-    dw=plainly(1, 3, 5), G=plainly(2, 4))
+    progress=plainly(False, None), checkpoint_every=st.integers(1, 5), batch_size=st.integers(2, 9),
+    lr=st.floats(1e-6, .5), dw=plainly(1, 3, 5), G=plainly(2, 4))
 
 
 def well(name, f=None):

@@ -7,6 +7,8 @@ from fdgnb.vectors import digest
 
 if not find_spec("flwr"): pytest.skip("Flower is not installed: make flower", allow_module_level=True)
 from conftest import says
+from fdgnb.__main__ import main
+from fdgnb.flower.commands import free_port, make_federation, read_federation
 from fdgnb.flower.wire import unpack
 from fdgnb.runs import sites
 from fdgnb.runs.sites import run_key
@@ -213,3 +215,35 @@ def test_a_model_that_went_a_hundred_times_as_far_is_refused_by_name(hospitals, 
     refused("more than max_change=100 times as far", hospitals, tmp_path, None, plan)
     says(lambda: deploy(hospitals, tmp_path/"again", plan), "site 'inked' uploaded a model")
     says(lambda: deploy(hospitals, tmp_path/"any", plan, max_change=0), "the global model exploded", "'inked'")
+
+
+# ---- commands
+
+@pytest.mark.parametrize("line, part", [
+    ("timeout = 'long'", "timeout='long'"), ("timeot = 3", "says 'timeot'; known: name"), ("address = 'here'", "wanted HOST:PORT"),
+    ("secure = false\naddress = '10.1.2.3:9092'", "10.1.2.3 is another machine"), ("[", "is no TOML"), ("timeout = 0", "timeout"),
+    ("[sites]\n'a b' = 'a.pub'", "wanted a name of letters")])
+def test_a_federation_s_file_is_checked(tmp_path, line, part):
+    file = make_federation(tmp_path/"h.toml", ["a", "b"], insecure=True)
+    names = [text.partition(" ")[0] for text in line.splitlines()]
+    kept = [text for text in file.read_text().splitlines() if text.partition(" ")[0] not in names]
+    if line.startswith("[sites]"): kept = kept[:kept.index("")]
+    file.write_text(f"{line}\n" + "\n".join(kept) if "[sites]" not in line else "\n".join([*kept, line]))
+    says(lambda: read_federation(file), part)
+
+
+def test_a_command_of_a_deployment_is_refused_before_it_starts_anything(tmp_path, capsys):
+    file = make_federation(tmp_path/"h.toml", ["a", "b"], f"127.0.0.1:{free_port()}", insecure=True)
+    for words, part in [
+            (f"run fdse --federation {file}", "--federation needs --engine flower"),
+            (f"run fdse --engine flower --federation {file} --dataset digits", "the data are the sites'"),
+            (f"run fdvse --engine flower --federation {file}", "did you mean 'fdse'?"),
+            (f"run fdse --engine flower --federation {file}", "nobody listens on port"),
+            (f"run fdse --public {tmp_path}", "--public is for a federation"),
+            (f"site {tmp_path} --superlink 10.0.0.1:9 --name a --insecure", "10.0.0.1 is another machine"),
+            (f"site {tmp_path} --superlink 10.0.0.1:9 --name a", "--key FILE is needed"),
+            (f"site {tmp_path}/none --superlink 127.0.0.1:9 --name a --insecure", "no folder"),
+            (f"federation {file} a b", "exists"), (f"server {tmp_path}/none.toml", "no file")]:
+        assert main(words.split()) == 1
+        printed = capsys.readouterr()
+        assert printed.err.count("\n") == 1 and part in printed.err, printed.err

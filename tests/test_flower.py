@@ -5,7 +5,7 @@ import json, math, sys, threading
 from importlib.util import find_spec
 import pytest
 import torch
-import fdgnb
+import fdgnb, fdgnb.runs.fit
 import digests
 from conftest import bits, broken_off, says
 from fdgnb import FdgnbError
@@ -242,7 +242,7 @@ HOSTILE = {
     "bool": (put(stats_own_x=torch.ones(3) > 0), "client 'b' holds 'stats.own.x' as bool [3]"),
     "own": (put(stats_own_x=torch.ones(3)), "'b' sends 'stats.own.x'"),
     "n huge": (put(scalars_n=double(1e9)), "the upload of client 'b' states 'scalars.n' as 1e+09"),
-    "n more": (put(scalars_n=double(14.)), "client 'b' states 'scalars.n'"),
+    "n more": (put(scalars_n=double(15.)), "client 'b' states 'scalars.n'"),
     "n zero": (put(scalars_n=double(0.)), "client 'b' states 'scalars.n' as 0"),
     "n part": (put(scalars_n=double(1.5)), "client 'b' states 'scalars.n' as 1.5"),
     "n nan": (put(scalars_n=double(math.nan)), "client 'b' states 'scalars.n' as nan"),

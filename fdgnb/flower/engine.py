@@ -103,12 +103,12 @@ class Flower:
     ) -> Iterator[tuple[str, dict, dict]]:     # (id, payload, about) as they come; who is absent is left out
         "Ask several nodes the same; FdgnbError on an answer that cannot be theirs."
         end = math.inf if self.timeout is None else time.monotonic() + self.timeout
-        waiting = {k: self.send(what, k, payload, about) for k, payload in payloads.items()}
-        came = {}
+        numbers = {k: self.send(what, k, payload, about) for k, payload in payloads.items()}
+        waiting, came = {number: k for k, number in numbers.items() if number}, {}
         for k in payloads:
             self.wait(k, waiting, came, end)
             if k not in came:
-                self.miss(what, k, about, "it is not connected" if not waiting[k] else f"{self.timeout:g} s are over")
+                self.miss(what, k, about, f"{self.timeout:g} s are over" if numbers[k] else "it is not connected")
                 continue
             answer = self.read(what, k, came.pop(k), about)
             if answer: yield k, *answer
@@ -126,11 +126,10 @@ class Flower:
         return next(iter(self.grid.push_messages([message])), None)
 
     def wait(self, k, waiting, came, end):
-        "Collect replies {id: message} in `came` until k's is there, or the time is up."
-        while waiting[k] and k not in came:
-            open_ = {number: who for who, number in waiting.items() if number and who not in came}
-            for reply in self.grid.pull_messages(list(open_)):
-                came[open_[reply.metadata.reply_to_message_id]] = reply    # an error's sender is not the node
+        "Move replies from `waiting` {number: id} to `came` {id: reply} until k's is there, or the time is up."
+        while k in waiting.values():
+            for reply in self.grid.pull_messages(list(waiting)):
+                came[waiting.pop(reply.metadata.reply_to_message_id)] = reply      # an error's sender is not the node
             if k in came or time.monotonic() > end: return
             if self.stop.is_set(): raise Stopped
             self.pause()
@@ -183,7 +182,7 @@ def travel(content):
 class Loopback:
     "A grid in this process: reply(type, content, node) answers each message as it is pushed."
     def __init__(self, reply, nodes):
-        self.reply, self.nodes, self.replies, self.number = reply, list(nodes), {}, 0
+        self.reply, self.nodes, self.replies, self.number, self.given = reply, list(nodes), {}, 0, set()
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1           # a message asks for them
 
     def get_node_ids(self): return self.nodes
@@ -205,5 +204,7 @@ class Loopback:
         return number
 
     def pull_messages(self, numbers):
-        "The replies that are there."
+        "The replies that are there; each number is asked for until its reply came, as Flower wants it."
+        assert {*map(int, numbers)} <= {*range(1, self.number + 1)} - self.given
+        self.given |= {int(n) for n in numbers if n in self.replies}
         return [self.replies.pop(n) for n in numbers if n in self.replies]

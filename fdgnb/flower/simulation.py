@@ -82,16 +82,16 @@ def make_app(folder):
 @contextmanager
 def hushed():
     "Inside, Flower's log is off, and the environment is what the processes need; at the end it is as it was."
-    log, before = logging.getLogger("flwr"), dict(os.environ)
+    path = os.pathsep.join(folder or "." for folder in sys.path)
+    needed = dict(PYTHONPATH=path, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")       # else Ray warns of GPUs
+    log, before = logging.getLogger("flwr"), {k: os.environ.get(k) for k in needed}
     level = log.level
-    os.environ["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")             # else it warns of GPUs
     log.setLevel(logging.CRITICAL + 1)
+    os.environ.update(needed)
     try: yield
     finally:
         log.setLevel(level)
-        for k in os.environ.keys() - before.keys(): del os.environ[k]
-        os.environ.update(before)
+        for k, v in before.items(): os.environ.pop(k) if v is None else os.environ.update({k: v})
 
 
 def held_by(fed):
@@ -107,15 +107,34 @@ def describe_cause(error):
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def start_ray(workers, folder, tries=3):
-    "Start Ray with so many processes; it gives up after 30 seconds, too early on a busy machine, and is asked again."
+@contextmanager
+def minimal_ray():
+    "Inside, Ray starts as if its dashboard were not installed: its agents import less, and are ready in time."
+    from ray._private import utils
+    found = utils.get_dashboard_dependency_error
+    utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
+    try: yield
+    finally: utils.get_dashboard_dependency_error = found
+
+
+def end_start(error):
+    "End the processes of a start of Ray that failed; Ray itself would at the end of this process."
+    from ray._private.node import Node
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node): node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def start_ray(workers, folder, tries=4):
+    "Start Ray with so many processes; it gives its agents 15 seconds, too few on a busy machine, and is tried again."
     import ray
     how = dict(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     if len(str(folder)) < 40: how["_temp_dir"] = str(folder)         # the names of its sockets may not be longer
     for left in reversed(range(tries)):
-        try: return ray.init("local", **how)
+        try:
+            with minimal_ray(): return ray.init("local", **how)
         except Exception as e:                                       # whatever Ray raises
-            ray.shutdown()
+            end_start(e)
             if not left: raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}") from None
 
 
