@@ -18,7 +18,7 @@ HTML = jupyter nbconvert --log-level=ERROR --to html --template report --Templat
 
 # what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{lr: 0.05}'"
 TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE IMPORTS OUT ARGS
-KNOWN := $(TAKES) N BUDGET JOBS PROCESSES ONLY NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
+KNOWN := $(TAKES) N BUDGET JOBS PROCESSES ONLY FAULTS NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): known are $(TAKES)))
 METHOD ?= fdse
@@ -83,9 +83,10 @@ lint: install
 same: install
 	python tests/digests.py --same $(BASE)
 
-# whole runs over Flower, in processes of their own: equal to those of threads, and nothing is left of them
+# whole runs over Flower, in processes of their own: equal to those of threads, and nothing is left of them; the faults
+# of a deployment, as a table at the end, and in a file: make test-flower FAULTS=reports/flower/faults.csv
 test-flower: flower
-	FDGNB_FLOWER=1 pytest -s tests/test_flower_*.py
+	FDGNB_FLOWER=1 FDGNB_FAULTS="$(FAULTS)" pytest -s tests/test_flower_*.py tests/flower
 
 # 5,000 random inputs, half of them valid: each is accepted, or refused in one line: make fuzz N=500 PROCESSES=4
 fuzz: install
