@@ -51,8 +51,8 @@ import json, sys, fdgnb
 from conftest import bits
 from test_flower_runs import small
 for name in sys.argv[1:]:
-    threads, flower = (fdgnb.fit(name, small(), engine=e, **dict(target="blended", rounds=2, progress=False))
-                       for e in ("threads", "flower"))
+    given = dict(target="blended", rounds=2, progress=False) | (dict(mmd_batch=8, votes=16) if name == "fedka" else {})
+    threads, flower = (fdgnb.fit(name, small(), engine=e, **given) for e in ("threads", "flower"))
     print(json.dumps(dict(name=name, bits=bits(flower)[:16], equal=dict(
         bits=bits(flower) == bits(threads), history=flower.rows == threads.rows,
         ledger=flower.book.rows == threads.book.rows))), flush=True)
