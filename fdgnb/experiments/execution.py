@@ -148,14 +148,16 @@ def file_record(store, rec):
 
 # %% ../../nbs/experiments/03_execution.ipynb #4343305c
 class Clock:
-    "Says whether a further run may begin: within `seconds` it would end, if it took as long as the longest so far."
+    "Says whether a further run may begin: within `seconds` it would end, if it took as long as nearly all so far."
     def __init__(self, seconds=None):
         self.until = None if seconds is None else time.monotonic() + seconds
-        self.longest = 0.
+        self.took = []                                        # seconds of runs
 
     def left(self):
         "For how many seconds a run may still begin, as a lock's timeout; -1: without end."
-        return -1 if self.until is None else max(0., self.until - self.longest - time.monotonic())
+        if self.until is None: return -1
+        usual = float(np.quantile(self.took, .95)) if self.took else 0.   # one slow run does not count
+        return max(0., self.until - usual - time.monotonic())
 
     def has_time(self): return self.left() != 0
 
@@ -229,7 +231,7 @@ def run(
     retry: bool = False,                        # run again what failed
     progress: bool | None = None,               # show a bar; None: unless CI is set
     metrics: str | list = (),                   # names of METRICS to be measured besides accuracy
-    seconds: float | None = None,               # no run begins that may end later, by the longest so far; None: all
+    seconds: float | None = None,               # no run begins that may end later, by what 95 % so far took; None: all
 ) -> pd.DataFrame:
     """Make the records of a grid that the store lacks; returns `results`: state and record of every line.
 
@@ -327,7 +329,7 @@ def play_all(todo, clock, store, jobs, needs, *how):
         left = {}
         for k, came, took, said in make_pool(jobs, clock)(calls):
             say_new(said, known)
-            clock.longest = max(clock.longest, took)
+            clock.took.append(took)
             if came == "busy": left[k] = todo[k]
             else: yield k, came
         if not clock.has_time(): return

@@ -56,11 +56,11 @@ def has_runs(study):
 def play_study(study, scale, store, jobs=None, clock=None, keep=None):
     """Run what a study lacks, stage by stage; the last `Plan`.
 
-    clock: of all that is played, as long as its longest run. keep: called before the first stage and after each."""
+    clock: of all that is played; it knows how long the study's runs took. keep: called before the first stage and after each."""
     clock, keep = clock or Clock(), keep or (lambda: None)
     keep()
     plan = plan_study(study, scale, store)
-    clock.longest = max(plan.seconds, default=clock.longest)
+    clock.took = [*plan.seconds] or clock.took
     while len(plan.due) and clock.has_time():
         try: made = run_within(clock, plan.planner, plan.due, store, jobs)
         finally: keep()
