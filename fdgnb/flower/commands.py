@@ -43,7 +43,8 @@ def run_program(words, env=None):
     done = subprocess.run([find_program(words[0]), *map(str, words[1:])], env=os.environ | (env or {}), text=True,
                           capture_output=True)
     if not done.returncode: return done.stdout
-    said = " ".join(f"{done.stdout} {done.stderr}".translate(dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")).split())   # its box
+    frame = dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")                            # which flwr draws around an error
+    said = " ".join(f"{done.stdout} {done.stderr}".translate(frame).split())
     raise FdgnbError(f"{words[0]} failed: {said[-300:] or f'code {done.returncode}'}")
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0009
