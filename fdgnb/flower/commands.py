@@ -262,7 +262,8 @@ def check_server(host, port, ca):
         link.request("HEAD", "/")
         date = link.getresponse().getheader("date")
     except ssl.SSLCertVerificationError as e:
-        raise FdgnbError(f"{where} is not the one that {ca} vouches for, or a clock is wrong: {e.verify_message}") from None
+        why = e.verify_message
+        raise FdgnbError(f"{where} is not the one that {ca} vouches for, or a clock is wrong: {why}") from None
     except (OSError, http.client.HTTPException): return        # nobody there yet, or without TLS: Flower tries again
     if not ca: raise FdgnbError(f"{where} speaks TLS: give --key and --ca, not --insecure")
     check_clock(where, date)
@@ -273,8 +274,8 @@ def check_clock(where, date):
     try: apart = time.time() - parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError): return
     if abs(apart) < 240: return
-    raise FdgnbError(f"the clock here is {abs(apart)/60:.0f} minutes {'ahead of' if apart > 0 else 'behind'} that of {where}: "
-                     "Flower takes 5; set it")
+    how = "ahead of" if apart > 0 else "behind"
+    raise FdgnbError(f"the clock here is {abs(apart)/60:.0f} minutes {how} that of {where}: Flower takes 5; set it")
 
 
 def start_site(

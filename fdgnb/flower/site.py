@@ -88,7 +88,7 @@ def take_floats(content):
     "A message's model without whole numbers, as the modifier takes it; FdgnbError on numbers of fewer bits."
     (name, record), = content.array_records.items()
     small = [k for k, a in record.items() if "float" in a.dtype and a.dtype not in ("float32", "float64")]
-    if small: raise FdgnbError(f"local-dp: {echo(small[0])} is of {record[small[0]].dtype}, which cannot take noise: leave wire out")
+    if small: raise FdgnbError(f"local-dp: {echo(small[0])} has too few bits, and cannot take noise: leave `wire` out")
     floats = {k: a for k, a in record.items() if "float" in a.dtype}
     return SimpleNamespace(content=RecordDict({name: ArrayRecord(floats)}), has_error=lambda: False)
 

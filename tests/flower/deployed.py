@@ -1,5 +1,5 @@
 """A deployment on this machine: a server, sites and a run, each a process with a log, stopped and killed at will."""
-import os, re, secrets, signal, socket, subprocess, sys, time
+import os, re, signal, socket, subprocess, sys, time
 from pathlib import Path
 from PIL import Image
 
@@ -58,7 +58,8 @@ class Started:
     def end(self, seconds=PATIENCE):
         "Wait for its end; its code."
         try: return self.process.wait(seconds)
-        except subprocess.TimeoutExpired: raise TimeoutError(f"{self.log.name} goes on:\n{self.text()[-3000:]}") from None
+        except subprocess.TimeoutExpired: said = self.text()[-3000:]
+        raise TimeoutError(f"{self.log.name} goes on:\n{said}")
 
     def signal(self, which):
         "A signal to it and to all that it has started."

@@ -2,7 +2,7 @@
 
 First what is refused when sites meet, then one run of six rounds with a fault or two in each. Its final bits are those
 of the serial run with the same absences."""
-import os, re, shutil, sys, time
+import os, re, shutil, time
 import pytest
 import fdgnb
 from fdgnb.runs.checkpoints import load_checkpoint
@@ -76,7 +76,6 @@ def test_another_authority(there, tmp_path):
 
 def test_what_is_refused_when_sites_meet(there):
     "Other code, other classes, the name of another site."
-    rest = "inked", "rendered"
     for name in "inked", "rendered": there.ensure(name)
     path = os.pathsep.join([str(write_other_code(there.folder/"other code")), os.environ.get("PYTHONPATH", "")])
     there.start_site("cluttered", PYTHONPATH=path)
@@ -100,18 +99,19 @@ def test_what_is_refused_when_sites_meet(there):
     run = there.submit("fedavg", "out-claim", "--rounds", "1", *GIVEN)
     said = last_line(run)
     note("two nodes claim one domain, the second with the key of another site",
-         "the second is refused by the name that it registered with; the run waits for the missing site, and ends", said)
+         "the second is refused by the name of its key; the run waits for the missing site, and ends", said)
     assert "registered as 'cluttered' says that it is site 'inked'" in said
     there.say_in_file("wait = 60", "wait = 150")
     liar.interrupt()
 
 
 def test_clocks_an_hour_apart(there, tmp_path):
-    "Flower signs requests with the time and takes no other; the site's command says so. The others' bits are not touched."
+    "Flower signs requests with the time and takes no other; the site's command says so."
     clock = make_clock(tmp_path)
     if not clock: return note("clocks an hour apart", "the site's command says so", "not tried: no compiler of C here")
     for seconds, where in (3600, "ahead"), (-3600, "behind"):
-        site = there.start_site("rendered", "--home", "clock", log=f"clock {where}", FDGNB_TEST_CLOCK=str(seconds), **clock)
+        clock["FDGNB_TEST_CLOCK"] = str(seconds)
+        site = there.start_site("rendered", "--home", "clock", log=f"clock {where}", **clock)
         assert site.end() == 1
         note(f"a site's clock an hour {where}", "the site's command ends in one line", site.text().strip())
         assert "60 minutes ahead" in site.text() or "not yet valid" in site.text()
@@ -151,7 +151,7 @@ def test_a_run_with_a_fault_in_every_round(there, tmp_path):
         note(f"a full disk at a node ({there.disk.how})", "the round goes on without it, which says why",
              missed(run, "rendered", 2))
         there.disk.free()
-    else: note("a full disk at a node", "the round goes on without it", "not tried: root, and no file system of its own")
+    else: note("a full disk at a node", "the round goes on without it", "not tried: root, and no own file system")
 
     extra = there.data/"rendered"/"class 0"/"new.png"
     shutil.copy(next(extra.parent.glob("*.png")), extra)
@@ -161,8 +161,8 @@ def test_a_run_with_a_fault_in_every_round(there, tmp_path):
     there.sites["inked"].go_on()
     came = missed(run, "inked", 3)
     note("a node stopped (SIGSTOP) in mid-round, continued after 20 s", "nothing is lost", came)
-    note("other data in a site's folder than when the run began", "rounds go on without it until the folder is restored",
-         missed(run, "rendered", 3))
+    note("other data in a site's folder than when the run began",
+         "rounds go on without it until the folder is restored", missed(run, "rendered", 3))
     extra.unlink()
 
     if there.server_disk.how:
@@ -173,7 +173,8 @@ def test_a_run_with_a_fault_in_every_round(there, tmp_path):
              "the run ends in one line; the same command goes on from the last whole round", said)
         plays.append(run.text())
         run = again(there, out)
-        note("... the same command after there is room", "goes on after round 3", run.wait_for("goes on after round .*")[0])
+        note("... the same command after there is room", "goes on after round 3",
+             run.wait_for("goes on after round .*")[0])
 
     there.asked("inked", 4)
     there.server.kill()
@@ -182,7 +183,8 @@ def test_a_run_with_a_fault_in_every_round(there, tmp_path):
     there.start_server().wait_for("the server is ready")
     run = again(there, out)
     came = run.wait_for("goes on after round .*")[0]
-    note("the SuperLink killed (-9) and restarted", "the run ends in one line; the same command goes on", f"{said}; {came}")
+    note("the SuperLink killed (-9) and restarted", "the run ends in one line; the same command goes on",
+         f"{said}; {came}")
 
     there.sites["inked"].wait_for("round 4, inked is asked for train", times=2)
     there.sites["inked"].stop()
@@ -206,4 +208,5 @@ def test_a_run_with_a_fault_in_every_round(there, tmp_path):
 
 def counts(plays, said, round):
     "Whether a round of this play is the one that was kept: the last play that ended it."
-    return f"round {round} of 6: " in said and not any(f"round {round} of 6: " in s for s in plays[plays.index(said)+1:])
+    line, later = f"round {round} of 6: ", plays[plays.index(said)+1:]
+    return line in said and not any(line in s for s in later)
