@@ -220,8 +220,9 @@ def test_a_model_that_went_a_hundred_times_as_far_is_refused_by_name(hospitals, 
 # ---- commands
 
 @pytest.mark.parametrize("line, part", [
-    ("timeout = 'long'", "timeout='long'"), ("timeot = 3", "says 'timeot'; known: name"), ("address = 'here'", "wanted HOST:PORT"),
-    ("secure = false\naddress = '10.1.2.3:9092'", "10.1.2.3 is another machine"), ("[", "is no TOML"), ("timeout = 0", "timeout"),
+    ("timeout = 'long'", "timeout='long'"), ("patience = 3", "says 'patience'; known: name"),
+    ("address = 'here'", "wanted HOST:PORT"), ("[", "is no TOML"), ("timeout = 0", "timeout"),
+    ("secure = false\naddress = '10.1.2.3:9092'", "10.1.2.3 is another machine"),
     ("[sites]\n'a b' = 'a.pub'", "wanted a name of letters")])
 def test_a_federation_s_file_is_checked(tmp_path, line, part):
     file = make_federation(tmp_path/"h.toml", ["a", "b"], insecure=True)

@@ -56,7 +56,8 @@ def has_runs(study):
 def play_study(study, scale, store, jobs=None, clock=None, keep=None):
     """Run what a study lacks, stage by stage; the last `Plan`.
 
-    clock: of all that is played; it knows how long the study's runs took. keep: called before the first stage and after each."""
+    clock: of all that is played; it knows how long the study's runs took. keep: called before the first stage and
+    after each."""
     clock, keep = clock or Clock(), keep or (lambda: None)
     keep()
     plan = plan_study(study, scale, store)

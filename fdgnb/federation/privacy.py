@@ -6,10 +6,11 @@
 __all__ = ['epsilon', 'spend']
 
 # %% ../../nbs/federation/10_privacy.ipynb #privimp001
-import os, torch
+import hashlib, json, os, torch
+import numpy as np
 from importlib.util import find_spec
 from fdgnb.core import FdgnbError
-from fdgnb.vectors import is_vector, norm, part, scale
+from fdgnb.vectors import digest, is_vector, norm, part, scale
 from fdgnb.settings import Settings
 
 # %% ../../nbs/federation/10_privacy.ipynb #privagg001
@@ -34,22 +35,48 @@ def sum_clipped(server, uploads):
     return total
 
 
+def draw_noise(server, total):
+    "Standard normal numbers in the shapes and types of a sum; another sum, or other settings, have others."
+    s, noise = server.settings, {}
+    given = digest(total), s.dp_clip, s.dp_noise, s.per_round
+    for q, v in total.items():
+        drawn = draw_normal(make_key(server.seed, server.round, "noise", q, *given), v.numel())
+        noise[q] = torch.from_numpy(drawn).view(v.shape).to(v.dtype).to(v.device)
+    return noise
+
+
 def aggregate_privately(server, uploads):
     "Add the mean of the clients' clipped changes, with noise, to the global model: in place of `aggregate`."
-    s, total = server.settings, sum_clipped(server, uploads)
-    m, rng = count_drawn(s, len(server.clients)), server.rng(make_secret("dp"))
-    model = server.model
-    for q in sorted(total):                                          # a checkpoint does not keep an order
-        noise = torch.randn(total[q].shape, generator=rng, dtype=total[q].dtype).to(total[q].device)
-        model[q] = model[q] + (total[q] + s.dp_noise*s.dp_clip*noise)/m
-        if q.endswith("running_var"): model[q] = model[q].clamp(min=0)
+    s, total, model = server.settings, sum_clipped(server, uploads), server.model
+    m, noise = count_drawn(s, len(server.clients)), draw_noise(server, total)
+    for q in total:
+        model[q] = model[q] + (total[q] + s.dp_noise*s.dp_clip*noise[q])/m
+        if not q.endswith("running_var"): continue
+        model[q] = model[q].clamp(min=0)
+        counter = q.removesuffix("running_var") + "num_batches_tracked"
+        if counter in model: model[counter] = model[counter] + (s.local_steps or s.local_epochs)
     server.model = model
 
 # %% ../../nbs/federation/10_privacy.ipynb #privkey002
-def make_secret(purpose):
-    "The purpose of a draw that nobody may repeat who knows the seed: with FDGNB_DP_KEY of the environment, if set."
-    key = os.environ.get("FDGNB_DP_KEY")
-    return f"{purpose} {key}" if key else purpose
+def make_key(seed, round, *what):
+    "The text that names a draw of a run in a round, with FDGNB_DP_KEY of the environment, if set."
+    return json.dumps([os.environ.get("FDGNB_DP_KEY", ""), seed, round, *what])
+
+
+def check_secret(settings):
+    "FdgnbError where noise is asked for that whoever knows the seed can repeat."
+    if not settings.dp_noise or os.environ.get("FDGNB_DP_KEY"): return
+    raise FdgnbError("dp_noise in a deployment: every site knows the seed, and so the noise; set the environment "
+                     "variable FDGNB_DP_KEY to a long random word where the server starts")
+
+
+def draw_normal(key, n):
+    "So many standard normal numbers (n,) in float64 that a text gives: of SHAKE-256's stream, by Box and Muller."
+    pairs = (n + 1)//2
+    stream = np.frombuffer(hashlib.shake_256(key.encode()).digest(16*pairs), "<u8")
+    uniform = ((stream >> 11) + 1)/2**53                             # above 0, at most 1
+    radius, angle = np.sqrt(-2*np.log(uniform[:pairs])), 2*np.pi*uniform[pairs:]
+    return np.concatenate([radius*np.cos(angle), radius*np.sin(angle)])[:n]
 
 # %% ../../nbs/federation/10_privacy.ipynb #privacc002
 def epsilon(
@@ -74,8 +101,10 @@ def spend(
     clients: int,                              # how many there are
     rounds: int,                               # done
 ) -> dict:
-    "Give a run's epsilon, `unsampled` (the same without amplification), delta; the first two None without opacus."
-    share, delta = count_drawn(settings, clients)/clients, clients**-1.1
+    """Give a run's epsilon, `unsampled` (the same without amplification), delta; the first two None without opacus.
+
+    delta is K^-1.1 of K clients, at most 1e-5."""
+    share, delta = count_drawn(settings, clients)/clients, min(1e-5, clients**-1.1)
     known = bool(find_spec("opacus"))
     give = lambda share: epsilon(settings.dp_noise, rounds, share, delta) if known else None
     return dict(epsilon=give(share), unsampled=give(1.), delta=delta, share=share, rounds=rounds)

@@ -13,7 +13,7 @@ from fdgnb.vectors import COMMON, is_vector, norm, part
 from fdgnb.federation.engine import Threads
 from fdgnb.federation.loop import makes_offers, server_gather, server_update
 from fdgnb.federation.node import check_finite, check_state
-from fdgnb.federation.privacy import make_secret
+from fdgnb.federation.privacy import draw_normal, make_key
 from fdgnb.federation.uploads import describe_entry
 
 # %% ../../nbs/federation/04_rounds.ipynb #schedcode1
@@ -31,9 +31,9 @@ def try_selection(fed, round, attempt=0):
     absent = {k for r, k in s.drops if r == round + 1}
     rng = lambda purpose: generator(fed.seed, round, "server", purpose)
     if s.per_round and s.per_round < len(clients):
-        purpose = "draw" if s.dp_clip is None else make_secret("draw")
-        pick = torch.randperm(len(clients), generator=rng(purpose))[:s.per_round]
-        clients = [clients[i] for i in sorted(pick.tolist())]
+        if s.dp_clip is None: order = torch.randperm(len(clients), generator=rng("draw"))
+        else: order = draw_normal(make_key(fed.seed, round, "draw"), len(clients)).argsort()       # as hard to guess
+        clients = [clients[i] for i in sorted(order[:s.per_round].tolist())]
     lost = torch.rand(len(clients), generator=rng(f"drop {attempt}")) < s.drop
     return clients, [k for k, gone in zip(clients, lost) if not gone and k not in absent]
 

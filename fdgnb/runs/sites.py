@@ -17,6 +17,7 @@ from fdgnb.data.folders import list_subfolders
 from fdgnb.data.partitions import client_splits
 from fdgnb.federation.loop import Client
 from fdgnb.federation.node import ASKS, Node
+from fdgnb.federation.privacy import check_secret
 from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
 from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
@@ -216,6 +217,7 @@ class ServerPart(Plan):
         looks = next(iter(self.hellos.values()))["looks"]
         self.defaults = joint_defaults(self.hellos)
         self.settings = make(Settings, {**self.defaults, **self.given}, "setting")
+        check_secret(self.settings)
         window = None if looks["window"] is None else tuple(looks["window"])
         self.data = Dataset(arguments["dataset"], {k: stand_in(k, looks) for k in self.hellos}, looks["classes"],
                             white=looks["white"], window=window, encoder=looks["encoder"])
