@@ -1,5 +1,7 @@
 """Differential privacy: the sum by hand, its bits, what is refused, the accountant against closed forms."""
 import math
+from types import SimpleNamespace
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,9 @@ from conftest import bits, one_line, run, same_bits, says
 from digests import data
 from fdgnb.federation.compose import METHODS, method_class, sends_model_alone
 from fdgnb.federation.loop import Server, downloads, federated_round, makes_offers, server_update
-from fdgnb.federation.privacy import clip_change, count_drawn, describe_privacy, epsilon, spend
+from fdgnb.federation.privacy import (check_secret, clip_change, count_drawn, describe_privacy, draw_normal, epsilon,
+                                      make_key, spend)
+from fdgnb.federation.rounds import try_selection
 from fdgnb.runs.records import load
 from fdgnb.runs.setup import Federation
 from fdgnb.settings import Settings, make
@@ -51,6 +55,64 @@ def test_the_noise_covers_every_entry_that_was_sent():
     n = 40_000
     w = play([0.]*n, [0.]*n, dp_noise=3., dp_clip=2.)["w"]
     assert float(w.std()) == pytest.approx(3*2/4, rel=.02) and abs(float(w.mean())) < .03
+
+
+def noise_of(changes, noise=1., clients="abcd", clip=9.):
+    "What a round adds to the clipped sum of some clients' changes, in units of a deviation."
+    changes = {k: torch.full((5000,), v) for k, v in changes.items()}
+    server = Server({"w": torch.zeros(5000)}, clients, Settings(client_weights="uniform", dp_clip=clip, dp_noise=noise))
+    server_update(method_class("fedavg")(), server, [(k, {"model.w": v}) for k, v in changes.items()], 0)
+    return (server.model["w"]*len(clients) - sum(changes.values()))/(noise*clip)
+
+
+def test_noise_of_another_sum_is_independent():
+    "Else the round played once more without a client, or with less noise, gives the noise away by subtraction."
+    base = noise_of(dict(a=.1, b=.05))
+    torch.testing.assert_close(noise_of(dict(a=.1, b=.05)), base, rtol=0, atol=0)
+    others = [noise_of(dict(a=.1)), noise_of(dict(a=.1, b=.05), noise=2.), noise_of(dict(a=.1, b=.05), clip=8.)]
+    for other in others:
+        assert abs(float(np.corrcoef(base, other)[0, 1])) < .07 and float(other.std()) == pytest.approx(1, rel=.05)
+
+
+def test_a_key_is_worth_more_than_32_bits():
+    "torch's generator takes a seed modulo 2^32; keys of equal low bits, other entries and rounds have other streams."
+    keys = [make_key(0, 0, "w"), make_key(2**32, 0, "w"), make_key(0, 1, "w"), make_key(0, 0, "v")]
+    drawn = np.stack([draw_normal(key, 100_001) for key in keys])
+    assert abs(np.corrcoef(drawn) - np.eye(4)).max() < .015
+    np.testing.assert_allclose([drawn.mean(), drawn.std(), (drawn**4).mean()], [0, 1, 3], atol=.05)
+    halves = drawn[0, :50_000], drawn[0, 50_000:-1]
+    assert abs(np.corrcoef(*halves)[0, 1]) < .02 and abs(drawn).max() < 8.6
+    assert [len(draw_normal("k", n)) for n in (0, 1, 2, 3)] == [0, 1, 2, 3]
+
+
+def test_the_draw_of_clients_is_keyed_and_fair(monkeypatch):
+    "Under dp_clip each client is as likely, and a key gives other rounds than none."
+    fed = SimpleNamespace(settings=Settings(per_round=2, **DP), seed=0, server=Server({}, "abcde"))
+    draw = lambda: ["".join(try_selection(fed, r)[0]) for r in range(500)]
+    free = draw()
+    assert all(abs(sum(k in names for names in free) - 200) < 50 for k in "abcde") and draw() == free
+    monkeypatch.setenv("FDGNB_DP_KEY", "a word")
+    assert sum(a == b for a, b in zip(free, draw())) < 100
+
+
+def test_noise_in_a_deployment_needs_a_secret(monkeypatch):
+    monkeypatch.delenv("FDGNB_DP_KEY", raising=False)
+    says(lambda: check_secret(Settings(**DP)), "set the environment variable FDGNB_DP_KEY")
+    check_secret(Settings(**DP | dict(dp_noise=0.)))
+    monkeypatch.setenv("FDGNB_DP_KEY", "a word")
+    check_secret(Settings(**DP))
+
+
+def test_the_warm_up_of_batchnorm_does_not_begin_anew():
+    "A counter left at 0 let the first batch of each round replace the noised statistics; one that stays home stays."
+    layer = {"running_var": torch.tensor(1.), "num_batches_tracked": torch.tensor(0)}
+    start = {f"{name}.{q}": v for name in "ab" for q, v in layer.items()}
+    for given, counts in [(dict(local_steps=3), (6, 0)), (dict(local_epochs=2), (4, 0))]:
+        server = Server(start, "k", Settings(**DP, **given))
+        for r in range(2):
+            upload = {"model.a.running_var": torch.tensor(1.), "model.a.num_batches_tracked": torch.tensor(99)}
+            server_update(method_class("fedavg")(), server, [("k", upload)], r)
+        assert tuple(int(server.model[f"{name}.num_batches_tracked"]) for name in "ab") == counts
 
 
 def test_a_running_variance_stays_a_variance():
@@ -150,10 +212,16 @@ def test_a_run_says_what_it_is_worth(small, capsys, tmp_path):
     r = run("fedavg", small, rounds=2, eval_every=1, per_round=2, **DP | dict(dp_noise=2., dp_clip=.01))
     line = capsys.readouterr().out.strip()
     assert line.startswith("privacy: epsilon") and "\n" not in line and "0.5 of them" in line
-    assert r.privacy["epsilon"] == epsilon(2., 2, .5, 4**-1.1) < r.privacy["unsampled"]
+    assert r.privacy["epsilon"] == epsilon(2., 2, .5, 1e-5) < r.privacy["unsampled"]
     r.save(tmp_path)
     assert load(tmp_path).record["privacy"]["epsilon"] == r.privacy["epsilon"]
     assert run("fedavg", small, rounds=1).privacy is None
+
+
+def test_delta_promises_something_of_few_clients():
+    "K^-1.1 is .22 of four clients: the guarantee failed for one of five."
+    assert spend(Settings(**DP), 4, 0)["delta"] == 1e-5
+    assert spend(Settings(**DP), 10**6, 0)["delta"] == pytest.approx(10**-6.6)
 
 
 def test_without_opacus_a_run_ends_and_names_the_extra(monkeypatch):
