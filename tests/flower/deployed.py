@@ -4,7 +4,7 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE = 240                                   # seconds until a busy machine has started a process, or a round ended
+PATIENCE = 600                                   # seconds until a busy machine has started a process, or a round ended
 LETTERS = re.compile(r"\x1b\[[0-9;]*m")
 
 
