@@ -56,7 +56,7 @@ def test_a_server_that_was_killed_goes_on_where_it_stood(hospitals, tmp_path):
         processes.wait_for("run", "round 1 of 3", 400)
         processes.end("server", signal.SIGKILL)
         assert processes.running["run"].wait(200)                                  # it says what to do
-        assert "the same command goes on" in processes.log("run")
+        assert "The same command goes on" in processes.log("run")
         processes.start_server(times=2)
         done = processes.run("scaffold", *OPTIONS, "--rounds", "3")
         assert not done.returncode, done.stderr

@@ -38,13 +38,14 @@ def find_program(name):
 
 
 def run_program(words, env=None):
-    "Show and run a program; what it printed. FdgnbError with its last line where it fails."
+    "Show and run a program; what it printed. FdgnbError with its last words where it fails."
     show(words, env)
     done = subprocess.run([find_program(words[0]), *map(str, words[1:])], env=os.environ | (env or {}), text=True,
                           capture_output=True)
     if not done.returncode: return done.stdout
-    said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
-    raise FdgnbError(f"{words[0]} failed: {said[-1].strip() if said else f'code {done.returncode}'}")
+    frame = dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")                            # which flwr draws around an error
+    said = " ".join(f"{done.stdout} {done.stderr}".translate(frame).split())
+    raise FdgnbError(f"{words[0]} failed: {said[-300:] or f'code {done.returncode}'}")
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0009
 def is_loopback(host):

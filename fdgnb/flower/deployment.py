@@ -90,12 +90,12 @@ class Meeting(Flower):
     def meet(self, wait=600):
         "Wait for all sites; FdgnbError where one is missing after `wait` seconds, unless it was known before."
         end, known = time.monotonic() + wait, set(self.hellos)
-        self.look()
+        self.look(180)
         while missing := [k for k in self.names if k not in self.nodes]:
             if time.monotonic() >= end: break
             self.tell(f"waits for {', '.join(missing)}")
             time.sleep(self.pause_of_meeting)
-            self.look()
+            self.look(180)
         if not missing: return
         self.say(f"after {wait:g} s without {', '.join(missing)}")
         if self.nodes and known.issuperset(missing): return

@@ -29,13 +29,13 @@ def free_port():
 class Started:
     "A process in a group of its own, whose output is a file."
     all = []
-    def __init__(self, words, log, folder, **env):
+    def __init__(self, words, log, folder, stdin=subprocess.DEVNULL, **env):
         self.log, self.words, self.seen = Path(log), list(map(str, words)), 0
         self.log.parent.mkdir(parents=True, exist_ok=True)
         own = os.environ | dict(CI="1", PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1") | env
         with self.log.open("ab") as f:
             self.seen = f.tell()
-            self.process = subprocess.Popen(self.words, cwd=folder, env=own, stdin=subprocess.DEVNULL, stdout=f,
+            self.process = subprocess.Popen(self.words, cwd=folder, env=own, stdin=stdin, stdout=f,
                                             stderr=subprocess.STDOUT, start_new_session=True)
         Started.all.append(self)
 

@@ -21,7 +21,7 @@ def there(tmp_path_factory):
     "Three sites of 60 images, the server, and the sites' processes."
     folder = tmp_path_factory.mktemp("three")
     data = write_sites(folder/"hospitals", NAMES)
-    d = Deployment(folder/"places", data, NAMES, timeout=120, wait=90)
+    d = Deployment(folder/"places", data, NAMES, timeout=120, wait=150)
     d.disk = Disk(d.folder/"at rendered"/"rendered-kept")
     d.server_disk = Disk(d.at_server/"full disk")
     d.start_server().wait_for("the server is ready")
