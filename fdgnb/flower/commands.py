@@ -13,7 +13,7 @@ from pathlib import Path
 from .wire import QUIET
 from ..core import FdgnbError, atomic_write, echo, read_regular, root, writing
 from ..runs.imports import import_modules
-from ..runs.setup import Plan
+from ..runs.setup import RunPlan
 from ..runs.sites import PLANNED, ROLES, read_plan
 from ..settings import SETTINGS
 
@@ -361,7 +361,7 @@ def plan_run(given, name):
     plan = json.loads(json.dumps(plan))
     import_modules(given.get("imports", ""))
     arguments, _ = read_plan(plan)
-    Plan(device=given.get("device", "cpu"), **arguments)
+    RunPlan(device=given.get("device", "cpu"), **arguments)
     return plan, given
 
 

@@ -20,7 +20,7 @@ from fdgnb.federation.node import ASKS, Node
 from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
 from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
-from fdgnb.runs.setup import (Plan, check_choices, check_data, check_needs, check_net, check_samples, data_digest,
+from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples, data_digest,
                               first_network, first_server, load_data, participants, refuse_vectors)
 from fdgnb.runs.versions import versions_of
 
@@ -30,7 +30,7 @@ PLANNED = "method dataset rounds seed protocol scale hyper groups split target".
 
 def read_plan(
     plan: dict,  # `fit`'s arguments as JSON; of them `dataset` is the federation's name
-) -> tuple[dict, dict]:  # arguments of `Plan`; the loader's options beside `load`
+) -> tuple[dict, dict]:  # arguments of `RunPlan`; the loader's options beside `load`
     "Take a plan apart; FdgnbError on what a federation of several machines cannot have."
     for name in plan:
         if name not in PLANNED: raise FdgnbError(f"the plan of the run says {echo(name)}, which is no argument here")
@@ -75,7 +75,7 @@ def read_site(
 ROLES = "client", "target"
 
 
-class SitePart(Plan):
+class SitePart(RunPlan):
     "A site: its samples, network and `node`, as it has them in a run over all folders together."
     def __init__(self,
         plan: dict,  # as `read_plan` takes it
@@ -198,7 +198,7 @@ def read_public(plan, folder, target, told):
     return SitePart(plan | dict(hyper=hyper), folder, target or Path(folder).absolute().name, "target", told=told)
 
 
-class ServerPart(Plan):
+class ServerPart(RunPlan):
     "The server of a federation whose samples are elsewhere."
     nodes = {}                                                           # none can be asked in this process
 
