@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00004
-import hashlib, json, torch
+import hashlib, json, math, re, torch
 from dataclasses import replace
 from pathlib import Path
 from fdgnb.core import FdgnbError, atomic_write, echo
@@ -20,8 +20,8 @@ from fdgnb.federation.node import ASKS, Node
 from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
 from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
-from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples, data_digest,
-                              first_network, first_server, load_data, participants, refuse_vectors)
+from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples,
+                              data_digest, first_network, first_server, load_data, participants, refuse_vectors)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
@@ -35,13 +35,18 @@ def read_plan(
     for name in plan:
         if name not in PLANNED: raise FdgnbError(f"the plan of the run says {echo(name)}, which is no argument here")
     hyper = dict(plan.get("hyper") or {})
-    if hyper.get("partition"):
-        raise FdgnbError(f"partition={echo(hyper['partition'])}: a site is one client, and is not divided further")
     beside = {k: plan.get(k) for k in ("groups", "split")}
     for name, value in beside.items():
         if isinstance(value, dict): raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
     told = {k: plan.get(k) for k in ("method", "dataset", "rounds", "protocol", "scale")}
     return told | dict(seed=plan.get("seed", 0), hyper=hyper, options={}), beside
+
+
+def refuse_partition(given):
+    "FdgnbError where the settings of a run, a protocol's among them, divide the data."
+    if not given.get("partition"): return
+    raise FdgnbError(f"partition={echo(given['partition'])}: a site is one client, and is not divided further: "
+                     "partition=()")
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00009
 def holds_classes(folder):
@@ -88,6 +93,7 @@ class SitePart(RunPlan):
         if role not in ROLES: raise FdgnbError(f"role={echo(role)}: wanted {' or '.join(ROLES)}")
         arguments, beside = read_plan(plan)
         super().__init__(device=device, **arguments)
+        refuse_partition(self.given)
         load, told = self.given.get("load") or {}, told or {}
         if encodes_images(load): refuse_vectors(type(self.method))
         check_choices(make(Settings, self.given, "setting"), self.method, True)
@@ -207,10 +213,12 @@ class ServerPart(RunPlan):
         hellos: dict[str, dict],  # what each site says
         public: str | Path = None,  # a folder with unlabeled samples of the target, where the method needs them
         device: str = "cpu",  # where the server computes
+        identity: str = "",  # tells the run from another one with the same arguments
     ):
         arguments, _ = read_plan(plan)
         super().__init__(device=device, **arguments)
-        self.diverged, self.start = None, {}
+        refuse_partition(self.given)
+        self.diverged, self.start, self.identity = None, {}, identity
         self.hellos = {k: hellos[k] for k in sorted(hellos)}
         self.target = find_target(self.hellos, plan.get("target"))
         looks = next(iter(self.hellos.values()))["looks"]
@@ -254,9 +262,9 @@ def short_digest(values):
 
 
 def run_key(fed):
-    "By what a site knows a run again: its method and a digest of its arguments, but for the number of rounds."
+    "By what a site knows a run again: its method, a digest of its arguments but the number of rounds, its identity."
     args = {k: v for k, v in fed.args().items() if k != "rounds"}
-    return f"{fed.method.name}-{short_digest(args)[:12]}"
+    return f"{fed.method.name}-{short_digest(args)[:12]}" + (f"-{fed.identity}" if fed.identity else "")
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00020
 class CannotAnswer(FdgnbError):
@@ -264,6 +272,18 @@ class CannotAnswer(FdgnbError):
 
 
 KEPT = 3
+
+
+def make_private(folder):
+    "Make a folder that its owner alone can read."
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def run_folder(home, run):
+    "Where a site keeps what is of a run; FdgnbError where the server's name of it is no plain word."
+    if isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_+.-]{0,200}", run): return Path(home)/run
+    raise FdgnbError(f"the server calls the run {echo(run, 100)}: wanted letters, digits, -, +, _ and .")
 
 
 class States:
@@ -287,7 +307,7 @@ class States:
 
     def save(self, round, state):
         "Write the state after a round, and delete old ones, and those of rounds that are played again."
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         sweep(self.folder)
         save_checkpoint(self.file(round), {"client": state}, dict(round=round))
         past = [r for r in self.rounds() if r <= round]
@@ -297,7 +317,7 @@ class States:
 def keep_network(part, folder, round):
     "Write what a site was sent after a round, with what it keeps of its own: `fdgnb.load` reads the folder."
     file, about = file_of(folder, round), about_of(part) | dict(own=False, round=round)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     state = {k: v.cpu() for k, v in part.net.state_dict().items()}
     save_checkpoint(file, {"model": state}, about)
     atomic_write(folder/"selected.json", json.dumps(dict(format="fdgnb-selected-1", rules=dict(last=round))))
@@ -315,7 +335,7 @@ def answer(
     told = about["told"]
     if told["data"] != part.digest:
         raise CannotAnswer("its folder holds other samples than when the run began: restore it, or begin another run")
-    folder, client = Path(home)/told["run"], part.client
+    folder, client = run_folder(home, told["run"]), part.client
     states = States(folder)
     client.state = states.load(about.get("after")) if part.role == "client" else {}
     payload, said = ASKS[what](part.node, part.net, download, about)
