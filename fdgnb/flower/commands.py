@@ -207,7 +207,8 @@ def read_keys(fed):
     for name, file in fed.sites.items():
         text = read_regular(fed.file.parent/file)
         if text is None:
-            raise FdgnbError(f"no public key of site {name!r}: wanted {fed.file.parent/file}, of python -m fdgnb key {name}")
+            raise FdgnbError(f"no public key of site {name!r}: wanted {fed.file.parent/file}, "
+                             f"of python -m fdgnb key {name}")
         key = " ".join(text.decode("latin-1").split()[:2])
         twin = next((other for other, known in keys.items() if known == key), None)
         if twin: raise FdgnbError(f"sites {twin!r} and {name!r} have the same public key: each makes its own")
@@ -216,7 +217,7 @@ def read_keys(fed):
 
 
 def keep_keys(fed, keys):
-    "Note which keys are registered; FdgnbError where one was that is not in the file any more: it would still be let in."
+    "Note which keys are registered; FdgnbError where one was that the file no longer has: it would be let in."
     file, database = fed.folder/"registered.json", fed.folder/"superlink.db"
     known = parse_json(read_regular(file)) if file.exists() and database.exists() else None
     for name, key in (known if isinstance(known, dict) else {}).items():
@@ -302,7 +303,7 @@ def start_site(
     key: str | Path = None,  # its private key, from `make_key`
     ca: str | Path = None,  # the certificate of the server's authority, ca.crt
     role: str = "client",  # or target: it does not train, it is scored
-    home: str | Path = None,  # a folder of its own for states and the personal model, closed to other accounts; None: NAME-kept
+    home: str | Path = None,  # of states and the personal model, made its owner's alone; None: NAME-kept
     device: str = "cpu",  # where its network computes
     imports: str = "",  # the site's own modules, as the method's
     local_dp: str = "",  # CLIP,EPSILON,DELTA: noise that the site adds to every model that it sends

@@ -133,6 +133,58 @@ def code_of(fed):
     return versions_of(fed) | {k: str(v).partition("+")[0] for k, v in here.items()}
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00013
+def is_count(value, most=10**9): return type(value) is int and 0 <= value <= most
+
+
+def is_text(value): return isinstance(value, str) and 0 < len(value) <= 500
+
+
+def is_shape(value):
+    "Whether a value is the shape of a vector, or of an image."
+    if not isinstance(value, list) or len(value) not in (1, 3): return False
+    return all(n and is_count(n, 2**20) for n in value) and math.prod(value) <= 2**26
+
+
+def are_classes(value): return isinstance(value, list) and 0 < len(value) <= 50_000 and all(map(is_text, value))
+
+
+def is_window(value):
+    "Whether a value is a window of intensities, or none."
+    if value is None: return True
+    return isinstance(value, list) and len(value) == 2 and all(type(v) in (int, float) for v in value)
+
+
+def are_counts(value): return isinstance(value, dict) and all(map(is_count, value.values()))
+
+
+def is_dict(value): return isinstance(value, dict)
+
+
+HELLO = dict(name=is_text, role=lambda v: v in ROLES, samples=is_count, sizes=are_counts, defaults=is_dict, data=is_text,
+             code=is_dict, looks=is_dict)
+LOOKS = dict(classes=are_classes, shape=is_shape, multilabel=lambda v: type(v) is bool,
+             pixels=lambda v: v in ("torch.uint8", "torch.float32"), white=lambda v: is_count(v, 2**32),
+             window=is_window, encoder=lambda v: v is None or is_dict(v))
+
+
+def check_entries(who, entries, wanted):
+    "FdgnbError naming the first entry of a dict that a site does not say, or that cannot be."
+    if entries.keys() != wanted.keys():
+        raise FdgnbError(f"{who} says {echo(sorted(entries), 100)} of itself: wanted {', '.join(wanted)}")
+    for k, is_sound in wanted.items():
+        if not is_sound(entries[k]): raise FdgnbError(f"{who} says {k}={echo(entries[k], 100)} of itself")
+
+
+def read_hello(
+    said: dict,  # what came
+) -> dict:  # the same
+    "Look at what a site says of itself; FdgnbError naming site and entry where it is no `hello`."
+    who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
+    check_entries(who, said, HELLO)
+    check_entries(who, said["looks"], LOOKS)
+    return said
+
+
 def differ_in(mine, theirs, who, other):
     "How two dicts differ first, in words; '' where they do not."
     for k in sorted(mine.keys() | theirs.keys()):
