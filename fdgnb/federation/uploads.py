@@ -80,7 +80,7 @@ def check_numbers(payload, whose, samples, round, loss=0., may_explode=False):
     samples: that it trains on. loss: the mean of its steps. may_explode: the run goes on when it diverges."""
     has_loss = math.isfinite(loss)                                         # not without a step
     known = {k: v for k, v in payload.items() if has_loss or k != "scalars.loss"}
-    check_scalars(known, samples, whose)
+    check_scalars(payload, samples, whose)
     where = find_infinite(known)
     if where:
         raise FdgnbError(f"{whose} is not finite after round {round + 1} ({where}): "

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from .wire import QUIET
-from ..core import FdgnbError, atomic_write, echo, read_regular, root, writing
+from ..core import FdgnbError, atomic_write, echo, parse_json, read_regular, root, writing
 from ..runs.imports import import_modules
-from ..runs.setup import Plan
-from ..runs.sites import PLANNED, ROLES, read_plan
+from ..runs.setup import RunPlan
+from ..runs.sites import PLANNED, ROLES, make_private, read_plan, refuse_partition
 from ..settings import SETTINGS
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0007
@@ -32,6 +32,7 @@ def show(words, env=None):
 
 def find_program(name):
     "The path of a program beside this Python, or elsewhere; FdgnbError where it is not installed."
+    if name == "python": return sys.executable
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found: raise FdgnbError(f"the program {name} is not installed here")
@@ -136,15 +137,16 @@ def make_federation(
              "max_change = 100   # how many times as far as the median of the others a site's model may go", "",
              "[sites]            # the public key of each, beside this file"]
     lines += [f'{name} = "{name}.pub"' for name in sites]
-    with writing(file): atomic_write(file, "\n".join(lines) + "\n")
     if not insecure: make_certificates(file.parent/file.stem, host, days)
+    with writing(file): atomic_write(file, "\n".join(lines) + "\n")
     return file
 
 
 def make_certificates(folder, host, days):
     "A certificate authority, and a certificate for the server's host and this machine, in a folder of their own."
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    if (folder/"ca.key").exists():
+        raise FdgnbError(f"{folder/'ca.key'} exists, and sites trust it: move {folder} away to make another authority")
+    with writing(folder): make_private(folder)
     names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
     if not is_loopback(host): names += f",{'IP' if is_address(host) else 'DNS'}:{host.strip('[]')}"
     new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes"]
@@ -192,10 +194,38 @@ def listens(port):
 def write_connection(fed):
     "Write where Flower's own command line finds the SuperLink, as `fdgnb`."
     home, how = fed.flower_home(), f'root-certificates = "{fed.folder/"ca.crt"}"' if fed.secure else "insecure = true"
-    home.mkdir(parents=True, exist_ok=True)
+    with writing(fed.folder):
+        make_private(fed.folder)
+        home.mkdir(exist_ok=True)
     port = read_address(fed.address)[1]
     text = f'[superlink]\ndefault = "fdgnb"\n\n[superlink.fdgnb]\naddress = "127.0.0.1:{port}"\n{how}\n'
     atomic_write(home/"config.toml", text)
+
+
+def read_keys(fed):
+    "{site: public key}; FdgnbError where a key is missing, is another site's too, or is not the registered one."
+    keys = {}
+    for name, file in fed.sites.items():
+        text = read_regular(fed.file.parent/file)
+        if text is None:
+            raise FdgnbError(f"no public key of site {name!r}: wanted {fed.file.parent/file}, "
+                             f"of python -m fdgnb key {name}")
+        key = " ".join(text.decode("latin-1").split()[:2])
+        twin = next((other for other, known in keys.items() if known == key), None)
+        if twin: raise FdgnbError(f"sites {twin!r} and {name!r} have the same public key: each makes its own")
+        keys[name] = key
+    return keys
+
+
+def keep_keys(fed, keys):
+    "Note which keys are registered; FdgnbError where one was that the file no longer has: it would be let in."
+    file, database = fed.folder/"registered.json", fed.folder/"superlink.db"
+    known = parse_json(read_regular(file)) if file.exists() and database.exists() else None
+    for name, key in (known if isinstance(known, dict) else {}).items():
+        if keys.get(name) == key: continue
+        raise FdgnbError(f"the SuperLink still lets in the old key of site {name!r}: delete {database}, "
+                         "runs go on from their folders")
+    atomic_write(file, json.dumps(keys, indent=1))
 
 
 def register_sites(fed, child):
@@ -218,11 +248,10 @@ def start_server(
     "Start Flower's SuperLink and register the sites' keys; back when it ends, as by Ctrl-C."
     fed = read_federation(file)
     host, port = read_address(fed.address)
-    for name, key in fed.sites.items() if fed.secure else ():
-        if (fed.file.parent/key).exists(): continue
-        raise FdgnbError(f"no public key of site {name!r}: wanted {fed.file.parent/key}, of python -m fdgnb key {name}")
+    keys = read_keys(fed) if fed.secure else {}
     if listens(port): raise FdgnbError(f"port {port} is taken: is the server running? else another address")
     write_connection(fed)
+    if fed.secure: keep_keys(fed, keys)
     words = ["python", "-m", "fdgnb.flower.superlink", "--host", "127.0.0.1" if is_loopback(host) else "0.0.0.0",
              "--port", port, "--database", fed.folder/"superlink.db", "--disable-runtime-dependency-installation"]
     secure = ["--ssl-ca-certfile", fed.folder/"ca.crt", "--ssl-certfile", fed.folder/"server.pem", "--ssl-keyfile",
@@ -286,7 +315,7 @@ def start_site(
     key: str | Path = None,  # its private key, from `make_key`
     ca: str | Path = None,  # the certificate of the server's authority, ca.crt
     role: str = "client",  # or target: it does not train, it is scored
-    home: str | Path = None,  # where states and the personal model are kept; None: NAME-kept
+    home: str | Path = None,  # of states and the personal model, made its owner's alone; None: NAME-kept
     device: str = "cpu",  # where its network computes
     imports: str = "",  # the site's own modules, as the method's
     local_dp: str = "",  # CLIP,EPSILON,DELTA: noise that the site adds to every model that it sends
@@ -313,7 +342,7 @@ def start_site(
     words = ["flower-supernode", "--superlink", superlink, "--host", "127.0.0.1", "--port", free_port(),
              "--node-config", told]
     how = ["--insecure"] if insecure else ["--root-certificates", ca, "--auth-supernode-private-key", key]
-    home.mkdir(parents=True, exist_ok=True)
+    with writing(home): make_private(home)
     while code := watch(words + how, environment(home/"flower"), lambda child: None):
         if insecure or code < 0: return code
         print(f"the server does not take {name!r} yet: its key is not registered, or the SuperNode before is not yet "
@@ -374,7 +403,7 @@ def plan_run(given, name):
     plan = json.loads(json.dumps(plan))
     import_modules(given.get("imports", ""))
     arguments, _ = read_plan(plan)
-    Plan(device=given.get("device", "cpu"), **arguments)
+    refuse_partition(RunPlan(device=given.get("device", "cpu"), **arguments).given)
     return plan, given
 
 

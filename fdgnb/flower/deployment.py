@@ -6,7 +6,7 @@
 __all__ = ['app', 'Sites', 'serve', 'play_there', 'main']
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0004
-import fcntl, json, os, statistics, time
+import fcntl, json, os, secrets, statistics, time, traceback
 from contextlib import contextmanager
 from pathlib import Path
 from .wire import pack, unpack                               # before flwr: it turns its telemetry off
@@ -20,7 +20,7 @@ from ..runs.callbacks import as_callbacks
 from ..runs.checkpoints import start_again
 from ..runs.imports import import_modules
 from ..runs.fit import Run, play, reserve_folder, restore
-from ..runs.sites import ServerPart, differ_in
+from ..runs.sites import ServerPart, differ_in, read_hello
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0007
 def refuse_claim(name, registered, names, bound, secure):
@@ -42,38 +42,53 @@ def refuse_change(said, before):
 class Meeting(Flower):
     "An engine that finds out which SuperNode is which site."
     poll, pause_of_meeting = .2, 2.
+    patience, hurry = 180, 5                   # seconds: for a hello of whom was silent; of them the server waits
+    most_of_words = 2**20                      # bytes of an answer without tensors
 
     def __init__(self, grid, names, timeout, secure, say):
         super().__init__(grid, {}, {}, timeout=timeout, say=say)
         self.names, self.secure, self.hellos, self.lines = list(names), secure, {}, set()
+        self.greeted, self.known = {}, set()   # {message: (node, until when it may answer)}; nodes greeted before
 
-    def look(self, patience=60):
-        "Ask the SuperNodes that are bound to no site who they are; bind, or refuse, those who answer."
+    def look(self):
+        "Ask the SuperNodes that are bound to no site who they are; bind, or refuse, those who answer in time."
         there = {info.node_id: info.name for info in self.grid.get_nodes()}
         self.nodes = {k: node for k, node in self.nodes.items() if node in there}
         free = [node for node in there if node not in self.nodes.values()]
         if self.secure: free = [node for node in free if there[node] in self.names]
-        patience = min(patience, self.timeout)
-        numbers = {self.greet(node, patience): node for node in free}
-        end = time.monotonic() + patience
-        while numbers and time.monotonic() < end:
-            for reply in self.grid.pull_messages([*numbers]):
-                node = numbers.pop(reply.metadata.reply_to_message_id)
-                self.bind(node, there[node], reply)
-            if numbers: self.pause()
+        now = time.monotonic()
+        self.known &= {*there}
+        self.greeted = {i: (node, end) for i, (node, end) in self.greeted.items() if node in free and end > now}
+        asked = {node for node, _ in self.greeted.values()}
+        for node in free:
+            if node not in asked: self.greet(node, now)
+        hurry = now + min(self.hurry, self.timeout)
+        ends = {i: min(end, hurry) if node in self.known else end for i, (node, end) in self.greeted.items()}
+        self.hear(there, ends)
+        self.known |= {*free}
 
-    def greet(self, node, patience):
-        "Ask a node who it is; the number of the message."
-        return next(iter(self.grid.push_messages([Message(pack({}, {}), node, "query.hello", ttl=patience)])))
+    def greet(self, node, now):
+        "Ask a node who it is. Who has just connected has as long as for any answer."
+        patience = min(self.patience, self.timeout) if node in self.known else self.timeout
+        message = Message(pack({}, {}), node, "query.hello", ttl=patience)
+        self.greeted[next(iter(self.grid.push_messages([message])))] = node, now + patience
+
+    def hear(self, there, ends):
+        "Take answers until all are there, or the time of each is up. ends: {message: until when}."
+        while any(i in self.greeted and time.monotonic() < end for i, end in ends.items()):
+            for reply in self.grid.pull_messages([*self.greeted]):
+                node, _ = self.greeted.pop(reply.metadata.reply_to_message_id)
+                self.bind(node, there[node], reply)
+            if self.greeted: self.pause()
 
     def bind(self, node, registered, reply):
         "Take a node for the site that it says it is, or refuse it."
         if reply.has_error(): return self.tell(f"a SuperNode does not say who it is: {reply.error.reason}")
-        try: said = unpack(reply.content)[1]
+        try: said = unpack(reply.content, self.most_of_words)[1]
         except FdgnbError as e: return self.tell(f"a SuperNode sends {e}")
         if "error" in said: return self.tell(str(said["error"]))
-        name = said.get("name")
-        if not isinstance(name, str): return self.tell("a SuperNode does not say its name")
+        try: name = read_hello(said)["name"]
+        except FdgnbError as e: return self.tell(f"refused: {e}")
         why = refuse_claim(name, registered, self.names, self.nodes, self.secure)
         why = why or refuse_change(said, self.hellos.get(name))
         if why: return self.tell(f"refused: {why}")
@@ -90,12 +105,12 @@ class Meeting(Flower):
     def meet(self, wait=600):
         "Wait for all sites; FdgnbError where one is missing after `wait` seconds, unless it was known before."
         end, known = time.monotonic() + wait, set(self.hellos)
-        self.look(180)
+        self.look()
         while missing := [k for k in self.names if k not in self.nodes]:
             if time.monotonic() >= end: break
             self.tell(f"waits for {', '.join(missing)}")
             time.sleep(self.pause_of_meeting)
-            self.look(180)
+            self.look()
         if not missing: return
         self.say(f"after {wait:g} s without {', '.join(missing)}")
         if self.nodes and known.issuperset(missing): return
@@ -121,6 +136,8 @@ class Sites(Meeting):
         self.fed, self.clients = fed, {c.id: c for c in fed.everyone}
         self.sizes = {k: said["sizes"] for k, said in fed.hellos.items()}
         self.may_explode = fed.settings.diverge == "go"
+        size = sum(v.numel()*v.element_size() for v in fed.server.model.values())
+        self.most = dict(train=16*size + self.most_of_words, score=self.most_of_words, trial=self.most_of_words)
 
     def write(self, k, payload, about):
         "The content of a message to a site: `after` is the round whose state it takes up."
@@ -142,6 +159,7 @@ class Sites(Meeting):
 
     def check_changes(self, answers, round):
         "The answers; FdgnbError naming the site whose model went much further than the others'."
+        if len(answers) < 3: return answers                              # which of two is the honest one?
         before = self.fed.server.model
         went = {k: measure_change(before, k, upload, round) for k, upload, _ in answers}
         for k, change in went.items():
@@ -162,6 +180,14 @@ def known_sites(out):
     begun = (out/"checkpoint.safetensors").exists()
     found = parse_json(read_regular(out/"sites.json")) if begun and (out/"sites.json").exists() else None
     return found if isinstance(found, dict) else {}
+
+
+def identify(out):
+    "The identity of the run in a folder: drawn when it begins, kept beside its checkpoint."
+    file = out/"identity.txt"
+    known = read_regular(file) if file.exists() else None
+    if known is None: known = atomic_write(file, secrets.token_hex(6)).read_bytes()
+    return known.decode()
 
 
 @contextmanager
@@ -199,12 +225,13 @@ def play_there(grid, spec, out, say):
     "The run of `serve`, in a folder of its own."
     if not spec.get("resume", True):
         start_again(out)
-        (out/"sites.json").unlink(missing_ok=True)
+        for name in ("sites.json", "identity.txt"): (out/name).unlink(missing_ok=True)
     sites = Sites(grid, spec["sites"], spec.get("timeout", 600), spec.get("secure", True), spec.get("max_change", 100),
                   say)
     sites.hellos = known_sites(out)
     sites.meet(spec.get("wait", 600))
-    fed = ServerPart(spec["plan"], sites.hellos, spec.get("public"), spec.get("device", "cpu"))
+    with writing(out): identity = identify(out)
+    fed = ServerPart(spec["plan"], sites.hellos, spec.get("public"), spec.get("device", "cpu"), identity)
     sites.begin(fed)
     run = Run(fed, out=out)
     reserve_folder(run)
@@ -234,7 +261,12 @@ def main(grid, context):
         import_modules(spec.get("imports", ""))
         serve(grid, spec)
     except FdgnbError as e: why = str(e)
-    else: return failed.with_name("done.txt").touch()
+    except Exception as e:                                               # a fault of the code ends the run as well
+        traceback.print_exc()
+        why = " ".join(f"{type(e).__name__}: {e}".split())
+    else:
+        failed.unlink(missing_ok=True)                                   # of a second submission into this folder
+        return failed.with_name("done.txt").touch()
     say_line(f"error: {why}")
     try: atomic_write(failed, why + "\n")
     except OSError: pass                                                 # the disk may be what failed

@@ -8,7 +8,7 @@ __all__ = ['message_type', 'Flower']
 # %% ../../nbs/flower/02_engine.ipynb #fleng03
 import math, time
 from collections.abc import Iterator
-from fdgnb.flower.wire import pack, unpack                               # before flwr: it turns its telemetry off
+from fdgnb.flower.wire import MOST_BYTES, pack, unpack                   # before flwr: it turns its telemetry off
 from flwr.app import Error, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -26,8 +26,14 @@ POINTS = dict(train=("training", "local"), score=("aggregated", "adapted"))
 
 
 def is_number(v):
-    "Whether a value is one number; NaN is."
-    return type(v) in (int, float)
+    "Whether a value is one number of at most 64 bits; NaN is."
+    return type(v) is float or type(v) is int and abs(v) < 2**63
+
+
+def describe_range(point, metric, value):
+    "What a score may be, in words, where it is something else; '' where it is sound. A method's own loss has any sign."
+    if metric != "loss": return "" if math.isnan(value) or 0 <= value <= 1 else "wanted a number from 0 to 1, or NaN"
+    return "wanted a loss of at least 0, or NaN" if point != "training" and value < 0 else ""
 
 
 def read_row(what, k, row, sizes):
@@ -40,6 +46,8 @@ def read_row(what, k, row, sizes):
     if point not in POINTS[what]: refuse(f"wanted {' or '.join(POINTS[what])} as the point")
     if metric not in SCORES: refuse(f"wanted one of {', '.join(SCORES)}")
     if not is_number(value) or math.isinf(value): refuse("wanted a finite number, or NaN")
+    why = describe_range(point, metric, value)
+    if why: refuse(why)
     return tuple(row)
 
 
@@ -50,6 +58,9 @@ def read_rows(what, k, rows, sizes):
     for row in rows:
         if row[:4] in seen: raise FdgnbError(f"client {k!r} sends the row {echo(row, 200)} twice")
         seen.add(row[:4])
+    trained = [row[1:4] for row in rows if row[2] == "training"]
+    if what == "train" and trained != [("train", "training", "loss")]:
+        raise FdgnbError(f"client {k!r} sends {echo(trained, 200)} of its training: wanted its loss, once")
     return rows
 
 
@@ -95,6 +106,7 @@ class Flower:
         self.grid, self.nodes, self.sizes, self.timeout, self.say = grid, dict(nodes), sizes, timeout, say
         self.may_explode = settings.diverge == "go"
         self.stop, self.wire = Stop(), []      # rows (round, id, asked for, down or up, bytes)
+        self.most = {}                         # {asked for: bytes that an answer may have}
 
     def ask(self,
         what: str,                             # of `ASKS`: offer, train, score, trial
@@ -142,7 +154,7 @@ class Flower:
         "(payload, about) of a reply, checked; None where Flower reports an error."
         if reply.has_error(): return self.miss(what, k, about, reply.error.reason)
         self.count(what, k, about, "up", reply.content)
-        try: payload, said = unpack(reply.content)
+        try: payload, said = unpack(reply.content, self.most.get(what, MOST_BYTES))
         except FdgnbError as e: raise FdgnbError(f"client {k!r} sends {e}") from None
         if "error" in said: raise FdgnbError(" ".join(str(said["error"]).split()))
         sizes = self.sizes[k]

@@ -593,7 +593,7 @@ def share_reader(reader):
     finally: READER.reset(before)
 
 
-class Plan:
+class RunPlan:
     "What is known of a run before its data: method, rounds, seed, device and what is said of settings, in `given`."
     def __init__(self, method, dataset, rounds, seed, device, protocol, scale, hyper, options):
         cls = method_class(method)
@@ -607,7 +607,7 @@ class Plan:
         return run_args(self)
 
 
-class Federation(Plan):
+class Federation(RunPlan):
     "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
     def __init__(self, method, dataset="digits", target="own", rounds=None, seed=0, device="cpu",
                  protocol=None, scale=None, hyper=None, groups=None, split=None, **options):

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00004
-import hashlib, json, torch
+import hashlib, json, math, re, torch
 from dataclasses import replace
 from pathlib import Path
 from fdgnb.core import FdgnbError, atomic_write, echo
@@ -21,8 +21,8 @@ from fdgnb.federation.privacy import check_secret
 from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
 from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
-from fdgnb.runs.setup import (Plan, check_choices, check_data, check_needs, check_net, check_samples, data_digest,
-                              first_network, first_server, load_data, participants, refuse_vectors)
+from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples,
+                              data_digest, first_network, first_server, load_data, participants, refuse_vectors)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
@@ -31,18 +31,23 @@ PLANNED = "method dataset rounds seed protocol scale hyper groups split target".
 
 def read_plan(
     plan: dict,  # `fit`'s arguments as JSON; of them `dataset` is the federation's name
-) -> tuple[dict, dict]:  # arguments of `Plan`; the loader's options beside `load`
+) -> tuple[dict, dict]:  # arguments of `RunPlan`; the loader's options beside `load`
     "Take a plan apart; FdgnbError on what a federation of several machines cannot have."
     for name in plan:
         if name not in PLANNED: raise FdgnbError(f"the plan of the run says {echo(name)}, which is no argument here")
     hyper = dict(plan.get("hyper") or {})
-    if hyper.get("partition"):
-        raise FdgnbError(f"partition={echo(hyper['partition'])}: a site is one client, and is not divided further")
     beside = {k: plan.get(k) for k in ("groups", "split")}
     for name, value in beside.items():
         if isinstance(value, dict): raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
     told = {k: plan.get(k) for k in ("method", "dataset", "rounds", "protocol", "scale")}
     return told | dict(seed=plan.get("seed", 0), hyper=hyper, options={}), beside
+
+
+def refuse_partition(given):
+    "FdgnbError where the settings of a run, a protocol's among them, divide the data."
+    if not given.get("partition"): return
+    raise FdgnbError(f"partition={echo(given['partition'])}: a site is one client, and is not divided further: "
+                     "partition=()")
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00009
 def holds_classes(folder):
@@ -76,7 +81,7 @@ def read_site(
 ROLES = "client", "target"
 
 
-class SitePart(Plan):
+class SitePart(RunPlan):
     "A site: its samples, network and `node`, as it has them in a run over all folders together."
     def __init__(self,
         plan: dict,  # as `read_plan` takes it
@@ -89,6 +94,7 @@ class SitePart(Plan):
         if role not in ROLES: raise FdgnbError(f"role={echo(role)}: wanted {' or '.join(ROLES)}")
         arguments, beside = read_plan(plan)
         super().__init__(device=device, **arguments)
+        refuse_partition(self.given)
         load, told = self.given.get("load") or {}, told or {}
         if encodes_images(load): refuse_vectors(type(self.method))
         check_choices(make(Settings, self.given, "setting"), self.method, True)
@@ -128,6 +134,58 @@ def code_of(fed):
     return versions_of(fed) | {k: str(v).partition("+")[0] for k, v in here.items()}
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00013
+def is_count(value, most=10**9): return type(value) is int and 0 <= value <= most
+
+
+def is_text(value): return isinstance(value, str) and 0 < len(value) <= 500
+
+
+def is_shape(value):
+    "Whether a value is the shape of a vector, or of an image."
+    if not isinstance(value, list) or len(value) not in (1, 3): return False
+    return all(n and is_count(n, 2**20) for n in value) and math.prod(value) <= 2**26
+
+
+def are_classes(value): return isinstance(value, list) and 0 < len(value) <= 50_000 and all(map(is_text, value))
+
+
+def is_window(value):
+    "Whether a value is a window of intensities, or none."
+    if value is None: return True
+    return isinstance(value, list) and len(value) == 2 and all(type(v) in (int, float) for v in value)
+
+
+def are_counts(value): return isinstance(value, dict) and all(map(is_count, value.values()))
+
+
+def is_dict(value): return isinstance(value, dict)
+
+
+HELLO = dict(name=is_text, role=lambda v: v in ROLES, samples=is_count, sizes=are_counts, defaults=is_dict,
+             data=is_text, code=is_dict, looks=is_dict)
+LOOKS = dict(classes=are_classes, shape=is_shape, multilabel=lambda v: type(v) is bool,
+             pixels=lambda v: v in ("torch.uint8", "torch.float32"), white=lambda v: is_count(v, 2**32),
+             window=is_window, encoder=lambda v: v is None or is_dict(v))
+
+
+def check_entries(who, entries, wanted):
+    "FdgnbError naming the first entry of a dict that a site does not say, or that cannot be."
+    if entries.keys() != wanted.keys():
+        raise FdgnbError(f"{who} says {echo(sorted(entries), 100)} of itself: wanted {', '.join(wanted)}")
+    for k, is_sound in wanted.items():
+        if not is_sound(entries[k]): raise FdgnbError(f"{who} says {k}={echo(entries[k], 100)} of itself")
+
+
+def read_hello(
+    said: dict,  # what came
+) -> dict:  # the same
+    "Look at what a site says of itself; FdgnbError naming site and entry where it is no `hello`."
+    who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
+    check_entries(who, said, HELLO)
+    check_entries(who, said["looks"], LOOKS)
+    return said
+
+
 def differ_in(mine, theirs, who, other):
     "How two dicts differ first, in words; '' where they do not."
     for k in sorted(mine.keys() | theirs.keys()):
@@ -199,7 +257,7 @@ def read_public(plan, folder, target, told):
     return SitePart(plan | dict(hyper=hyper), folder, target or Path(folder).absolute().name, "target", told=told)
 
 
-class ServerPart(Plan):
+class ServerPart(RunPlan):
     "The server of a federation whose samples are elsewhere."
     nodes = {}                                                           # none can be asked in this process
 
@@ -208,10 +266,12 @@ class ServerPart(Plan):
         hellos: dict[str, dict],  # what each site says
         public: str | Path = None,  # a folder with unlabeled samples of the target, where the method needs them
         device: str = "cpu",  # where the server computes
+        identity: str = "",  # tells the run from another one with the same arguments
     ):
         arguments, _ = read_plan(plan)
         super().__init__(device=device, **arguments)
-        self.diverged, self.start = None, {}
+        refuse_partition(self.given)
+        self.diverged, self.start, self.identity = None, {}, identity
         self.hellos = {k: hellos[k] for k in sorted(hellos)}
         self.target = find_target(self.hellos, plan.get("target"))
         looks = next(iter(self.hellos.values()))["looks"]
@@ -256,9 +316,9 @@ def short_digest(values):
 
 
 def run_key(fed):
-    "By what a site knows a run again: its method and a digest of its arguments, but for the number of rounds."
+    "By what a site knows a run again: its method, a digest of its arguments but the number of rounds, its identity."
     args = {k: v for k, v in fed.args().items() if k != "rounds"}
-    return f"{fed.method.name}-{short_digest(args)[:12]}"
+    return f"{fed.method.name}-{short_digest(args)[:12]}" + (f"-{fed.identity}" if fed.identity else "")
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00020
 class CannotAnswer(FdgnbError):
@@ -266,6 +326,18 @@ class CannotAnswer(FdgnbError):
 
 
 KEPT = 3
+
+
+def make_private(folder):
+    "Make a folder that its owner alone can read."
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def run_folder(home, run):
+    "Where a site keeps what is of a run; FdgnbError where the server's name of it is no plain word."
+    if isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_+.-]{0,200}", run): return Path(home)/run
+    raise FdgnbError(f"the server calls the run {echo(run, 100)}: wanted letters, digits, -, +, _ and .")
 
 
 class States:
@@ -289,7 +361,7 @@ class States:
 
     def save(self, round, state):
         "Write the state after a round, and delete old ones, and those of rounds that are played again."
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         sweep(self.folder)
         save_checkpoint(self.file(round), {"client": state}, dict(round=round))
         past = [r for r in self.rounds() if r <= round]
@@ -299,7 +371,7 @@ class States:
 def keep_network(part, folder, round):
     "Write what a site was sent after a round, with what it keeps of its own: `fdgnb.load` reads the folder."
     file, about = file_of(folder, round), about_of(part) | dict(own=False, round=round)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     state = {k: v.cpu() for k, v in part.net.state_dict().items()}
     save_checkpoint(file, {"model": state}, about)
     atomic_write(folder/"selected.json", json.dumps(dict(format="fdgnb-selected-1", rules=dict(last=round))))
@@ -317,7 +389,7 @@ def answer(
     told = about["told"]
     if told["data"] != part.digest:
         raise CannotAnswer("its folder holds other samples than when the run began: restore it, or begin another run")
-    folder, client = Path(home)/told["run"], part.client
+    folder, client = run_folder(home, told["run"]), part.client
     states = States(folder)
     client.state = states.load(about.get("after")) if part.role == "client" else {}
     payload, said = ASKS[what](part.node, part.net, download, about)
