@@ -160,14 +160,14 @@ def are_counts(value): return isinstance(value, dict) and all(map(is_count, valu
 def is_dict(value): return isinstance(value, dict)
 
 
-HELLO = dict(name=is_text, role=lambda v: v in ROLES, samples=is_count, sizes=are_counts, defaults=is_dict, data=is_text,
-             code=is_dict, looks=is_dict)
+HELLO = dict(name=is_text, role=lambda v: v in ROLES, samples=is_count, sizes=are_counts, defaults=is_dict,
+             data=is_text, code=is_dict, looks=is_dict)
 LOOKS = dict(classes=are_classes, shape=is_shape, multilabel=lambda v: type(v) is bool,
              pixels=lambda v: v in ("torch.uint8", "torch.float32"), white=lambda v: is_count(v, 2**32),
              window=is_window, encoder=lambda v: v is None or is_dict(v))
 
 
-def check_entries(who, entries, wanted):
+def check_said(who, entries, wanted):
     "FdgnbError naming the first entry of a dict that a site does not say, or that cannot be."
     if entries.keys() != wanted.keys():
         raise FdgnbError(f"{who} says {echo(sorted(entries), 100)} of itself: wanted {', '.join(wanted)}")
@@ -180,8 +180,8 @@ def read_hello(
 ) -> dict:  # the same
     "Look at what a site says of itself; FdgnbError naming site and entry where it is no `hello`."
     who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
-    check_entries(who, said, HELLO)
-    check_entries(who, said["looks"], LOOKS)
+    check_said(who, said, HELLO)
+    check_said(who, said["looks"], LOOKS)
     return said
 
 
