@@ -16,7 +16,7 @@ ROOMS = {
     "flower": ("Flower", "The same run on other machines: what travels, and who answers."),
     "experiments": ("Experiments", "Any methods, targets and seeds by one call; statistics."),
     "tables": ("Tables", "The papers' tables again, and all methods side by side.")}
-FIRST = ("run", "compare", "command", "own_data", "deploy", "add")                        # beside the front page, in this order
+FIRST = ("run", "compare", "command", "own_data", "deploy", "add")              # beside the front page, in this order
 
 
 def notebooks(folder):

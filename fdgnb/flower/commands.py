@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['RETRY', 'make_federation', 'make_certificates', 'is_address', 'make_key', 'start_server', 'watch', 'check_server',
-           'start_site', 'run_federated']
+           'check_clock', 'start_site', 'run_federated']
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0004
-import ipaddress, json, os, shlex, shutil, signal, socket, ssl, subprocess, sys, tempfile, time, tomllib
+import http.client, ipaddress, json, os, shlex, shutil, signal, socket, ssl, subprocess, sys, tempfile, time, tomllib
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from .wire import QUIET
 from ..core import FdgnbError, atomic_write, echo, parse_json, read_regular, root, writing
@@ -283,17 +284,28 @@ RETRY = 15
 
 
 def check_server(host, port, ca):
-    "FdgnbError where a server is there that the certificate does not vouch for, or that speaks TLS to who does not."
-    how = ssl.create_default_context(cafile=ca)
+    "FdgnbError where a server is there that the site cannot talk to: another certificate, TLS or none, another time."
+    how, where = ssl.create_default_context(cafile=ca), f"the server at {host}:{port}"
     if not ca: how.check_hostname, how.verify_mode = False, ssl.CERT_NONE
     try:
-        with socket.create_connection((host.strip("[]"), port), 10) as plain:
-            how.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+        link = http.client.HTTPSConnection(host.strip("[]"), port, timeout=10, context=how)
+        link.request("HEAD", "/")
+        date = link.getresponse().getheader("date")
     except ssl.SSLCertVerificationError as e:
-        raise FdgnbError(f"the server at {host}:{port} is not the one that {ca} vouches for: "
-                         f"{e.verify_message}") from None
-    except OSError: return                                     # nobody there yet, or without TLS: Flower tries again
-    if not ca: raise FdgnbError(f"the server at {host}:{port} speaks TLS: give --key and --ca, not --insecure")
+        why = e.verify_message
+        raise FdgnbError(f"{where} is not the one that {ca} vouches for, or a clock is wrong: {why}") from None
+    except (OSError, http.client.HTTPException): return        # nobody there yet, or without TLS: Flower tries again
+    if not ca: raise FdgnbError(f"{where} speaks TLS: give --key and --ca, not --insecure")
+    check_clock(where, date)
+
+
+def check_clock(where, date):
+    "FdgnbError where the clock here is further from the server's than Flower takes. date: as in a header of HTTP."
+    try: apart = time.time() - parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError): return
+    if abs(apart) < 240: return
+    how = "ahead of" if apart > 0 else "behind"
+    raise FdgnbError(f"the clock here is {abs(apart)/60:.0f} minutes {how} that of {where}: Flower takes 5; set it")
 
 
 def start_site(

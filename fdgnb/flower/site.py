@@ -9,9 +9,10 @@ __all__ = ['app', 'read_local_dp', 'check_local_dp', 'reply_to', 'register']
 import functools, json, math, os
 import numpy as np
 from .wire import pack, unpack                               # before flwr: it turns its telemetry off
-from flwr.app import Context, Error, Message
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
+from types import SimpleNamespace
 from ..core import FdgnbError, echo
 from ..federation.compose import METHODS, sends_model_alone
 from ..federation.engine import keep_large_blocks, one_thread, repeatable
@@ -47,7 +48,7 @@ def answer_here(what, content, plan, config):
     c = read_config(config)
     download, about = unpack(content)
     part = make_part(plan, json.dumps(c), json.dumps(about.get("told")))
-    if c["local-dp"]: check_local_dp(part.method)
+    if c["local-dp"]: check_local_dp(part.method, c["local-dp"])
     if what == "hello": return {}, part.hello()
     with one_thread(), repeatable(part.device): return answer(part, what, download, about, c["home"])
 
@@ -73,26 +74,44 @@ def read_local_dp(
 
 def check_local_dp(
     method,  # of the run
+    text: str,  # CLIP,EPSILON,DELTA
 ):
-    "FdgnbError where a method sends more than a model and scalars."
+    "FdgnbError where a method sends more than a model and scalars, or the text is not sound."
+    read_local_dp(text)
     if sends_model_alone(method): return
     others = ", ".join(k for k in METHODS.names() if sends_model_alone(METHODS[k]()))
     raise FdgnbError(f"local-dp: the method {method.name!r} sends more than a model and scalars, which would go out "
                      f"without noise: choose one of {others}")
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0d03
+def take_floats(content):
+    "A message's model without whole numbers, as the modifier takes it; FdgnbError on numbers of fewer bits."
+    (name, record), = content.array_records.items()
+    small = [k for k, a in record.items() if "float" in a.dtype and a.dtype not in ("float32", "float64")]
+    if small: raise FdgnbError(f"local-dp: {echo(small[0])} has too few bits, and cannot take noise: leave `wire` out")
+    floats = {k: a for k, a in record.items() if "float" in a.dtype}
+    return SimpleNamespace(content=RecordDict({name: ArrayRecord(floats)}), has_error=lambda: False)
+
+
+def finish_noise(key, array):
+    "An array after noise: a variance is none below 0."
+    return Array(array.numpy().clip(min=0)) if key.endswith("running_var") else array
+
+
 def add_noise(context, message, reply):
-    "A reply to `train` after what `local-dp` says; FdgnbError where the model holds whole numbers."
+    "A reply to `train` after what `local-dp` says; FdgnbError where it is not the model that came."
     said = str(context.node_config.get("local-dp", ""))
     if not said: return reply
-    arrays = [a for record in reply.content.array_records.values() for a in record.values()]
-    if not all(a.dtype in ("float32", "float64") for a in arrays):
-        raise FdgnbError("local-dp: the model holds numbers that are not of 32 or 64 bits, and cannot take noise: "
-                         "choose another network or wire")
+    if [*message.content.array_records] != ["model"] or [*reply.content.array_records] != ["model"]:
+        raise FdgnbError("local-dp: the site sends or gets more than a model")
+    came, record = message.content["model"], reply.content["model"]
+    if came.keys() != record.keys(): raise FdgnbError("local-dp: the site sends another part of the model than it gets")
     np.random.seed()                             # Flower draws from this generator; anew, from the system's entropy
-    noisy = read_local_dp(said)(message, context, lambda *_: reply)
-    if noisy.has_error(): raise FdgnbError(f"local-dp: {noisy.error.reason}")
-    return noisy
+    before, after = take_floats(message.content), take_floats(reply.content)
+    try: noisy = read_local_dp(said)(before, context, lambda *_: after).content["model"]
+    except ZeroDivisionError: raise FdgnbError("local-dp: training has not changed the model") from None
+    reply.content["model"] = ArrayRecord({k: finish_noise(k, noisy[k]) if k in noisy else a for k, a in record.items()})
+    return reply
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0009
 def reply_to(

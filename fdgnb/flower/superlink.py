@@ -38,7 +38,9 @@ def main():
     "`python -m fdgnb.flower.superlink ...`: flower-superlink with its options, behind the gate."
     os.environ.update(QUIET)                                             # before flwr is imported
     import uvicorn
+    from flwr.supercore import sql_mixin
     from flwr.superlink.cli import flower_superlink
+    sql_mixin.SQLITE_PRAGMAS += (("busy_timeout", "120000"),)
     run = uvicorn.run
     uvicorn.run = lambda app, **how: run(Gate(app), **how)
     return flower_superlink()

@@ -4,7 +4,7 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE = 240                                   # seconds until a busy machine has started a process, or a round ended
+PATIENCE = 600                                   # seconds until a busy machine has started a process, or a round ended
 LETTERS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -58,7 +58,8 @@ class Started:
     def end(self, seconds=PATIENCE):
         "Wait for its end; its code."
         try: return self.process.wait(seconds)
-        except subprocess.TimeoutExpired: raise TimeoutError(f"{self.log.name} goes on:\n{self.text()[-3000:]}") from None
+        except subprocess.TimeoutExpired: said = self.text()[-3000:]
+        raise TimeoutError(f"{self.log.name} goes on:\n{said}")
 
     def signal(self, which):
         "A signal to it and to all that it has started."
@@ -107,10 +108,18 @@ class Deployment:
     def begin(self, timeout, wait):
         "The federation's file, certificates and keys; the public ones go to the server, its certificate to the sites."
         self.call("federation", "hospitals.toml", *self.names, "--address", f"127.0.0.1:{self.port}")
-        file = self.at_server/"hospitals.toml"
-        said = file.read_text().replace("timeout = 600", f"timeout = {timeout}").replace("wait = 600", f"wait = {wait}")
-        file.write_text(said)
+        self.say_in_file("timeout = 600", f"timeout = {timeout}")
+        self.say_in_file("wait = 600", f"wait = {wait}")
         for name in self.names: self.make_key(name)
+
+    def say_in_file(self, old, new):
+        "Change a line of the federation's file."
+        file = self.at_server/"hospitals.toml"
+        file.write_text(file.read_text().replace(old, new))
+
+    def ensure(self, name):
+        "A site that is there; started where it is not."
+        if name not in self.sites or self.sites[name].process.poll() is not None: self.start_site(name)
 
     def make_key(self, name):
         self.call("key", name, where=self.at(name))

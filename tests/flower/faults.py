@@ -20,6 +20,7 @@ def show_table():
 
 def write_table(file):
     "The table as a file of comma-separated values."
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
     with Path(file).open("w", newline="") as f:
         out = csv.DictWriter(f, ["fault", "expected", "came"], lineterminator="\n")
         out.writeheader()

@@ -1,9 +1,8 @@
 """The page `deploy`, followed word for word: five terminals of this machine, TLS and keys."""
 import json, os, re, signal, subprocess, time
 from pathlib import Path
-import pytest
 import fdgnb
-from deployed import LETTERS, PATIENCE, ROOT, Started, free_port
+from deployed import PATIENCE, ROOT, Started, free_port
 from faults import note
 
 BLOCK = re.compile(r"```sh\n# ([^\n]*)\n(.*?)```(?:\s*```text\n(.*?)```)?", re.S)
@@ -40,7 +39,8 @@ class Terminal(Started):
 
 def children(pid):
     "The processes that a process has started, and those that these have."
-    found = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] if Path(f"/proc/{pid}").exists() else []
+    try: found = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError: found = []                                                    # it has ended
     return found + [c for p in found for c in children(p)]
 
 
@@ -61,5 +61,6 @@ def test_the_page_is_followed_by_five_terminals(tmp_path):
     first = fdgnb.load(at/"first")
     images = sorted((tmp_path/"practice/st_luke/images").glob("*/*.png"))[:4]
     assert first.predict(images).shape == (4, 3) and first.record["rounds"] == 2
-    assert "deviation" in LETTERS.sub("", (tmp_path/"st_mary.log").read_text()) or "stddev" in (tmp_path/"st_mary.log").read_text()
-    note("the page deploy, followed by five terminals", "every line that it shows is said", f"{len(blocks)} blocks, two runs")
+    assert "stddev" in (tmp_path/"st_mary.log").read_text()                        # the noise of LocalDpMod
+    note("none: the page deploy, followed by five terminals", "every line that it shows is said",
+         f"{len(blocks)} blocks, two runs")
