@@ -1,6 +1,7 @@
 """Deployments in one process: five folders, a server without data, messages as Flower carries them."""
-import json, shutil
+import json, shutil, stat, sys, time
 from importlib.util import find_spec
+from types import SimpleNamespace
 import pytest
 import fdgnb
 from fdgnb.vectors import digest
@@ -8,10 +9,13 @@ from fdgnb.vectors import digest
 if not find_spec("flwr"): pytest.skip("Flower is not installed: make flower", allow_module_level=True)
 from conftest import says
 from fdgnb.__main__ import main
-from fdgnb.flower.commands import free_port, make_federation, read_federation
+from fdgnb.flower import deployment
+from fdgnb.flower.commands import (find_program, free_port, keep_keys, make_certificates, make_federation, plan_run,
+                                   read_federation, read_keys, write_connection)
+from fdgnb.flower.deployment import Sites
 from fdgnb.flower.wire import unpack
 from fdgnb.runs import sites
-from fdgnb.runs.sites import run_key
+from fdgnb.runs.sites import SitePart, read_hello, run_folder, run_key
 from hospitals import Grid, deploy, nodes_of, write_hospitals
 
 OPTIONS = dict(size=16, lr=.05, batch_size=8)
@@ -217,7 +221,133 @@ def test_a_model_that_went_a_hundred_times_as_far_is_refused_by_name(hospitals, 
     says(lambda: deploy(hospitals, tmp_path/"any", plan, max_change=0), "the global model exploded", "'inked'")
 
 
+def test_of_two_uploads_none_is_accused(tmp_path):
+    engine = Sites(None, ["a", "b"])
+    assert engine.check_changes([("a", {}, {}), ("b", {}, {})], 0)                       # no model is looked at
+
+
+@pytest.fixture(scope="module")
+def hello(hospitals):
+    return SitePart(plan_of("fedavg"), hospitals/"inked", "inked").hello()
+
+
+@pytest.mark.parametrize("change", [
+    dict(name=3), dict(role="boss"), dict(samples=-1), dict(samples=10**400), dict(sizes=[]), dict(name=""),
+    dict(sizes=dict(train=1.5)), dict(data=None), dict(code=[]), dict(defaults=None), dict(looks=[]), dict(more=1),
+    dict(classes="abc"), dict(classes=[]), dict(classes=[1]), dict(classes=["a"]*60_000), dict(shape=[3, 16]),
+    dict(shape=[3, 0, 16]), dict(shape=[2**20]*3), dict(shape=[1., 1., 1.]), dict(pixels="torch.save"),
+    dict(multilabel=1), dict(white=-1), dict(window=[1]), dict(encoder="lite0")])
+def test_a_hello_is_checked(hello, change):
+    assert read_hello(hello) == hello
+    inside = change.keys() & hello["looks"].keys()
+    wrong = hello | (dict(looks=hello["looks"] | change) if inside else change)
+    says(lambda: read_hello(wrong), "a SuperNode that calls itself", "of itself")
+
+
+def test_a_site_with_half_a_hello_is_refused_in_one_line(hospitals, tmp_path, monkeypatch):
+    monkeypatch.setattr(sites.SitePart, "hello", lambda self: dict(name=self.name))
+    refused("refused: a SuperNode that calls itself", hospitals, tmp_path, None)
+
+
+def test_a_silent_site_does_not_hold_up_every_round(hospitals, tmp_path):
+    "It is waited for once, and a late answer is still taken."
+    grid = losing(hospitals, tmp_path, small())
+    engine = Sites(grid, [k for k, _ in grid.configs.values()], timeout=1)
+    engine.poll, engine.hurry = .01, .05
+    grid.is_lost = lambda what, node: node == 3
+    engine.look()
+    assert engine.known == {*grid.configs} and "inked" not in engine.nodes
+    start = time.monotonic()
+    engine.look()
+    assert time.monotonic() - start < .8
+    grid.is_lost = lambda what, node: False
+    engine.greeted.clear()
+    engine.look()
+    assert engine.nodes["inked"] == 3
+
+
+def test_two_runs_with_the_same_arguments_share_no_states(hospitals, tmp_path):
+    one, *_ = deploy(hospitals, tmp_path, small(rounds=1))
+    two, *_ = deploy(hospitals, tmp_path, small(rounds=1), out=tmp_path/"other")
+    on, *_ = deploy(hospitals, tmp_path, small(rounds=2))
+    assert run_key(one.fed) == run_key(on.fed) != run_key(two.fed)
+    folders = [f for f in (tmp_path/"inked").iterdir() if f.is_dir()]
+    assert {f.name for f in folders} == {run_key(one.fed), run_key(two.fed)}
+    assert all(stat.S_IMODE(f.stat().st_mode) == 0o700 for f in folders)
+
+
+@pytest.mark.parametrize("run", ["../../tmp/x", "..", ".", "", "a/b", "a\n", None, 3, "/tmp"])
+def test_a_site_writes_into_its_own_folder_alone(tmp_path, run):
+    says(lambda: run_folder(tmp_path, run), "the server calls the run")
+    assert run_folder(tmp_path, "fedprox+ga-0f-1").parent == tmp_path
+
+
+def test_answers_have_a_size(hospitals, tmp_path, monkeypatch):
+    real = sites.ASKS["train"]
+    def train(node, net, download, about):
+        upload, said = real(node, net, download, about)
+        return upload | {"stats.own.x": next(iter(upload.values())).new_zeros(2**22)}, said
+    monkeypatch.setitem(sites.ASKS, "train", train)
+    refused("most of them in 'stats.own.x'", hospitals, tmp_path, None, small("fedavg", 1))
+
+
+def test_a_protocol_divides_no_site(hospitals):
+    says(lambda: plan_run(dict(method="fedavg", protocol="fedbr"), "cifar100"), "a site is one client")
+
+
+# ---- the server's app
+
+def play_app(monkeypatch, out, play):
+    "Flower's entry over a run that is only pretended."
+    monkeypatch.setattr(deployment, "serve", play)
+    out.mkdir(exist_ok=True)
+    config = {"fdgnb": "{}", "fdgnb-server": json.dumps(dict(out=str(out)))}
+    deployment.app(None, SimpleNamespace(run_config=config))
+
+
+def test_whatever_fails_at_the_server_is_one_line_of_its_folder(tmp_path, monkeypatch):
+    def fail(grid, spec): raise KeyError("a\nb")
+    with pytest.raises(SystemExit): play_app(monkeypatch, tmp_path, fail)
+    assert (tmp_path/"failed.txt").read_text() == "KeyError: 'a\\nb'\n"
+
+
+def test_a_second_submission_does_not_fail_the_first(tmp_path, monkeypatch):
+    "It writes that it was refused, while the first is played."
+    play_app(monkeypatch, tmp_path, lambda grid, spec: (tmp_path/"failed.txt").write_text("another server plays"))
+    assert (tmp_path/"done.txt").exists() and not (tmp_path/"failed.txt").exists()
+
+
 # ---- commands
+
+def test_keys_of_a_federation(tmp_path):
+    "Each site has its own, and one that was registered cannot be exchanged silently."
+    fed = read_federation(make_federation(tmp_path/"h.toml", ["a", "b"], insecure=True))
+    write_connection(fed)
+    assert stat.S_IMODE(fed.folder.stat().st_mode) == 0o700
+    says(lambda: read_keys(fed), "no public key of site 'a'")
+    for name in "ab": (tmp_path/f"{name}.pub").write_text(f"ecdsa AAAA {name}\n")
+    says(lambda: read_keys(fed), "sites 'a' and 'b' have the same public key")
+    (tmp_path/"b.pub").write_text("ecdsa BBBB")
+    keys = read_keys(fed)
+    keep_keys(fed, keys)
+    (fed.folder/"superlink.db").touch()
+    keep_keys(fed, keys | dict(c="ecdsa CCCC"))
+    says(lambda: keep_keys(fed, keys), "still lets in the old key of site 'c'")
+    says(lambda: keep_keys(fed, keys | dict(a="other")), "still lets in the old key of site 'a'")
+    (fed.folder/"superlink.db").unlink()
+    keep_keys(fed, keys)
+
+
+def test_an_authority_is_not_replaced(tmp_path):
+    (tmp_path/"h").mkdir()
+    (tmp_path/"h"/"ca.key").write_text("key")
+    says(lambda: make_certificates(tmp_path/"h", "127.0.0.1", 1), "move")
+    says(lambda: make_federation(tmp_path/"h.toml", ["a"]), "ca.key exists")
+    assert (tmp_path/"h"/"ca.key").read_text() == "key" and not (tmp_path/"h.toml").exists()
+
+
+def test_the_server_s_python_is_this_one(): assert find_program("python") == sys.executable
+
 
 @pytest.mark.parametrize("line, part", [
     ("timeout = 'long'", "timeout='long'"), ("patience = 3", "says 'patience'; known: name"),

@@ -61,25 +61,27 @@ class Meeting(Flower):
         self.greeted = {i: (node, end) for i, (node, end) in self.greeted.items() if node in free and end > now}
         asked = {node for node, _ in self.greeted.values()}
         for node in free:
-            if node not in asked: self.greet(node, now)
-        hurry = now + min(self.hurry, self.timeout)
+            if node not in asked: self.greet(node)
+        hurry = time.monotonic() + min(self.hurry, self.timeout)
         ends = {i: min(end, hurry) if node in self.known else end for i, (node, end) in self.greeted.items()}
         self.hear(there, ends)
         self.known |= {*free}
 
-    def greet(self, node, now):
+    def greet(self, node):
         "Ask a node who it is. Who has just connected has as long as for any answer."
         patience = min(self.patience, self.timeout) if node in self.known else self.timeout
         message = Message(pack({}, {}), node, "query.hello", ttl=patience)
-        self.greeted[next(iter(self.grid.push_messages([message])))] = node, now + patience
+        number = next(iter(self.grid.push_messages([message])))
+        self.greeted[number] = node, time.monotonic() + patience
 
     def hear(self, there, ends):
         "Take answers until all are there, or the time of each is up. ends: {message: until when}."
-        while any(i in self.greeted and time.monotonic() < end for i, end in ends.items()):
+        while self.greeted:
             for reply in self.grid.pull_messages([*self.greeted]):
                 node, _ = self.greeted.pop(reply.metadata.reply_to_message_id)
                 self.bind(node, there[node], reply)
-            if self.greeted: self.pause()
+            if not any(i in self.greeted and time.monotonic() < end for i, end in ends.items()): return
+            self.pause()
 
     def bind(self, node, registered, reply):
         "Take a node for the site that it says it is, or refuse it."

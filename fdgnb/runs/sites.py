@@ -168,7 +168,7 @@ LOOKS = dict(classes=are_classes, shape=is_shape, multilabel=lambda v: type(v) i
              window=is_window, encoder=lambda v: v is None or is_dict(v))
 
 
-def check_entries(who, entries, wanted):
+def check_said(who, entries, wanted):
     "FdgnbError naming the first entry of a dict that a site does not say, or that cannot be."
     if entries.keys() != wanted.keys():
         raise FdgnbError(f"{who} says {echo(sorted(entries), 100)} of itself: wanted {', '.join(wanted)}")
@@ -181,8 +181,8 @@ def read_hello(
 ) -> dict:  # the same
     "Look at what a site says of itself; FdgnbError naming site and entry where it is no `hello`."
     who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
-    check_entries(who, said, HELLO)
-    check_entries(who, said["looks"], LOOKS)
+    check_said(who, said, HELLO)
+    check_said(who, said["looks"], LOOKS)
     return said
 
 
