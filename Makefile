@@ -86,7 +86,7 @@ same: install
 # whole runs over Flower, in processes of their own: equal to those of threads, and nothing is left of them; the faults
 # of a deployment, as a table at the end, and in a file: make test-flower FAULTS=reports/flower/faults.csv
 test-flower: flower
-	FDGNB_FLOWER=1 FDGNB_FAULTS="$(FAULTS)" pytest -s tests/test_flower_*.py tests/flower
+	FDGNB_FLOWER=1 FDGNB_FAULTS="$(FAULTS)" pytest -s tests/test_flower_*.py
 
 # 5,000 random inputs, half of them valid: each is accepted, or refused in one line: make fuzz N=500 PROCESSES=4
 fuzz: install

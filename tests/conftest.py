@@ -103,3 +103,13 @@ def global_rng_untouched():
     before = torch.get_rng_state()
     yield
     assert torch.equal(before, torch.get_rng_state()), "the global random generator was used"
+
+
+def pytest_terminal_summary(terminalreporter):
+    "The table of faults of a deployment, where its tests ran."
+    faults = sys.modules.get("faults")
+    if not faults or not faults.TABLE: return
+    terminalreporter.section("faults")
+    terminalreporter.write_line(faults.show_table())
+    file = os.environ.get("FDGNB_FAULTS")
+    if file: faults.write_table(file)

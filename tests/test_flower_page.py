@@ -1,9 +1,20 @@
 """The page `deploy`, followed word for word: five terminals of this machine, TLS and keys."""
 import json, os, re, signal, subprocess, time
 from pathlib import Path
+import pytest
 import fdgnb
-from deployed import PATIENCE, ROOT, Started, free_port
+from deployed import SLOW, PATIENCE, ROOT, Started, free_port, kill_all
 from faults import note
+
+pytestmark = SLOW
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left():
+    "Processes of tests end with them."
+    yield
+    kill_all()
+
 
 BLOCK = re.compile(r"```sh\n# ([^\n]*)\n(.*?)```(?:\s*```text\n(.*?)```)?", re.S)
 SITES = "st_mary", "st_john", "st_luke"

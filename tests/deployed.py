@@ -1,9 +1,14 @@
 """A deployment on this machine: a server, sites and a run, each a process with a log, stopped and killed at will."""
 import os, re, signal, socket, subprocess, sys, time
+from importlib.util import find_spec
 from pathlib import Path
+import pytest
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+SLOW = [pytest.mark.slow,
+        pytest.mark.skipif(os.environ.get("FDGNB_FLOWER") != "1", reason="minutes: make test-flower"),
+        pytest.mark.skipif(not find_spec("flwr"), reason="no Flower: make flower")]
 PATIENCE = 600                                   # seconds until a busy machine has started a process, or a round ended
 LETTERS = re.compile(r"\x1b\[[0-9;]*m")
 

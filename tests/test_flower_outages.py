@@ -7,8 +7,18 @@ import pytest
 import fdgnb
 from fdgnb.runs.checkpoints import load_checkpoint
 from fdgnb.vectors import digest
-from deployed import Deployment, write_sites
+from deployed import SLOW, Deployment, write_sites, kill_all
 from faults import Disk, note, make_clock, write_other_code
+
+pytestmark = SLOW
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left():
+    "Processes of tests end with them."
+    yield
+    kill_all()
+
 
 NAMES = "cluttered inked rendered".split()
 OPTIONS = dict(size=16, lr=.05, batch_size=8, eval_every=0)
