@@ -216,7 +216,8 @@ def check_fixed(cls, given, values):
     usual = {f.name: f.default for c in own_classes(cls) for f in fields(c.Hyper)}
     fixed = find_fixed(cls, values)
     for key, value in given.items():
-        own, (option, chosen) = fixed.get(key.rpartition(".")[2], (value, ("", "")))
+        if key.rpartition(".")[2] not in fixed: continue
+        own, (option, chosen) = fixed[key.rpartition(".")[2]]
         if value == own: continue
         raise FdgnbError(f"{key}={echo(value)} does not go with {option}={chosen!r}, which has {key}={own!r}: "
                          f"leave it out, or choose {option}={usual[option]!r}")
