@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import bits, broken_off, run as short_run
 from fdgnb.core import FdgnbError
-from fdgnb.federation import rounds
+from fdgnb.federation import node
 from fdgnb.federation.loop import Method, Server
 from fdgnb.federation.compose import METHODS, hooks_of, hyper_of, method_class
 from fdgnb.settings import Settings
@@ -110,13 +110,13 @@ def test_no_samples_to_measure_on(tiny):
 @pytest.mark.parametrize("h, split", [(dict(), "train"), (dict(variant="released"), "val")], ids=str)
 def test_no_split_is_scored_twice(tiny, h, split, monkeypatch):
     "The history is that of an engine that scores all itself, with an evaluation per client and round less."
-    calls, real, alone = [], rounds.evaluate, rounds.assess
+    calls, real, alone = [], node.evaluate, node.assess
     def counting(model, client, of, predict=None): calls.append(of); return real(model, client, of, predict)
-    monkeypatch.setattr(rounds, "evaluate", counting)
+    monkeypatch.setattr(node, "evaluate", counting)
     usual = dict(rounds=2, eval_every=1, eval_local=1, eval_train=1, workers=1, **h)
     a, with_known = run("ga", tiny, **usual).rows, calls.count(split)
     calls.clear()
-    monkeypatch.setattr(rounds, "assess", lambda *args, known={}, **kw: alone(*args, **kw))
+    monkeypatch.setattr(node, "assess", lambda *args, known={}, **kw: alone(*args, **kw))
     b, without = run("ga", tiny, **usual).rows, calls.count(split)
     assert a == b and without - with_known == 2*3
 

@@ -195,7 +195,8 @@ class Simulation(Flower):
         super().close()
         (self.folder/"stop").touch()
         self.ended.set()
-        if self.thread.is_alive(): self.thread.join()
+        if not self.thread.ident: return                         # it never started
+        self.thread.join()
         import ray
         ray.shutdown()                                           # Flower did so, if it came that far
 
