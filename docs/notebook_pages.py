@@ -109,6 +109,12 @@ def shown(output, page=ROOT/"page"):
 def is_picture(output): return any(k.startswith("image/") for k in output.get("data", {}))
 
 
+def folded_title(source):
+    "What stands for a folded check on the site: the comment in its first line."
+    first = source.split("\n")[0]
+    return "Check: " + first.strip("# ") if first.startswith("#") else "Check"
+
+
 def code(cell, page=ROOT/"page"):
     "The cells that a code cell becomes: none, itself without its directives, or itself and its caption."
     named, source = directives(text_of(cell))
@@ -116,8 +122,9 @@ def code(cell, page=ROOT/"page"):
     if "hide" in named or not (source or outputs): return []
     caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
     metadata = {"tags": tags if source else [*tags, "remove-input"]}
+    if "hide-cell" in tags: metadata["mystnb"] = {"code_prompt_show": folded_title(source)}
     if not caption or not any(map(is_picture, outputs)): caption = ""
-    if caption: metadata["mystnb"] = {"image": {"alt": re.sub(r"[`$\\]", "", caption)}}
+    if caption: metadata.setdefault("mystnb", {})["image"] = {"alt": re.sub(r"[`$\\]", "", caption)}
     this = dict(cell, source=source, outputs=outputs, execution_count=None, metadata=metadata)
     below = dict(cell_type="markdown", id=f"{cell.get('id', 'cell')}-caption", metadata={},
                  source=f":::{{container}} caption\n{caption}\n:::")

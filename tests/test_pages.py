@@ -44,3 +44,13 @@ def test_outputs_show_no_error_and_no_folder_of_a_machine():
     outputs = [(page.name, output) for page in PAGES for cell in cells(page) for output in cell.get("outputs", [])]
     assert not [(name, output["ename"]) for name, output in outputs if output["output_type"] == "error"]
     assert not [(name, found[0]) for name, output in outputs if (found := MACHINE.search(shown(output)))]
+
+
+def test_a_folded_check_says_what_it_checks_and_is_folded_in_jupyter_too():
+    "The site folds by the tag, Jupyter by its own key; the first line is what both show."
+    folds = [(page.stem, cell) for page in PAGES for cell in cells(page)
+             if "hide-cell" in cell["metadata"].get("tags", []) or "jupyter" in cell["metadata"]]
+    wrong = [(page, cell["id"]) for page, cell in folds
+             if cell["metadata"].get("tags") != ["hide-cell"] or cell["metadata"].get("jupyter") != {"source_hidden": True}
+             or not next(line for line in cell["source"] if not line.startswith("#|")).startswith("# ")]
+    assert not wrong

@@ -57,6 +57,11 @@ def test_directives_are_taken_out():
     assert cell["source"] == "x = 1" and cell["metadata"] == {"tags": ["hide-input"]} and cell["id"] == "c"
 
 
+def test_a_folded_check_is_named_by_its_first_line():
+    cell, = pages.code(coded("#| slow\n# one step by hand\nassert True", tags=["hide-cell"]))
+    assert cell["metadata"]["mystnb"] == {"code_prompt_show": "Check: one step by hand"}
+
+
 def test_a_caption_stands_below_its_figure_and_nowhere_else():
     source = '#| fig-cap: "Loss of `x` per round."\nplot()'
     cell, caption = pages.code(coded(source, [displaying("image/png")]))
