@@ -50,7 +50,8 @@ def test_a_folded_check_says_what_it_checks_and_is_folded_in_jupyter_too():
     "The site folds by the tag, Jupyter by its own key; the first line is what both show."
     folds = [(page.stem, cell) for page in PAGES for cell in cells(page)
              if "hide-cell" in cell["metadata"].get("tags", []) or "jupyter" in cell["metadata"]]
-    wrong = [(page, cell["id"]) for page, cell in folds
-             if cell["metadata"].get("tags") != ["hide-cell"] or cell["metadata"].get("jupyter") != {"source_hidden": True}
-             or not next(line for line in cell["source"] if not line.startswith("#|")).startswith("# ")]
-    assert not wrong
+    def is_wrong(cell):
+        folded = cell["metadata"] == {"tags": ["hide-cell"], "jupyter": {"source_hidden": True}}
+        first = next(line for line in cell["source"] if not line.startswith("#|"))
+        return not folded or not first.startswith("# ")
+    assert not [(page, cell["id"]) for page, cell in folds if is_wrong(cell)]
