@@ -1,18 +1,23 @@
 """What a round costs over Flower: `python bench/flower_costs.py [KIND ...] [--clients 4 16 64] [--rounds 6]`.
 
 Kinds: serial (threads), simulation (engine="flower"), quickstart (Flower's own FedAvg with the same network, data and
-local steps, written as its PyTorch quickstart). Each is played in a process of its own; the table has seconds to start
-and end, the median of a round after the first, the most memory of the processes together (shared pages counted once)
-and the bytes that Flower carries per round. It is written to reports/flower/costs.csv. Beside it, in imports.csv, what
-a site's process spends before it answers a message: processor seconds of its imports."""
+local steps, written as its PyTorch quickstart), deployment (a server and a SuperNode for each client on this machine,
+with TLS and keys; three rounds, and no more than 16 clients: each message starts a process). Each is played in a
+process of its own; the table has seconds to start and end, the median of a round after the first, the most memory of
+the processes together (shared pages counted once) and the bytes that Flower carries per round: of a deployment all that
+passed this machine's loopback, TLS and polling included. It is written to reports/flower/costs.csv. Beside it, in
+imports.csv, what a site's process spends before it answers a message: processor seconds of its imports."""
 import argparse, json, logging, os, subprocess, sys, threading, time
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 import psutil
 
 os.environ |= dict(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0",
                    OMP_NUM_THREADS="1", TQDM_DISABLE="1")
-KINDS = "serial", "simulation", "quickstart"
+KINDS = "serial", "simulation", "quickstart", "deployment"
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOYED = dict(clients=16, rounds=3)                     # at most
 HOW = dict(backbone="lenet", size=16, batch_size=16, lr=.01, momentum=.9, local_epochs=1, eval_local=0)
 
 
@@ -114,10 +119,45 @@ def play_quickstart(clients, rounds):
     return [b - a for a, b in zip(stamps, stamps[1:])], 3*clients*size          # down to train, up, down to evaluate
 
 
+def write_images(folder, clients):
+    "The samples as <folder>/<client>/<class>/<image>, as a site has them."
+    from PIL import Image
+    data = dataset(clients)
+    for name, domain in data.domains.items():
+        for i, (x, y) in enumerate(zip(domain.x, domain.y)):
+            place = folder/name/data.classes[y]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x.permute(1, 2, 0).numpy()).save(place/f"{i:03}.png")
+    return list(data.domains)
+
+
+def play_deployment(clients, rounds):
+    "Seconds of each round over SuperNodes, and the bytes per round that passed the loopback."
+    sys.path[:0] = [str(ROOT/"tests")]
+    from deployed import Deployment, kill_all
+    from fdgnb.runs.checkpoints import load_checkpoint
+    given = [f"--{k.replace('_', '-')}={v}" for k, v in HOW.items() if k != "size"] + [f"--hyper=size={HOW['size']}"]
+    with TemporaryDirectory() as folder:
+        folder = Path(folder)
+        names = write_images(folder/"images", clients)
+        deployment = Deployment(folder/"places", folder/"images", names, timeout=1200, wait=1200)
+        try:
+            deployment.start_server().wait_for("the server is ready")
+            for name in names: deployment.start_site(name).wait_for("SuperNode ID")
+            before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+            run = deployment.submit("fedavg", "out", "--target", "none", "--rounds", str(rounds), *given)
+            if run.end(3600): raise SystemExit(run.text()[-2000:])
+            sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
+            meta = load_checkpoint(deployment.at_server/"out"/"checkpoint.safetensors")[1]
+        finally: kill_all()
+    return meta["seconds"], sent/rounds
+
+
 def play(kind, clients, rounds):
     "Play one kind in this process, and print what it took as JSON."
     began = time.perf_counter()
-    if kind == "quickstart": seconds, sent = play_quickstart(clients, rounds)
+    if kind == "deployment": seconds, sent = play_deployment(clients, rounds)
+    elif kind == "quickstart": seconds, sent = play_quickstart(clients, rounds)
     else: seconds, sent = play_ours("flower" if kind == "simulation" else "threads", clients, rounds)
     whole = time.perf_counter() - began
     print(json.dumps(dict(rounds=seconds, whole=whole, sent=sent)), flush=True)
@@ -183,12 +223,14 @@ def main():
     lines = []
     for clients in given.clients:
         for kind in given.kinds:
-            lines.append(measure(kind, clients, given.rounds))
+            if kind == "deployment" and clients > DEPLOYED["clients"]: continue
+            rounds = min(given.rounds, DEPLOYED["rounds"]) if kind == "deployment" else given.rounds
+            lines.append(measure(kind, clients, rounds))
             print(lines[-1], flush=True)
     table = pd.DataFrame(lines)
     base = table[table.kind == "quickstart"].set_index("clients").round_s
     table["of_quickstart"] = (table.round_s/table.clients.map(base)).round(2)
-    folder = Path(__file__).resolve().parent.parent/"reports"/"flower"
+    folder = ROOT/"reports"/"flower"
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder/"costs.csv", index=False)
     pd.DataFrame(measure_imports()).to_csv(folder/"imports.csv", index=False)
