@@ -7,6 +7,7 @@ from fdgnb.data.catalogue import DATASETS
 from fdgnb.experiments.store import FORMAT, Store, add_digest, failure_of
 from fdgnb.experiments.studies import plan_study, read_studies
 from fdgnb.runs.setup import Federation
+from fdgnb.tables.comparison import BOX, fill_box
 from fdgnb.tables.ledger import DEFAULT, HOURS, MACHINE, PRICES, Records, bill, bounds, counts, every_round, fits
 from fdgnb.tables.ledger import judge, ledger, pass_of, plan_of, read_as, sample_flops, short_of, sum_hours
 from fdgnb.tables.overview import published
@@ -418,6 +419,15 @@ def test_our_own_comparison_of_planted_records(compared):
     assert "later is left out: no run of fedavg yet" in page
     assert {"table.md", "table.tex", "setting.json"} <= {p.name for p in (compared/"reports/held").iterdir()}
     assert {"gains.png", "costs.csv", "rules.csv", "which.md"} <= {p.name for p in (compared/"reports").iterdir()}
+
+
+def test_the_short_list_stands_between_the_marks_of_readme_alone(tmp_path):
+    readme, other = tmp_path/"README.md", tmp_path/"other.md"
+    readme.write_text(f"# A\n{BOX}\nold\n{BOX}\nB\n")
+    other.write_text("no marks")
+    for file in (readme, other, tmp_path/"missing.md"): fill_box("- new", file)
+    assert readme.read_text() == f"# A\n{BOX}\n- new\n{BOX}\nB\n" and other.read_text() == "no marks"
+    assert not (tmp_path/"missing.md").exists()
 
 
 def test_which_method_lists_what_is_shown_and_no_more(compared):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from fdgnb.core import FdgnbError, atomic_write
 from fdgnb.experiments.pictures import ADAPTED
 from fdgnb.experiments.statistics import gain_by_t, judge
@@ -355,6 +356,30 @@ for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and
 
 """
     atomic_write(Path(folder)/"which.md", head + text)
+
+
+BOX = "<!-- which method: written by `make reports STUDY=comparison` -->"
+
+
+def write_box(lines, most=3):
+    "The list in short, for README: the first few methods of each situation, and how many were compared."
+    items = []
+    for situation, own in select_situations(lines).items():
+        rivals, found = own[own.kind != "base"], list_better(own)
+        if rivals.empty: continue
+        several = [f"`{row.method}` {row[1]}" for row in found.head(most).itertuples(index=False)]
+        shown = "; ".join(several) if several else "none is shown"
+        more = f"; {len(found) - most} more" if len(found) > most else ""
+        item = f"- **{situation}** ({rivals.label.nunique()} methods): {shown}{more}."
+        items.append(fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    return "\n".join(items)
+
+
+def fill_box(text, file):
+    "Write the short list between the two marks of a file that has them."
+    if not file.exists() or BOX not in file.read_text(): return
+    before, _, after = file.read_text().split(BOX)
+    atomic_write(file, f"{before}{BOX}\n{text}\n{BOX}{after}")
 
 # %% ../../nbs/tables/07_comparison.ipynb #trialcd001
 def find_edges(values, tried):
