@@ -66,7 +66,9 @@ def test_the_page_is_followed_by_five_terminals(tmp_path):
             if "Ctrl-C" in where: terminals[name].ctrl_c()
             terminals[name].type(typed.replace("9092", str(port)))
         for name in names:
-            for line in wanted: terminals[name].wait_for(re.escape(line), seconds=2*PATIENCE)
+            for line in wanted:
+                found = terminals[name].wait_for(re.escape(line), r"error: .*", seconds=2*PATIENCE)
+                assert found[0] == line, f"{name}: {found[0]}"
     for name in reversed(TERMINALS): terminals[name].ctrl_c()
     at = tmp_path/"practice/server/out"
     first = fdgnb.load(at/"first")
