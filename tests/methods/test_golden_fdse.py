@@ -12,7 +12,7 @@ from fdgnb.federation.steps import index_batches
 from fdgnb.methods.fdse import recall
 from fdgnb.settings import Settings
 
-GOLDEN = json.loads((Path(__file__).parent/"golden"/"fdse.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1]/"golden"/"fdse.json").read_text())
 HOW, RUNS = GOLDEN["settings"], GOLDEN["runs"]
 FIRST = dict(inner=True, identity="conv", shift="personal", penalty="v1")
 BLOCKS = {"use_dse_activate": dict(inner="leaky"), "shortcut": dict(identity="none"), "ratio": dict(G=1)}
