@@ -131,8 +131,9 @@ def test_a_variant_is_all_switches_at_once(tiny, whole):
 
 @pytest.mark.parametrize("name", [*PARTS, "fedka"])
 def test_without_the_ramp_it_is_fedavg(tiny, name):
-    plain, off = run("fedavg", tiny).fed.server.model, run(name, tiny, gamma=0.).fed.server.model
-    assert all(torch.equal(off[k], v) for k, v in plain.items())
+    plain, off = run("fedavg", tiny).fed.server.model, run(name, tiny, gamma=0.)
+    assert all(torch.equal(off.fed.server.model[k], v) for k, v in plain.items())
+    assert set(off.ledger.kind) == {"model", "scalars"}
 
 
 def test_plain_is_what_clients_start_from(tiny):
@@ -294,3 +295,14 @@ def test_measures_on_any_method(tiny):
 def test_the_list_of_differences_can_be_run(tiny):
     assert next(iter(DIFFERENCES)) == "as printed"
     for name, h in DIFFERENCES.values(): Federation(name, tiny, "blended", 1, **h)
+
+
+def test_an_entry_of_the_differences_sets_one_switch_to_what_is_released():
+    released = method_class("fedka")(variant="released")
+    first = DIFFERENCES["as printed"][1]
+    for label, (_, h) in list(DIFFERENCES.items())[2:-1]:
+        (name, value), = h.items() - first.items()
+        assert getattr(released.h, name) == value, label
+    h = released.h
+    assert (h.votes, h.target_samples, h.mmd_batch, h.gamma, h.samples) == (512, 512, 128, 5., None)
+    assert method_class("subsample")().h.samples == 512

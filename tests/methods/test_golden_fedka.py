@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 from torch import nn
-import fdgnb.methods.fedka as fedka
+from fdgnb.methods import fedka, fedka_target
 from fdgnb.core import seeded
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client, Server, client_update, downloads, server_update
 from fdgnb.models import Net, chain
 from fdgnb.settings import Settings
 
-FILE = Path(__file__).parent/"golden"/"fedka.safetensors"
+FILE = Path(__file__).parent.parent/"golden"/"fedka.safetensors"
 NAMES = {"features.fc": "feature.0", "features.bn": "feature.1", "head": "class_classifier.0",
          "discriminator.net.fc1.fc": "domain_classifier.0", "discriminator.net.fc1.bn": "domain_classifier.1",
          "discriminator.net.fc2": "domain_classifier.3"}
@@ -54,7 +54,7 @@ def played(golden, monkeypatch, name, **hyper):
     net = network(method)
     first = [dict(net.state_dict()) | weights(golden, f"first.{i}", net) for i in range(5)]
     labels, other = (v.long() for v in golden["fedka.labels"]), []
-    monkeypatch.setattr(fedka, "redraw_weights", lambda server, k: first[1 + int(k)])
+    monkeypatch.setattr(fedka_target, "redraw_weights", lambda server, k: first[1 + int(k)])
     monkeypatch.setattr(fedka, "vote", as_drawn(labels, other))
     server = Server({k: v.clone() for k, v in first[0].items()}, "0123", PROTOCOL, 0, 2, net=net,
                     public=golden["target"].double()/32, n_classes=5)
