@@ -144,7 +144,7 @@ def ascend(adversary, loss, lr):
 # %% ../../nbs/methods/04_fedbr.ipynb #6f51c1a1
 @contextmanager
 def aside(model, statistics="own"):
-    "Inside, pseudo-data leave no trace in the model's statistics ('own', 'running'), or do ('kept')."
+    "Pass pseudo-data without a trace in the model's statistics ('own', 'running'), or plainly ('kept')."
     if statistics == "kept":
         yield
         return
@@ -162,19 +162,19 @@ def aside(model, statistics="own"):
 
 # %% ../../nbs/methods/04_fedbr.ipynb #5ac9bb4f
 def pseudo_features(h, model, xp):
-    "Local features of pseudo-data, statistics and dropout as `statistics` says."
+    "Compute local features of pseudo-data, with statistics and dropout as `statistics` says."
     with aside(model, h.statistics): return model.features(xp)
 
 
 def global_features(zp, xp, client):
-    "phi_g of a step's pseudo-data, no gradient: the frozen copy's, else the round's first local features."
+    "Return phi_g of a step's pseudo-data, without gradient: by the frozen copy, else the round's first features."
     frozen = client.scratch.get("fedbr.phi_g")
     if frozen is None: return client.scratch.setdefault("fedbr.zg", zp.detach())
     with torch.no_grad(), aside(frozen): return frozen(xp)
 
 
 def contrast(h, model, z, zp, zg, client):
-    "L_con, after a max step if due. z: local features of local data; zp, zg: of pseudo-data, zg global."
+    "Return L_con, after a max step if due. z: features of local data; zp, zg: of pseudo-data, local and global."
     n = min(len(z), len(zp))
     P = model.projection if h.projection else nn.Identity()
     def con(z, zp): return contrastive_loss(P(zp[:n]), P(zg[:n]), P(z[:n]), h.tau1, h.tau2, h.similarity)
@@ -183,20 +183,20 @@ def contrast(h, model, z, zp, zg, client):
 
 # %% ../../nbs/methods/04_fedbr.ipynb #mixupcode0
 def mixup_draw(n, rng, a=.2):
-    "A share from Beta(a, a) and an order of n samples."
+    "Draw a share from Beta(a, a) and an order of n samples."
     order = torch.randperm(n, generator=rng)
     numbers = np.random.default_rng(torch.randint(2**62, (1,), generator=rng).item())
     return numbers.beta(a, a), order
 
 
 def mix_pairs(x, y, n_classes, share, order):
-    "share (x_i, y_i) + (1 - share) (x_j, y_j), where j is i's place in `order`: x (B, ...), y (B, C)."
+    "Mix each sample with the one at its place in `order`: share x_i + (1 - share) x_j, labels (B, C) likewise."
     y = y if y.ndim == 2 else F.one_hot(y, n_classes).to(x.dtype)
     return share*x + (1 - share)*x[order], share*y + (1 - share)*y[order]
 
 
 def as_updates(server, uploads):
-    "Pass on uploads with first weights of their own: each as the server's and the client's update."
+    "Replace each client's weights by the server's plus the client's update, where each started from its own draw."
     ours = tagged("model", server.model)
     for k, upload in uploads:
         own = tagged("model", redraw_weights(server, k))
@@ -204,7 +204,7 @@ def as_updates(server, uploads):
 
 
 def full_batches(client, rng):
-    "A round's batches, as indices, each of the full size and drawn with replacement: as many as whole ones."
+    "Yield a round's batches as indices: full ones, drawn with replacement, as many as a pass has whole ones."
     s, n = client.settings, client.n()
     steps = s.local_steps or s.local_epochs*max(1, n//s.batch_size)
     for _ in range(steps): yield torch.randint(n, (s.batch_size,), generator=rng)

@@ -47,7 +47,7 @@ class PseudoHyper:
 
 
 def strengths(h):
-    "(lambda, mu), 0 where a component is off."
+    "Return (lambda, mu), zero for a component that is off."
     return h.lam*h.component1, h.mu*h.component2
 
 # %% ../../nbs/methods/04_fedbr_pseudo.ipynb #3c9ca945
@@ -103,9 +103,9 @@ class PseudoData(Method):
 
 # %% ../../nbs/methods/04_fedbr_pseudo.ipynb #b75c6210
 def mean_indices(size, m, n, generator, replace=False):
-    """n random rows of m different indices below `size` (all, where fewer than m): int64 (n, min(m, size)).
+    """Draw n rows of m different indices below `size`, or of all if there are fewer: int64 (n, min(m, size)).
 
-    replace: m independent ones instead, (n, m)."""
+    replace: draw with replacement, (n, m)."""
     if min(size, m, n) < 1:
         raise FdgnbError(f"cannot average {m} of {size} samples {n} times: all three must be at least 1")
     if replace: return torch.randint(size, (n, m), generator=generator, device=generator.device)
@@ -125,7 +125,7 @@ def random_sample_mean(
 
 # %% ../../nbs/methods/04_fedbr_pseudo.ipynb #9ef63f38
 def mixture(x_p, x, y, n_classes):
-    """Eq. 4: pseudo-samples x_p (n, ...), each mixed with K local samples x (n K, ...) of labels y (n K,).
+    """Mix each pseudo-sample x_p (n, ...) with K local samples x (n K, ...) of labels y (n K,). FedBR, Eq. 4.
 
     y may be distributions (n K, C).
     Returns images (n, ...) and labels (n, C). Rows K j to K j + K - 1 of x go to row j of x_p, where
@@ -141,7 +141,7 @@ def mixture(x_p, x, y, n_classes):
 
 # %% ../../nbs/methods/04_fedbr_pseudo.ipynb #9d8e0a38
 def proxy_means(proxy, m, n, generator, channels=3, size=32, replace=False):
-    """n RSM samples of a proxy: float (n, C, H, W) in [0, 1].
+    """Average m images of a proxy n times: float (n, C, H, W) in [0, 1].
 
     proxy: a data set's name (each sample from one random domain), or 'noise' (smooth random colors)."""
     if proxy == "noise":
@@ -154,7 +154,7 @@ def proxy_means(proxy, m, n, generator, channels=3, size=32, replace=False):
 
 
 def fit_to(x, shape):
-    "Images x (n, C, H, W) brought to `shape` (C, H, W); FdgnbError where either is not an image."
+    "Bring images x (n, C, H, W) to `shape` (C, H, W); FdgnbError if either is not an image."
     if x.shape[1:] == torch.Size(shape): return x
     if x.ndim != 4 or len(shape) != 3:
         raise FdgnbError(f"pseudo-data of shape {tuple(x.shape[1:])} cannot be brought to {tuple(shape)}: "
@@ -164,17 +164,19 @@ def fit_to(x, shape):
 
 # %% ../../nbs/methods/04_fedbr_pseudo.ipynb #5bd185ab
 def renew(h, server, when=""):
-    "A new pool of the proxy's means."
+    "Make a new pool of the proxy's means."
     rng, replace = server.rng(f"fedbr.proxy {when}"), h.means == "replacement"
     means = proxy_means(h.proxy, h.m, server.settings.batch_size, rng, replace=replace)
     server.state["fedbr.pool"] = means.to(next(iter(server.model.values())).device)
 
+
 def is_early(h, server):
-    "Whether the pool is still to be made, before the first round."
+    "Return whether clients are to send means before the first round."
     return h.begins == "before" and "fedbr.pool" not in server.state
 
+
 def ask(h, server, k):
-    "How many means client k is asked for; 0 when none are needed."
+    "Return how many means client k is asked for; 0 if none are needed."
     if h.pseudo != "rsm" or (h.refresh == "once" and "fedbr.pool" in server.state): return 0
     B, n = server.settings.batch_size, len(server.clients)
     drawn = n if is_early(h, server) else min(server.settings.per_round or n, n)
@@ -182,21 +184,22 @@ def ask(h, server, k):
     whose = torch.randint(n, (-(-B*n//drawn),), generator=server.rng("fedbr.ask"))
     return whose.tolist().count(server.clients.index(k)) if k in server.clients else 0
 
+
 def collect_images(uploads, images):
-    "The uploads, passed on, their images collected in `images`."
+    "Pass uploads on and collect their images in `images`."
     for k, upload in uploads:
         if "images.fedbr.pool" in upload: images.append(upload["images.fedbr.pool"])
         yield k, upload
 
 
 def pool_means(server, images):
-    "B of the clients' means, in random order."
+    "Return B of the clients' means, in random order."
     order = torch.randperm(sum(map(len, images)), generator=server.rng("fedbr.pool"))
     return torch.cat(images)[order[:server.settings.batch_size].to(images[0].device)]
 
 # %% ../../nbs/methods/04_fedbr_pseudo.ipynb #a2905859
 def arrive(h, model, client, download):
-    "At the start of a round: put the round's pseudo-data into `client.scratch`, if there are any."
+    "Put the round's pseudo-data into `client.scratch`, if there are any."
     now, pool = client.scratch, download.get("images.fedbr.pool")
     if h.refresh == "once":
         if pool is not None: client.state["fedbr.pool"] = pool
@@ -212,7 +215,7 @@ def arrive(h, model, client, download):
 
 
 def pseudo_batch(h, model, x, y, client):
-    "A step's pseudo-data (n, ...) and their labels (n, C); x, y: the step's batch."
+    "Return a step's pseudo-data (n, ...) and their labels (n, C); x, y: the step's batch."
     xp, rng = client.scratch["fedbr.xp"], client.scratch.get("fedbr.rng")
     if rng is None: return mixture(xp, xp[:0], torch.arange(0, device=xp.device), model.n_classes)
     of_batch = h.partners == "batch"
