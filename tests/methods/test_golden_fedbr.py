@@ -11,7 +11,7 @@ from fdgnb.methods.fedbr import FedBR
 from fdgnb.models import Net, chain
 from fdgnb.settings import Settings
 
-FILE = Path(__file__).parent/"golden"/"fedbr.safetensors"
+FILE = Path(__file__).parent.parent/"golden"/"fedbr.safetensors"
 NAMES = {"features.fc": "featurizer.fc", "features.bn": "featurizer.bn", "head": "classifier",
          "projection.fc1": "discriminator.input", "projection.fc2": "discriminator.hiddens.0",
          "projection.fc3": "discriminator.output"}
