@@ -155,7 +155,8 @@ class Pull(GA):
 @pytest.mark.parametrize("gap, want", [("loss", 1.5**2 - .8**2), ("accuracy", .2 - -.5)])
 def test_the_gap_is_what_arrives_against_what_was_reached(gap, want):
     "theta = 0 becomes 0.2, then -0.5 arrives; in accuracy the sign is turned; a gap that is no number ends the run."
-    client = Client("a", dict(train=(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))), Settings(lr=.1, batch_size=4))
+    data = dict(train=(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)))
+    client = Client("a", data, Settings(lr=.1, batch_size=4))
     net, rule = nn.Module(), Pull(gap=gap)
     net.theta = nn.Parameter(double(0.))
     update = lambda theta, r: client_update(rule, net, client, {"model.theta": double(theta)}, r)
@@ -256,8 +257,9 @@ def test_weights_of_zero_are_equal_for_a_round_and_stay_zero():
     assert server.state["ga.a"][:2].tolist() == [.5, .5]
 
 
-@pytest.mark.parametrize("h, want", [({}, (1.482, 0, .541)), (dict(center=False), (1.482, 0, .1)),
-                                     (dict(absolute=True), (1.188, 0, .394)), (dict(capped=True), (1, 0, .541))], ids=str)
+@pytest.mark.parametrize("h, want", [
+    ({}, (1.482, 0, .541)), (dict(center=False), (1.482, 0, .1)), (dict(absolute=True), (1.188, 0, .394)),
+    (dict(capped=True), (1, 0, .541))], ids=str)
 def test_each_switch_of_the_update_by_hand(h, want):
     "One update with a step of 0.882; `want` before the weights are made to sum to one."
     rule, server = GA(d=.9, **h), server_of(GA())
