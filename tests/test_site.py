@@ -88,7 +88,7 @@ def test_front_matter_and_widgets_are_not_shown():
     ("reports/papers/fedka/fedka.ipynb", "../../../nbs/methods/03_fedka.ipynb", "../../../methods/03_fedka.ipynb"),
     ("nbs/index.ipynb", "../reports", "results.md"),
     ("nbs/index.ipynb", "../README.md", "index.ipynb"),
-    ("nbs/methods/02_ga.ipynb", "../../tests/test_ga.py", "../files/tests/test_ga.py"),
+    ("nbs/methods/02_ga.ipynb", "../../tests/methods/test_ga.py", "../files/tests/methods/test_ga.py"),
     ("nbs/add.ipynb", "data", "data/index.md"),
     ("nbs/add.ipynb", "https://docs.pytorch.org", "https://docs.pytorch.org")])
 def test_links_lead_into_the_site(page, link, to):

@@ -11,7 +11,7 @@ from fdgnb.federation.steps import index_batches
 from fdgnb.methods.ga import GA
 from fdgnb.settings import Settings
 
-GOLDEN = json.loads((Path(__file__).parent/"golden"/"ga.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent.parent/"golden"/"ga.json").read_text())
 HOW = GOLDEN["settings"]
 
 

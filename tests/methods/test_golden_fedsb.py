@@ -8,7 +8,7 @@ from fdgnb.federation.loop import Client, Server, downloads, federated_round
 from fdgnb.methods.fedsb import FedSB
 from fdgnb.settings import Settings
 
-GOLDEN = json.loads((Path(__file__).parent/"golden"/"fedsb.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent.parent/"golden"/"fedsb.json").read_text())
 HOW = GOLDEN["settings"]
 
 
