@@ -120,6 +120,13 @@ def keep_optimizer(client):
         kept = {k: v for k, v in client.optimizer.state[q].items() if v is not None}
         client.state |= {f"optim.{i}.{k}": torch.as_tensor(v).clone() for k, v in kept.items()}
 
+# %% ../../nbs/federation/02_steps.ipynb #labelcode1
+def label_loss(logits, y, client, weights=None):
+    "Cross-entropy of labels (B,) or (B, C); where a client's samples have several, the binary one, mean over labels."
+    if getattr(client, "multilabel", False):
+        return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
+    return F.cross_entropy(logits, y, weights)
+
 # %% ../../nbs/federation/02_steps.ipynb #00065ad1
 def mean_loss(losses, client):
     "Mean of the steps' losses; FdgnbError naming the first step that was not finite."
@@ -131,13 +138,6 @@ def mean_loss(losses, client):
         raise FdgnbError(f"the loss of client {client.id!r} is {losses[step-1]:.3g} {where}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
     return losses.double().mean().item()
-
-# %% ../../nbs/federation/02_steps.ipynb #labelcode1
-def label_loss(logits, y, client, weights=None):
-    "Cross-entropy of labels (B,) or (B, C); where a client's samples have several, the binary one, mean over labels."
-    if getattr(client, "multilabel", False):
-        return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
-    return F.cross_entropy(logits, y, weights)
 
 # %% ../../nbs/federation/02_steps.ipynb #warmcode01
 def batchnorm_momenta(model):

@@ -53,6 +53,38 @@ class FedProx(Anchored):
     def loss(self, model, x, y, client):
         return super().loss(model, x, y, client) + self.h.mu*half_square(model, client)
 
+# %% ../../nbs/methods/06_drift.ipynb #3f9280d2
+@method("scaffold")
+class Scaffold(Anchored):
+    "Correct every local gradient by control variates, on both sides."
+    paper, replays = "Karimireddy et al., ICML 2020", True
+    def setup(self, server):
+        super().setup(server)
+        needs_sgd("scaffold", server.settings, plain=True)
+    def download(self, server, k):
+        return super().download(server, k) | tagged("stats.scaffold", part(server.state, "scaffold.sum"))
+    def begin(self, model, client, download):
+        super().begin(model, client, download)
+        kept = part(download, "stats.scaffold"), part(client.state, "scaffold")
+        client.scratch["scaffold"] = [v or scale(client.scratch["received"], 0.) for v in kept]
+    def gradients(self, model, client):
+        super().gradients(model, client)
+        c, own = client.scratch["scaffold"]
+        for k, p in model.named_parameters():
+            if p.grad is not None: p.grad.add_(c[k] - own[k])
+    def end(self, model, client):
+        super().end(model, client)
+        c, own = client.scratch["scaffold"]
+        moves = client.scratch["steps"]*client.lr > 0
+        change = sub(mean_gradient(model, client), c) if moves else scale(c, 0.)
+        client.scratch["scaffold"] = change
+        client.state = client.state | tagged("scaffold", add(own, change))
+    def upload(self, model, client):
+        return super().upload(model, client) | tagged("stats.scaffold", client.scratch["scaffold"])
+    def aggregate(self, server, uploads):
+        super().aggregate(server, uploads)
+        sum_of_all(server, uploads, "scaffold", mean_of(server, uploads, "stats.scaffold"))
+
 # %% ../../nbs/methods/06_drift.ipynb #012b44f8
 def needs_sgd(name, settings, plain=False):
     "FdgnbError where the local optimizer is not SGD, or not plain SGD."
@@ -89,38 +121,6 @@ def sum_of_all(server, uploads, key, mean):
     server.state |= tagged(f"{key}.weights", weights) | tagged(f"{key}.sum", new)
     return new
 
-# %% ../../nbs/methods/06_drift.ipynb #3f9280d2
-@method("scaffold")
-class Scaffold(Anchored):
-    "Correct every local gradient by control variates, on both sides."
-    paper, replays = "Karimireddy et al., ICML 2020", True
-    def setup(self, server):
-        super().setup(server)
-        needs_sgd("scaffold", server.settings, plain=True)
-    def download(self, server, k):
-        return super().download(server, k) | tagged("stats.scaffold", part(server.state, "scaffold.sum"))
-    def begin(self, model, client, download):
-        super().begin(model, client, download)
-        kept = part(download, "stats.scaffold"), part(client.state, "scaffold")
-        client.scratch["scaffold"] = [v or scale(client.scratch["received"], 0.) for v in kept]
-    def gradients(self, model, client):
-        super().gradients(model, client)
-        c, own = client.scratch["scaffold"]
-        for k, p in model.named_parameters():
-            if p.grad is not None: p.grad.add_(c[k] - own[k])
-    def end(self, model, client):
-        super().end(model, client)
-        c, own = client.scratch["scaffold"]
-        moves = client.scratch["steps"]*client.lr > 0
-        change = sub(mean_gradient(model, client), c) if moves else scale(c, 0.)
-        client.scratch["scaffold"] = change
-        client.state = client.state | tagged("scaffold", add(own, change))
-    def upload(self, model, client):
-        return super().upload(model, client) | tagged("stats.scaffold", client.scratch["scaffold"])
-    def aggregate(self, server, uploads):
-        super().aggregate(server, uploads)
-        sum_of_all(server, uploads, "scaffold", mean_of(server, uploads, "stats.scaffold"))
-
 # %% ../../nbs/methods/06_drift.ipynb #f7bc7832
 @method("feddyn")
 class FedDyn(Anchored):
@@ -142,17 +142,6 @@ class FedDyn(Anchored):
         mean, change = server.model, scale(measure_move(server, old), -self.h.alpha)
         h = sum_of_all(server, uploads, "feddyn", change)
         server.state |= tagged("model", {k: mean[k] - v/self.h.alpha for k, v in h.items()})
-
-# %% ../../nbs/methods/06_drift.ipynb #6cfa55b8
-def step_reach(steps, momentum=0., eta_mu=0.):
-    """How far SGD carries a gradient of 1 in so many steps, in units of the learning rate: FedNova's ||a||_1.
-
-    eta_mu: learning rate times the strength of a proximal term."""
-    a = v = 0.
-    for _ in range(steps):
-        v = momentum*v + 1 - eta_mu*a
-        a += v
-    return a
 
 # %% ../../nbs/methods/06_drift.ipynb #e2748c2e
 def stretch_moves(upload, old, names, s):
@@ -181,6 +170,17 @@ class FedNova(Anchored):
         effective = float(mean_of(server, uploads, "scalars.fednova")["a"])
         share = [effective/(float(u["scalars.fednova.a"]) or 1.) for _, u in uploads]
         super().aggregate(server, [(k, stretch_moves(u, old, names, s)) for (k, u), s in zip(uploads, share)])
+
+# %% ../../nbs/methods/06_drift.ipynb #6cfa55b8
+def step_reach(steps, momentum=0., eta_mu=0.):
+    """How far SGD carries a gradient of 1 in so many steps, in units of the learning rate: FedNova's ||a||_1.
+
+    eta_mu: learning rate times the strength of a proximal term."""
+    a = v = 0.
+    for _ in range(steps):
+        v = momentum*v + 1 - eta_mu*a
+        a += v
+    return a
 
 # %% ../../nbs/methods/06_drift.ipynb #8c63e987
 @method("fedcm")
@@ -252,7 +252,7 @@ class FedYogi(Method):
         super().aggregate(server, uploads)
         server_step(server, old, "fedyogi", self.h, lambda v, d: v - (1 - beta2)*d*d*(v - d*d).sign())
 
-# %% ../../nbs/methods/06_drift.ipynb #2b427d61
+
 @method("fedadagrad")
 class FedAdagrad(Method):
     "Adagrad at the server."

@@ -6,7 +6,7 @@ from conftest import bits, one_line, run, same_bits
 from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.federation.loop import Client, Server, client_update
 from fdgnb.federation.toys import same
-from fdgnb.methods.dropout import FedDrop, hidden_units
+from fdgnb.methods.dropout import FedDrop, drop, hidden_units
 from fdgnb.runs.setup import Federation
 from fdgnb.settings import Settings
 
@@ -98,3 +98,53 @@ def test_hidden_units_of_a_plain_stack():
         layers = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)
     net = nn.Sequential(*layers)
     assert hidden_units(net) == [(["0"], "2"), (["2", "3"], "4")]
+
+
+def test_hidden_units_of_features_and_head_alone_where_one_layer_reads_the_other():
+    with seeded(0):
+        beside, unread = nn.Module(), nn.Sequential(nn.Linear(4, 6), nn.Linear(5, 3))
+        beside.features, beside.head, beside.critic = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(3, 2)
+    assert hidden_units(beside) == [(["features"], "head")] and hidden_units(unread) == []
+
+
+class Deep(nn.Module):
+    "Four inputs, two hidden layers of ten units, three classes."
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.mid, self.fc2 = nn.Linear(4, 10), nn.Linear(10, 10), nn.Linear(10, 3)
+    def forward(self, x): return self.fc2(self.mid(self.fc1(x.float()).relu()).relu())
+
+
+def test_two_layers_have_masks_of_their_own_and_dropped_units_stay():
+    with seeded(0): net = Deep()
+    first = {k: v.clone() for k, v in net.state_dict().items()}
+    settings = Settings(lr=.3, batch_size=8, weight_decay=.01)
+    data = dict(train=(torch.randn(24, 4, generator=generator(1)), torch.arange(24) % 3))
+    method, server = FedDrop(rates=(.4, 0.)), Server(dict(first), ["a", "b"], settings)
+    def sent(k, round):
+        net.load_state_dict(first)
+        client = Client(k, data, settings)
+        return client_update(method, net, client, method.download(server, k), round), client
+    up, client = sent("a", 0)
+    rng = client.rng("feddrop")
+    keep, deep = (torch.rand(10, generator=rng) >= .4 for _ in range(2))
+    assert 3 < keep.sum() < 10 and 3 < deep.sum() < 10 and not torch.equal(keep, deep)
+    same_at = lambda k, *at: torch.equal(up[f"model.{k}"][at], first[k][at])
+    every = slice(None)
+    assert same_at("fc1.weight", ~keep) and same_at("mid.weight", ~deep)
+    assert same_at("mid.weight", every, ~keep) and same_at("fc2.weight", every, ~deep)
+    held = lambda up: (up["model.fc2.weight"] != first["fc2.weight"]).any(0)
+    assert torch.equal(held(up), deep) and not torch.equal(held(sent("a", 1)[0]), deep)
+    assert held(sent("b", 0)[0]).all() and not net.fc2._forward_pre_hooks
+
+
+def test_the_masked_activation_has_the_right_mean():
+    "Over 2000 masks, what an identity layer reads of ones has the mean one; the drawn units are 0."
+    with seeded(0): layer = nn.Sequential(nn.Identity(), nn.Linear(10, 10, bias=False))
+    layer[1].weight, rng, read = nn.Parameter(torch.eye(10)), generator(9), []
+    for _ in range(2000):
+        handle, dropped = drop(layer, None, "1", .4, rng)
+        with torch.no_grad(): read.append(layer(torch.ones(1, 10))[0])
+        handle.remove()
+        assert torch.equal(read[-1] == 0, dropped)
+    assert (torch.stack(read).mean(0) - 1).abs().max() < .1
