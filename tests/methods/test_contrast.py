@@ -1,19 +1,21 @@
 """MOON, FedNTD, FedDecorr: golden numbers, formulas, neutral settings, memory, sums."""
-import json
+import json, math
 from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import bits, one_line, run, same_bits
+from torch import nn
 from fdgnb.core import FdgnbError, generator
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.toys import same
 from fdgnb.methods.contrast import decorrelation, freeze_copy, model_contrast, not_true
 from fdgnb.methods.contrast import not_true_distillation, released_decorrelation
 from fdgnb.runs.setup import Federation
+from fdgnb.vectors import part
 
 ALL = ["moon", "fedntd", "feddecorr"]
-GOLDEN = Path(__file__).parent/"golden"
+GOLDEN = Path(__file__).parent.parent/"golden"
 draw = lambda seed, *shape: torch.randn(*shape, generator=generator(seed)).double()
 
 
@@ -70,6 +72,18 @@ def test_moon_is_its_equation_sample_by_sample():
     assert abs(model_contrast(z, near, far, .4) - torch.stack(each).mean()) < 1e-10
 
 
+def test_moon_of_opposite_features_is_its_least_value():
+    z = draw(1, 5, 7)
+    assert abs(model_contrast(z, z, -z, .5).item() - math.log(1 + math.exp(-4))) < 1e-10
+
+
+def test_fedntd_vanishes_at_the_teachers_opinion_of_the_wrong_classes_and_takes_soft_labels():
+    logits, teacher, y = draw(4, 6, 4), draw(5, 6, 4), torch.tensor([0, 3, 1, 1, 2, 0])
+    shifted = teacher + 5*F.one_hot(y, 4)                              # another confidence in the true class
+    assert abs(not_true_distillation(shifted, teacher, y).item()) < 1e-12
+    assert torch.equal(not_true(logits, F.one_hot(y, 4).double()), not_true(logits, y))
+
+
 def test_fedntd_has_no_gradient_at_the_true_class():
     logits, teacher, y = draw(4, 6, 4).requires_grad_(), draw(5, 6, 4), torch.tensor([0, 3, 1, 1, 2, 0])
     not_true_distillation(logits, teacher, y).backward()
@@ -86,6 +100,20 @@ def test_fedntd_is_torchs_divergence_and_not_the_reverse():
 def test_decorrelation_does_not_see_scale_and_shift():
     z = draw(8, 20, 5)
     assert torch.allclose(decorrelation(3*z + 7), decorrelation(z))
+
+
+def test_the_gradient_of_decorrelation_is_orthogonal_to_shift_and_scale():
+    z = draw(4, 64, 5) @ draw(5, 5, 5)
+    _, slope = with_gradient(decorrelation, z)
+    assert slope.abs().max() > 1e-4
+    for direction in (torch.ones_like(z), z): assert (direction*slope).sum(0).abs().max() < 1e-8
+
+
+def test_decorrelation_of_one_direction_is_one_and_of_a_dead_feature_finite():
+    z = draw(4, 64, 5)
+    assert abs(decorrelation(z[:, :1].repeat(1, 5)).item() - 1) < 1e-6
+    _, slope = with_gradient(decorrelation, torch.cat([z, torch.zeros(64, 1).double()], 1))
+    assert slope.isfinite().all()
 
 
 @pytest.mark.parametrize("z", [torch.zeros(6, 4), torch.ones(1, 4)])
@@ -135,6 +163,42 @@ def test_projection_head(tiny):
     fed = Federation("moon", tiny, "blended", 1, project=16)
     assert fed.net.feature_dim == 16 and fed.net.eval()(torch.zeros(2, 3, 28, 28)).shape == (2, 10)
     run("moon", tiny, project=16)
+
+
+def test_the_projection_head_is_two_linear_layers_with_a_relu_between(tiny):
+    net = Federation("moon", tiny, "blended", 1, project=32).net.eval()
+    x = torch.rand(2, 3, 28, 28, generator=generator(2))
+    layers = [v for k, v in net.features.named_parameters() if not k.startswith("base.")]
+    assert [tuple(v.shape) for v in layers] == [(800, 800), (800,), (32, 800), (32,)]
+    w1, b1, w2, b2 = layers
+    by_hand = (net.features.base(x) @ w1.T + b1).clamp(min=0) @ w2.T + b2
+    assert torch.allclose(net.features(x), by_hand, atol=1e-5)
+
+
+def test_moon_keeps_a_copy_that_no_later_step_moves(tiny):
+    fed = run("moon", tiny, rounds=1).fed
+    client, net = fed.clients[0], fed.net
+    fed.method.end(net, client)
+    kept = {k: v.clone() for k, v in net.features.state_dict().items()}
+    with torch.no_grad():
+        for p in net.parameters(): p.mul_(2.)
+    assert same(part(client.state, "moon"), kept)
+
+
+def test_feddecorr_as_released_is_another_method_than_as_printed(tiny):
+    assert bits(run("feddecorr", tiny)) != bits(run("feddecorr", tiny, variant="released"))
+
+
+def test_defaults():
+    h = {name: method_class(name)().h for name in ALL}
+    assert (h["moon"].mu, h["moon"].tau, h["fedntd"].beta, h["fedntd"].tau, h["feddecorr"].beta) == (1., .5, 1., 1., .1)
+
+
+def test_a_frozen_network_answers_each_sample_alone_and_the_original_learns_on():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
+    still, x = freeze_copy(net), torch.randn(6, 3, generator=generator(1))
+    assert torch.allclose(still(x)[:1], still(x[:1]), atol=1e-6)
+    assert net.training and all(p.requires_grad for p in net.parameters())
 
 
 def test_a_frozen_network_does_not_change(tiny):

@@ -1,23 +1,26 @@
 """Personal parts: what stays with a client, what an unseen one gets, golden numbers, resume, sums."""
 import json
 from pathlib import Path
+import numpy as np
 import pytest
 import torch
 from torch import nn
 import fdgnb.methods.personal as personal
-from conftest import bits, run, same_bits, sized
-from fdgnb.core import seeded
-from fdgnb.federation.loop import Client, Server, client_update, weigh
+from conftest import bits, run, same_bits, says, sized
+from fdgnb.core import generator, seeded
+from fdgnb.federation.loop import Client, Method, Server, client_update, downloads, federated_round, weigh
+from fdgnb.federation.shared import list_affine, squared_distance
 from fdgnb.federation.toys import same
-from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg
-from fdgnb.methods.personal import entries_of, first_moments, learn_gates, mix_layers, nearest_branch
+from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg, Local, PartialFed
+from fdgnb.methods.personal import entries_of, first_moments, group_by_layer, learn_gates, mix_layers, nearest_branch
 from fdgnb.runs.setup import Federation
 from fdgnb.settings import Settings
+from fdgnb.vectors import tagged
 
 ALL = [("local", {}), ("lgfedavg", {}), ("lgfedavg", dict(unseen="initial")), ("fedbn", {}),
        ("fedbn", dict(unseen="initial")), ("dsbn", {}), ("dsbn", dict(answer="nearest")), ("ditto", {}),
        ("partialfed", {}), ("partialfed", dict(strategy="adaptive"))]
-GOLDEN = Path(__file__).parent/"golden"
+GOLDEN = Path(__file__).parent.parent/"golden"
 each = pytest.mark.parametrize("name, h", ALL)
 
 
@@ -68,6 +71,92 @@ def test_lgfedavg_sends_down_the_head_after_the_first_round(tiny, initial):
     assert {*zip(book["round"], book.bytes)} == {(1, whole), (2, head)}
 
 
+# ---- two clients whose inputs differ in scale and shift
+
+def points(scale, shift, seed=0):
+    "Samples x = scale z + shift of standard normal z, labeled by the sign of z."
+    z = torch.randn(64, 1, generator=generator(seed))
+    return scale*z + shift, (z[:, 0] > 0).long()
+
+
+def two_clients(**kw):
+    how = Settings(**dict(lr=.5, batch_size=16) | kw)
+    return [Client(k, dict(train=points(*at)), how, rounds=9) for k, at in dict(a=(1., 0.), b=(10., 100.)).items()]
+
+
+def play(method, rounds=4, clients=None):
+    "(server, clients) after some rounds."
+    clients, net = clients or two_clients(), Toy()
+    theta = {k: v.clone() for k, v in net.state_dict().items()}
+    server = Server(theta, [c.id for c in clients], clients[0].settings, rounds=rounds, net=Toy())
+    method.setup(server)
+    down = downloads(method, server)
+    for r in range(rounds): down = federated_round(method, server, clients, net, down, r)
+    return server, clients
+
+
+def held(method, server, client):
+    "The state that a client would hold now."
+    net, client.scratch = Toy(), {}
+    method.receive(net, client, method.download(server, client.id))
+    return net.state_dict()
+
+
+def test_an_unseen_client_gets_the_mean_batchnorm_or_the_initial_one_and_the_others_keep_their_own():
+    mean, initial = (play(FedBN(unseen=u)) for u in ("mean", "initial"))
+    new = Client("new", {})
+    for k in entries_of(Toy(), "bn"):
+        a, b = (c.state[f"fedbn.{k}"] for c in mean[1])
+        assert torch.allclose(held(FedBN(), mean[0], new)[k].double(), (a.double() + b.double())/2, atol=1e-4), k
+        assert torch.equal(held(FedBN(), initial[0], new)[k], Toy().state_dict()[k]), k
+    for c, d in zip(mean[1], initial[1]): assert same(held(FedBN(), mean[0], c), held(FedBN(), initial[0], d))
+
+
+def test_local_leaves_an_unseen_client_the_initial_model():
+    assert same(held(Local(), play(Local(), 2)[0], Client("new", {})), Toy().state_dict())
+
+
+def test_partialfed_that_keeps_nothing_is_fedavg_and_that_keeps_batchnorm_is_fedbn():
+    assert same(play(PartialFed(keep="nothing"))[0].model, play(Method())[0].model)
+    ours, theirs = play(PartialFed(keep="bn")), play(FedBN())
+    assert same(ours[0].model, theirs[0].model)
+    for c, d in zip(ours[1], theirs[1]):
+        assert same(held(PartialFed(keep="bn"), ours[0], c), held(FedBN(), theirs[0], d))
+
+
+def chosen(theta, own, logits):
+    "Layer by layer the one or the other."
+    loaded = dict(zip(group_by_layer(theta), (logits > 0).tolist()))
+    return {k: v if loaded[k.rpartition(".")[0]] else own[k] for k, v in theta.items()}
+
+
+def test_partialfed_begins_from_the_choice_that_it_has_just_learned_in_evaluation_mode():
+    net, logits, modes, b = Toy(), torch.tensor([.3, -.1, .2, -.2]), [], two_clients()[1]
+    class Watched(PartialFed):
+        def criterion(self, *a):
+            modes.append(net.training)
+            return super().criterion(*a)
+    theta = Toy().state_dict()
+    own = {k: v + 1 for k, v in theta.items()}
+    b.state = tagged("partialfed", own) | {"partialfedgates": logits}
+    method = Watched(strategy="adaptive", gate_lr=100.)
+    method.receive(net, b, tagged("model", theta))
+    assert same(net.state_dict(), chosen(theta, own, logits))
+    method.begin(net, b, {})
+    after = b.state["partialfedgates"]
+    assert same(net.state_dict(), chosen(theta, own, after)) and ((after > 0) != (logits > 0)).any()
+    assert modes == [False]*4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_partialfed_learns_to_keep_the_first_batchnorm_first_where_the_samples_lie_far_off(seed):
+    both = two_clients(lr=.1)
+    for c in both: c.seed = seed
+    play(PartialFed(strategy="adaptive"), 8, both)
+    far = dict(zip(group_by_layer(Toy().state_dict()), both[1].state["partialfedgates"].tolist()))
+    assert far["features.0"] == min(far.values()) < 0
+
+
 # ---- neutral settings, to the bit
 
 def test_local_with_one_client_is_fedavg(tiny):
@@ -101,6 +190,9 @@ class Toy(nn.Module):
 def test_batchnorm_is_found_by_its_type():
     own = set(entries_of(Toy(), "bn"))
     assert {k.rpartition(".")[0] for k in own} == {"features.0", "features.2"} and len(own) == 10
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    assert {k.rpartition(".")[2] for k in own} == {"weight", "bias"} | statistics
+    assert entries_of(Toy(), "nothing") == [] and set(entries_of(Toy(), "features+head")) == set(Toy().state_dict())
 
 
 class Quadratic:
@@ -109,6 +201,61 @@ class Quadratic:
 
 
 class ScalarDitto(Quadratic, Ditto): "Ditto on a number."
+
+
+ZERO, C, H, ETA, LAM = {"model.theta": torch.tensor(0.).double()}, 2., 3., .1, .5
+
+
+def on_a_number(cls, rounds, **kw):
+    "A client with the loss H (theta - C)^2 / 2 after some rounds from 0."
+    net = nn.Module()
+    net.theta = nn.Parameter(torch.tensor(0., dtype=torch.float64))
+    data = dict(train=(torch.tensor([[C, H]]).double(), torch.zeros(1, dtype=torch.long)))
+    client = Client("a", data, Settings(lr=ETA, **kw))
+    for r in range(rounds): client_update(cls(lam=LAM), net, client, ZERO, r)
+    return client
+
+
+def test_dittos_personal_optimizer_begins_anew_in_each_round():
+    client = on_a_number(ScalarDitto, 2, momentum=.9, keep_optimizer=True)
+    assert abs(client.state["ditto.theta"].item() - ETA*H*C*(2 - ETA*H - ETA*LAM)) < 1e-12
+
+
+def test_dittos_personal_gradient_is_clipped():
+    client = on_a_number(ScalarDitto, 1, local_epochs=2, clip=.5)
+    assert abs(client.state["ditto.theta"].item() - 2*ETA*.5) < 1e-6
+
+
+def test_a_method_below_ditto_finds_the_global_model_and_its_scores_are_not_kept():
+    found = []
+    class Noted(Method):
+        def begin(self, model, client, download): found.append(model.theta.item())
+        def end(self, model, client): client.scratch["scores"] = {}
+    class Above(Quadratic, Ditto, Noted): "Ditto, on a number, with a method beneath."
+    client = on_a_number(Above, 2)
+    assert found == [0., 0.] and client.state["ditto.theta"] > 0 and "scores" not in client.scratch
+
+
+def test_the_squared_distance_is_a_sum_over_all_entries():
+    net = Toy()
+    w = {k: v + 2 for k, v in net.state_dict().items()}
+    assert abs(squared_distance(net, w).item() - 4*sum(p.numel() for p in net.parameters())) < 1e-3
+
+
+def test_ditto_refuses_to_exchange_features_upwards(tiny):
+    says(lambda: run("ditto+mkmmd", tiny, exchange="up"), "ditto: exchange='up'")
+
+
+def test_a_network_without_batchnorm_is_refused(tiny):
+    says(lambda: run("fedbn", tiny, backbone="cnn4"), "cnn4 has no BatchNorm")
+
+
+def test_local_sends_a_model_down_once(tiny):
+    book = run("local", tiny).ledger.query("kind == 'model'")
+    assert {*zip(book["round"], book.direction)} == {(1, "down")}
+
+
+def test_defaults(): assert (Ditto().h.lam, PartialFed().h.strategy, PartialFed().h.keep) == (1., "fixed", "bn+head")
 
 
 def resting_point(lam, c=2., h=3., w=-1.):
@@ -139,6 +286,61 @@ def test_layers_are_mixed_from_the_right_side():
     theta, own = ({k: torch.full((2,), v) for k in ("p.x", "q.x")} for v in (1., 3.))
     mixed = lambda a, b: [v[0].item() for v in mix_layers(a, b, torch.tensor([1., .25])).values()]
     assert mixed(theta, own) == [1., 2.5] and mixed(own, theta) != [1., 2.5]
+    odd = {k: torch.rand(2, generator=generator(6)) for k in own}
+    assert same(mix_layers(theta, odd, [1., 1.]), theta) and same(mix_layers(theta, odd, [0., 0.]), odd)
+    assert group_by_layer(["b.x.w", "a.w", "b.x.c"]) == {"a": ["a.w"], "b.x": ["b.x.c", "b.x.w"]}
+
+
+def test_whole_numbers_are_those_of_the_larger_share():
+    three, five = ({"p.n": torch.tensor(n)} for n in (3, 5))
+    assert [mix_layers(three, five, [w])["p.n"].item() for w in (1., .6, .4, 0.)] == [3, 3, 5, 5]
+
+
+def test_nearest_is_by_standard_deviations_not_variances():
+    number = lambda v: torch.tensor([v])
+    branches = [{"n.running_mean": number(m), "n.running_var": number(s)} for m, s in ((0., 1.), (5., 25.))]
+    near = lambda m, s: branches.index(nearest_branch(branches, "n", number(m), number(s)))
+    assert (near(.5, 1.5), near(4., 16.), near(2.2, 1.), near(2.2, 25.)) == (0, 1, 0, 1)
+    assert near(4., 9.) == 1                                  # 20 against 5; with variances 80 against 257
+
+
+def test_a_branch_is_a_copy():
+    sent = {"0.n.weight": torch.ones(2)}
+    branch, = personal.split_by_branch(sent)
+    sent["0.n.weight"].zero_()
+    assert same(branch, {"n.weight": torch.ones(2)})
+
+
+@pytest.mark.parametrize("size", [256, 16])
+def test_first_moments_are_those_of_the_first_layers_input(size):
+    x, net = points(10., 100.)[0], Toy()
+    name, m, s = first_moments(net, x, "none", size)
+    assert name == "features.0" and same(net.state_dict(), Toy().state_dict())
+    assert np.allclose((m.item(), s.item()), (x.numpy().mean(), x.numpy().var()), rtol=1e-4)
+
+
+def test_first_moments_of_images_are_of_scaled_ones():
+    x = (torch.rand(8, 3, 4, 4, generator=generator(6))*255).byte()
+    _, m, s = first_moments(nn.Sequential(nn.BatchNorm2d(3)), x, "half", 3)
+    x = x.numpy()/127.5 - 1
+    assert np.allclose(m, x.mean((0, 2, 3)), atol=1e-5) and np.allclose(s, x.var((0, 2, 3)), atol=1e-5)
+
+
+def test_the_ensemble_is_the_mean_of_probabilities_and_stays_finite():
+    two = torch.tensor([[0., 1., -200.]]), torch.tensor([[2., 0., -200.]])
+    p = [np.exp(v[0].double().numpy()) for v in two]
+    answer = personal.ensemble(two)
+    assert np.allclose(answer.exp()[0, :2], sum(v/v.sum() for v in p)[:2]/2, atol=1e-6) and answer.isfinite().all()
+
+
+def test_scale_and_shift_of_branches_are_listed_after_the_networks():
+    net, asking = Toy(), Client("a", {})
+    by_hand = [p for m in net.modules() if isinstance(m, nn.BatchNorm1d) for p in m.parameters()]
+    assert [*map(id, list_affine(net, asking))] == [*map(id, by_hand)]
+    lent = {k: Toy().state_dict()[k] for k in entries_of(net, "bn")}
+    asking.scratch["dsbn"] = [lent]
+    by_hand += [lent[f"features.{i}.{k}"] for i in (0, 2) for k in ("weight", "bias")]
+    assert [*map(id, list_affine(net, asking))] == [*map(id, by_hand)]
 
 
 def test_nearest_branch_is_the_clients_own(tiny):

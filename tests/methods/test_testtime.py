@@ -1,12 +1,12 @@
 """Tent, BatchNorm re-estimation, DSBN unseen: golden numbers, a shifted domain, sums."""
-import copy, json
+import copy, json, math
 from dataclasses import replace
 from pathlib import Path
 import pytest
 import torch
 from torch import nn
 from conftest import bits, one_line, run, sized
-from fdgnb.core import FdgnbError, seeded
+from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.data.domain import Domain
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client
@@ -15,8 +15,9 @@ from fdgnb.federation.shared import prepare_input
 from fdgnb.methods.personal import DSBN
 from fdgnb.methods.testtime import BNStats, Tent, entropy, reestimate, use_batch_statistics
 from fdgnb.runs.setup import Federation
+from fdgnb.settings import Settings
 
-GOLDEN = Path(__file__).parent/"golden"
+GOLDEN = Path(__file__).parent.parent/"golden"
 
 
 def golden(key): return json.loads((GOLDEN/f"{key}.json").read_text())
@@ -81,6 +82,55 @@ def test_tent_leaves_all_but_scale_and_shift():
     assert moved == {"1.weight", "1.bias", "4.weight", "4.bias"}
 
 
+def small_network(*extra):
+    "BatchNorm, linear, BatchNorm, linear; statistics of some source, and batches counted before."
+    g = generator(1)
+    first, rest = [nn.BatchNorm1d(3), nn.Linear(3, 4)], [nn.BatchNorm1d(4), nn.Linear(4, 5)]
+    with torch.no_grad():
+        for v in nn.Sequential(*first, *rest).state_dict().values():
+            v.copy_(torch.rand(v.shape, generator=g) + .5 if v.is_floating_point() else v + 7)
+    return nn.Sequential(*first, *extra, *rest).eval()
+
+
+def test_bnstats_leaves_weights_momentum_and_mode_and_dropout_stays_off():
+    x, net, wet = 5 + 3*torch.randn(40, 3, generator=generator(2)), small_network(), small_network(nn.Dropout())
+    weights = {k: v.detach().clone() for k, v in net.named_parameters()}
+    for m in (net, wet): reestimate(m, x, prior=10., size=20)
+    assert same(weights, {k: v.detach() for k, v in net.named_parameters()})
+    assert (net[0].momentum, net[0].training) == (.1, False)
+    assert all(torch.equal(a, b) for a, b in zip(wet.state_dict().values(), net.state_dict().values()))
+
+
+def test_a_single_sample_changes_no_statistics():
+    net, before = small_network(), small_network().state_dict()
+    reestimate(net, torch.ones(1, 3))
+    assert same(net.state_dict(), before)
+
+
+def test_bnstats_scales_bytes_as_in_training():
+    "Eight images beside statistics that count as four samples count two thirds."
+    layer, x = nn.BatchNorm2d(3), torch.randint(256, (8, 3, 5, 5), generator=generator(8)).to(torch.uint8)
+    old = torch.tensor([3., 4., 5.])
+    with torch.no_grad(): layer.running_mean.copy_(old)
+    BNStats(prior=4.).adapt(nn.Sequential(layer), x, Client("t", {}, Settings(normalize="half")))
+    v = x/127.5 - 1
+    assert torch.allclose(layer.running_mean, old/3 + 2/3*v.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(layer.running_var, 1/3 + 2/3*v.transpose(0, 1).flatten(1).var(1), atol=1e-5)
+
+
+def test_tent_learns_nothing_from_a_sample_alone_and_answers_it_by_the_running_statistics():
+    net, who, tent, x = small_network(), Client("t", {}), Tent(tent_lr=.01), torch.ones(1, 3)
+    tent.adapt(net, x, who)
+    assert torch.equal(tent.predict(net, x, who).detach(), small_network()(x).detach())
+    assert same(net.state_dict(), small_network().state_dict())
+
+
+def test_batch_statistics_leave_dropout_off():
+    x = torch.randn(30, 3, generator=generator(4))
+    layers = [nn.Sequential(nn.BatchNorm1d(3), *more) for more in ((), (nn.Dropout(),))]
+    assert torch.equal(*(use_batch_statistics(m)(x).detach() for m in layers))
+
+
 # ---- digits whose brightness and contrast are changed
 
 @pytest.fixture(scope="module")
@@ -120,10 +170,15 @@ def test_tent_lowers_entropy_and_error_on_shifted_digits(trained):
 
 
 def test_training_is_not_touched(shifted, tiny):
-    for base in ("fedavg", "ga"):
+    for base in ("fedavg", "ga", "fedbn"):
         for top in ("tent", "bnstats"):
             name = top if base == "fedavg" else f"{base}+{top}"
             assert bits(run(name, tiny)) == bits(run(base, tiny))
+
+
+def test_dsbn_trains_as_fedbn(tiny):
+    trained = {name: run(name, tiny).fed.server.model for name in ("dsbn", "fedbn", "fedavg")}
+    assert same(trained["dsbn"], trained["fedbn"]) and not same(trained["dsbn"], trained["fedavg"])
 
 
 @pytest.mark.parametrize("name", ["tent", "bnstats", "dsbn", "fedbn+bnstats", "fdse+tent", "fdse+dsbn",
@@ -186,6 +241,49 @@ def test_dsbn_above_tent_is_tent_on_every_branch_alone(branched):
     both = batches_of("tent+dsbn", branched, tent_lr=.05)[0]
     for i, answer in enumerate(both):
         assert torch.allclose(answer.exp(), sum(a[i] for a in alone)/3, atol=1e-6)
+
+
+def three_branches():
+    "Three networks that differ in BatchNorm's scale and shift."
+    nets, g = [small_network().double() for _ in range(3)], generator(6)
+    with torch.no_grad():
+        for n in nets:
+            for p in (*n[0].parameters(), *n[2].parameters()): p.add_(torch.randn(p.shape, generator=g))
+    return nets
+
+
+def online(name, batches):
+    "A sum's answers to batches, and the branches after them."
+    nets, who = three_branches(), Client("t", {})
+    own = lambda n: {k: v.clone() for k, v in n.state_dict().items() if k.startswith(("0.", "2."))}
+    who.scratch["dsbn"] = [own(n) for n in nets]
+    how = method_class(name)(tent_lr=.05)
+    how.adapt(nets[0], None, who)
+    with torch.no_grad(): return [how.predict(nets[0], x, who) for x in batches], who.scratch["dsbn"]
+
+
+def mean_answer(nets, x): return sum(n.train()(x).detach().softmax(1) for n in nets)/len(nets)
+
+
+def test_dsbn_below_tent_descends_the_entropy_of_the_mean_answer():
+    "Adam's first step is the rate times the sign of the slope, here by central differences."
+    x = torch.randn(20, 3, generator=generator(7), dtype=torch.float64)
+    answers, after = online("dsbn+tent", [x])
+    assert torch.allclose(answers[0].exp(), mean_answer(three_branches(), x), atol=1e-12)
+    def mean_entropy(i, name, by):
+        nets = three_branches()
+        with torch.no_grad(): nets[i].get_parameter(name)[0] += by
+        return entropy(mean_answer(nets, x).log()).mean().item()
+    for i, name in ((0, "0.weight"), (1, "2.bias"), (2, "2.weight")):
+        slope = mean_entropy(i, name, 1e-5) - mean_entropy(i, name, -1e-5)
+        step = (after[i][name] - three_branches()[i].get_parameter(name))[0].item()
+        assert abs(step + math.copysign(.05, slope)) < 1e-4
+
+
+def test_the_two_orders_of_tent_and_dsbn_part_after_the_first_step():
+    batches = torch.randn(3, 20, 3, generator=generator(7), dtype=torch.float64)
+    below, above = (online(name, batches)[0] for name in ("dsbn+tent", "tent+dsbn"))
+    assert torch.allclose(below[0], above[0], atol=1e-12) and not torch.allclose(below[1], above[1])
 
 
 @pytest.mark.parametrize("name", ["dsbn+tent", "tent+dsbn"])
