@@ -21,75 +21,7 @@ from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 from fdgnb.federation.shared import climb, note_senders, save_generators, set_back
 
-# %% ../../nbs/methods/15_style.ipynb #5717e011
-def center(shape, share):
-    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
-    h, w = shape[-2:]
-    b = int(min(h, w)*share)
-    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
-
-
-def amplitudes(x, share):
-    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
-    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
-
-
-def with_amplitudes(x, low, share, lam=1.):
-    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
-    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
-    a, at = f.abs(), center(x.shape, share)
-    a[at] = (1 - lam)*a[at] + lam*low
-    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def images_only(name, client, channels=None):
-    "FdgnbError where a client's samples are no images, or have other `channels`."
-    shape = tuple(client.splits["train"].x.shape[1:])
-    if len(shape) != 3 or channels not in (None, shape[0]):
-        want = f"images of {channels} channels" if channels else "images (C, H, W)"
-        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
-
-# %% ../../nbs/methods/15_style.ipynb #5717e014
-def channel_style(x, eps):
-    "Mean and deviation of each channel of x (N, C, H, W): (N, 2, C); eps is added to the variance."
-    return torch.stack([x.mean((2, 3)), (x.var((2, 3)) + eps).sqrt()], 1)
-
-
-def with_style(x, style, eps):
-    "AdaIN: maps x (N, C, H, W) with the channel means and deviations of `style` (N or 1, 2, C)."
-    own, new = channel_style(x, eps)[..., None, None], style[..., None, None]
-    return (x - own[:, 0])/own[:, 1]*new[:, 1] + new[:, 0]
-
-
-def pool_style(maps, eps):
-    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
-    n = first = second = 0.
-    for x in maps:
-        x = x.double().transpose(0, 1).flatten(1)
-        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
-    mean = first/n
-    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
-
-# %% ../../nbs/methods/15_style.ipynb #5717e021
-def keep_bank(server, tag, offers):
-    "Put what was offered as `tag`.bank into the server's state, by client."
-    for k, payload in offers: server.state[f"{tag}.bank.{k}"] = payload[f"{tag}.bank"]
-
-
-def list_missing(server, tag, k):
-    "The part of a download with the others' rows, for a client that has not had them."
-    own, s = f"{tag}.bank.{k}", server.state
-    if k not in server.clients or f"{tag}.has.{k}" in s: return {}
-    return {q: v for q, v in s.items() if q.startswith(f"{tag}.bank.") and q != own}
-
-
-def receive_bank(client, tag, download):
-    "The bank of a client, a list of tensors in the order of the owners' names; what came is kept."
-    client.state |= {q: v for q, v in download.items() if q.startswith(f"{tag}.bank.")}
-    return [client.state[q] for q in sorted(client.state) if q.startswith(f"{tag}.bank.")]
-
-
+# %% ../../nbs/methods/15_style.ipynb #styleb001
 def make_banked(tag):
     "A base for a method: what every client offers as `tag`.bank, all others keep, and find in their scratch."
     class Banked(Method):
@@ -108,27 +40,6 @@ def make_banked(tag):
 
         def aggregate(self, server, uploads): super().aggregate(server, note_senders(server, tag, uploads))
     return Banked
-
-
-def draw_rows(bank, who, rng):
-    "For each of `who` (n,), numbers of tensors in the list `bank`, a random row of that tensor."
-    sizes = torch.tensor([len(b) for b in bank], device=who.device)
-    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
-    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
-    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
-
-# %% ../../nbs/methods/15_style.ipynb #5717e031
-def fast_weights(loss, model, step, clip, second):
-    "Weights {name: tensor} after a step down `loss`, functions of those before; second: to second order."
-    names, theta = zip(*[(k, p) for k, p in model.named_parameters() if p.requires_grad])
-    grads = torch.autograd.grad(loss, theta, create_graph=second, retain_graph=True, allow_unused=True)
-    taken = [p if g is None else p - step*g.clamp(-clip, clip) for p, g in zip(theta, grads)]
-    return dict(zip(names, taken))
-
-
-def judge(model, weights, x):
-    "Logits of x with other weights; what the network records meanwhile is dropped."
-    return functional_call(model, {**{k: b.clone() for k, b in model.named_buffers()}, **weights}, (x,))
 
 # %% ../../nbs/methods/15_style.ipynb #5717e03a
 @method("elcfs")
@@ -171,32 +82,75 @@ class ELCFS(make_banked("images.elcfs")):
         logits = judge(model, fast, with_amplitudes(x, low, h.elcfs_share, lam))
         return inner + h.elcfs_gamma*self.criterion(logits, y, client)
 
-# %% ../../nbs/methods/15_style.ipynb #5717e041
-class AmplitudeNorm(nn.Module):
-    "Puts the amplitudes `mean` (C, m, m) on every image; before it has any, the identity."
-    def __init__(self, share):
-        super().__init__()
-        self.share = share
-        self.register_buffer("mean", torch.zeros(0))
+# %% ../../nbs/methods/15_style.ipynb #5717e011
+def center(shape, share):
+    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
+    h, w = shape[-2:]
+    b = int(min(h, w)*share)
+    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
 
-    def forward(self, x): return with_amplitudes(x, self.mean, self.share) if self.mean.numel() else x
 
-    def _load_from_state_dict(self, state, prefix, *rest):              # the size is known when they come
-        self.mean = torch.empty_like(state[prefix + "mean"], device=self.mean.device)
-        super()._load_from_state_dict(state, prefix, *rest)
+def amplitudes(x, share):
+    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
+    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
+
+
+def with_amplitudes(x, low, share, lam=1.):
+    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
+    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
+    a, at = f.abs(), center(x.shape, share)
+    a[at] = (1 - lam)*a[at] + lam*low
+    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def images_only(name, client, channels=None):
+    "FdgnbError where a client's samples are no images, or have other `channels`."
+    shape = tuple(client.splits["train"].x.shape[1:])
+    if len(shape) != 3 or channels not in (None, shape[0]):
+        want = f"images of {channels} channels" if channels else "images (C, H, W)"
+        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
+
+# %% ../../nbs/methods/15_style.ipynb #5717e021
+def keep_bank(server, tag, offers):
+    "Put what was offered as `tag`.bank into the server's state, by client."
+    for k, payload in offers: server.state[f"{tag}.bank.{k}"] = payload[f"{tag}.bank"]
+
+
+def list_missing(server, tag, k):
+    "The part of a download with the others' rows, for a client that has not had them."
+    own, s = f"{tag}.bank.{k}", server.state
+    if k not in server.clients or f"{tag}.has.{k}" in s: return {}
+    return {q: v for q, v in s.items() if q.startswith(f"{tag}.bank.") and q != own}
+
+
+def receive_bank(client, tag, download):
+    "The bank of a client, a list of tensors in the order of the owners' names; what came is kept."
+    client.state |= {q: v for q, v in download.items() if q.startswith(f"{tag}.bank.")}
+    return [client.state[q] for q in sorted(client.state) if q.startswith(f"{tag}.bank.")]
+
+
+def draw_rows(bank, who, rng):
+    "For each of `who` (n,), numbers of tensors in the list `bank`, a random row of that tensor."
+    sizes = torch.tensor([len(b) for b in bank], device=who.device)
+    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
+    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
+    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
+
+# %% ../../nbs/methods/15_style.ipynb #5717e031
+def fast_weights(loss, model, step, clip, second):
+    "Weights {name: tensor} after a step down `loss`, functions of those before; second: to second order."
+    names, theta = zip(*[(k, p) for k, p in model.named_parameters() if p.requires_grad])
+    grads = torch.autograd.grad(loss, theta, create_graph=second, retain_graph=True, allow_unused=True)
+    taken = [p if g is None else p - step*g.clamp(-clip, clip) for p, g in zip(theta, grads)]
+    return dict(zip(names, taken))
+
+
+def judge(model, weights, x):
+    "Logits of x with other weights; what the network records meanwhile is dropped."
+    return functional_call(model, {**{k: b.clone() for k, b in model.named_buffers()}, **weights}, (x,))
 
 # %% ../../nbs/methods/15_style.ipynb #5717e04a
-def mean_key(net):
-    "Where a payload holds the mean amplitude of a network's `AmplitudeNorm`; '' without one."
-    return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
-
-
-def steepest(grads, rho):
-    "The steps (list of tensors) of length rho, over all together, along the gradients."
-    size = torch.stack([g.norm() for g in grads]).norm()
-    return [rho/(size + 1e-12)*g for g in grads]
-
-
 @method("harmofl")
 class HarmoFL(Method):
     "One amplitude for all images; gradients at perturbed weights."
@@ -244,6 +198,103 @@ class HarmoFL(Method):
     def upload(self, model, client):
         mean = mean_key(model)
         return {k: v for k, v in super().upload(model, client).items() if k != mean}
+
+# %% ../../nbs/methods/15_style.ipynb #5717e041
+class AmplitudeNorm(nn.Module):
+    "Puts the amplitudes `mean` (C, m, m) on every image; before it has any, the identity."
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+        self.register_buffer("mean", torch.zeros(0))
+
+    def forward(self, x): return with_amplitudes(x, self.mean, self.share) if self.mean.numel() else x
+
+    def _load_from_state_dict(self, state, prefix, *rest):              # the size is known when they come
+        self.mean = torch.empty_like(state[prefix + "mean"], device=self.mean.device)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def mean_key(net):
+    "Where a payload holds the mean amplitude of a network's `AmplitudeNorm`; '' without one."
+    return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
+
+
+def steepest(grads, rho):
+    "The steps (list of tensors) of length rho, over all together, along the gradients."
+    size = torch.stack([g.norm() for g in grads]).norm()
+    return [rho/(size + 1e-12)*g for g in grads]
+
+# %% ../../nbs/methods/15_style.ipynb #5717e05a
+@method("ccst")
+class CCST(make_banked("stats.ccst")):
+    "Render every image in K clients' styles."
+    paper = "Chen et al., CCST, WACV 2023"
+    tune = {"ccst_k": (1, 2, 3)}
+    needs_images = "ccst renders images in the styles of others"
+    class Hyper:
+        ccst_k: int = hp(3, "styles an image is rendered in, at most one per client", low=1,
+                         source="CCST's README: 3; its scripts 1, 2, 3")
+        ccst_alpha: float = hp(1., "share of the other style; 0 and K=1: FedAvg", low=0., high=1.,
+                               source="CCST's code: 1")
+        ccst_style: str = hp("overall", "a client's style, or one of each image",
+                             choices=("overall", "single"), source="CCST, Section 3.2")
+        ccst_space: str = hp("pixels", "where the style is taken", choices=("pixels", "vgg"),
+                             source="CCST: vgg; pixels: without weights, ours")
+
+    def build(self, model):
+        if self.h.ccst_space == "vgg": coder(str(weights_dir()), "cpu")              # there, before any work
+        return super().build(model)
+
+    def offer(self, model, client):
+        images_only("ccst", client, 3 if self.h.ccst_space == "vgg" else None)
+        maps = (encode(x, self.h.ccst_space, client) for x, _ in client.batches("train", 32))
+        if self.h.ccst_style == "overall": bank = pool_style(maps, 1e-5)
+        else: bank = torch.cat([channel_style(z, 1e-5) for z in maps])
+        return {**super().offer(model, client), "stats.ccst.bank": bank}
+
+    def begin(self, model, client, download):
+        super().begin(model, client, download)
+        styles, g = len(client.scratch["stats.ccst"]) + 1, generator(client.seed, 0, client.id, "ccst")
+        plan = torch.rand(client.n(), styles, generator=g).argsort(1)[:, :self.h.ccst_k]
+        client.scratch["ccst.plan"] = plan                                           # 0: the own style
+
+    def sample(self, client, rng):
+        plan, steps = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1)), client.settings.local_steps
+        for v in range(1 if steps else plan.shape[1]):
+            for i, idx in enumerate(super().sample(client, rng)):
+                client.scratch["ccst.view"] = plan[idx, (i if steps else v) % plan.shape[1]]
+                yield idx
+
+    def batch(self, x, y, client, rng):
+        x, y = super().batch(x, y, client, rng)
+        bank, a = client.scratch["stats.ccst"], self.h.ccst_alpha
+        if not bank or not a: return x, y
+        anew = lambda: torch.randint(len(bank) + 1, (len(x),), generator=rng)       # others chose the samples
+        view = (client.scratch["ccst.view"] if "ccst.view" in client.scratch else anew()).to(x.device)
+        z, style = encode(x, self.h.ccst_space, client), draw_rows(bank, (view - 1).clamp(min=0), rng)
+        new = decode(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
+        return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
+
+# %% ../../nbs/methods/15_style.ipynb #5717e014
+def channel_style(x, eps):
+    "Mean and deviation of each channel of x (N, C, H, W): (N, 2, C); eps is added to the variance."
+    return torch.stack([x.mean((2, 3)), (x.var((2, 3)) + eps).sqrt()], 1)
+
+
+def with_style(x, style, eps):
+    "AdaIN: maps x (N, C, H, W) with the channel means and deviations of `style` (N or 1, 2, C)."
+    own, new = channel_style(x, eps)[..., None, None], style[..., None, None]
+    return (x - own[:, 0])/own[:, 1]*new[:, 1] + new[:, 0]
+
+
+def pool_style(maps, eps):
+    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
+    n = first = second = 0.
+    for x in maps:
+        x = x.double().transpose(0, 1).flatten(1)
+        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
+    mean = first/n
+    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
 
 # %% ../../nbs/methods/15_style.ipynb #5717e051
 FILES = "vgg_normalised.pth", "decoder.pth"
@@ -300,94 +351,6 @@ def decode(z, x, space, client):
     x = coder(str(weights_dir()), client.device)[1](z)[..., :x.shape[2], :x.shape[3]]
     return scale_channels(x.clamp(0, 1), client.settings.normalize)
 
-# %% ../../nbs/methods/15_style.ipynb #5717e05a
-@method("ccst")
-class CCST(make_banked("stats.ccst")):
-    "Render every image in K clients' styles."
-    paper = "Chen et al., CCST, WACV 2023"
-    tune = {"ccst_k": (1, 2, 3)}
-    needs_images = "ccst renders images in the styles of others"
-    class Hyper:
-        ccst_k: int = hp(3, "styles an image is rendered in, at most one per client", low=1,
-                         source="CCST's README: 3; its scripts 1, 2, 3")
-        ccst_alpha: float = hp(1., "share of the other style; 0 and K=1: FedAvg", low=0., high=1.,
-                               source="CCST's code: 1")
-        ccst_style: str = hp("overall", "a client's style, or one of each image",
-                             choices=("overall", "single"), source="CCST, Section 3.2")
-        ccst_space: str = hp("pixels", "where the style is taken", choices=("pixels", "vgg"),
-                             source="CCST: vgg; pixels: without weights, ours")
-
-    def build(self, model):
-        if self.h.ccst_space == "vgg": coder(str(weights_dir()), "cpu")              # there, before any work
-        return super().build(model)
-
-    def offer(self, model, client):
-        images_only("ccst", client, 3 if self.h.ccst_space == "vgg" else None)
-        maps = (encode(x, self.h.ccst_space, client) for x, _ in client.batches("train", 32))
-        if self.h.ccst_style == "overall": bank = pool_style(maps, 1e-5)
-        else: bank = torch.cat([channel_style(z, 1e-5) for z in maps])
-        return {**super().offer(model, client), "stats.ccst.bank": bank}
-
-    def begin(self, model, client, download):
-        super().begin(model, client, download)
-        styles, g = len(client.scratch["stats.ccst"]) + 1, generator(client.seed, 0, client.id, "ccst")
-        plan = torch.rand(client.n(), styles, generator=g).argsort(1)[:, :self.h.ccst_k]
-        client.scratch["ccst.plan"] = plan                                           # 0: the own style
-
-    def sample(self, client, rng):
-        plan, steps = client.scratch.get("ccst.plan", torch.zeros(client.n(), 1)), client.settings.local_steps
-        for v in range(1 if steps else plan.shape[1]):
-            for i, idx in enumerate(super().sample(client, rng)):
-                client.scratch["ccst.view"] = plan[idx, (i if steps else v) % plan.shape[1]]
-                yield idx
-
-    def batch(self, x, y, client, rng):
-        x, y = super().batch(x, y, client, rng)
-        bank, a = client.scratch["stats.ccst"], self.h.ccst_alpha
-        if not bank or not a: return x, y
-        anew = lambda: torch.randint(len(bank) + 1, (len(x),), generator=rng)       # others chose the samples
-        view = (client.scratch["ccst.view"] if "ccst.view" in client.scratch else anew()).to(x.device)
-        z, style = encode(x, self.h.ccst_space, client), draw_rows(bank, (view - 1).clamp(min=0), rng)
-        new = decode(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
-        return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
-
-# %% ../../nbs/methods/15_style.ipynb #5717e061
-def stages(net):
-    "The modules behind which a network's convolutional stages end."
-    parts = list(net.children())
-    at = [i for i, m in enumerate(parts) if any(isinstance(v, nn.Conv2d) for v in m.modules())]
-    if len(at) == 1 and list(parts[at[0]].children()): return stages(parts[at[0]]) or [parts[at[0]]]
-    return [parts[j - 1] for j in at[1:]] + [parts[i] for i in at[-1:]]
-
-
-@contextmanager
-def change_outputs(modules, change):
-    "Inside, the i-th of `modules` returns change(i, output), or its output where that is None."
-    def hook(i): return lambda m, inputs, output: change(i, output)
-    handles = [m.register_forward_hook(hook(i)) for i, m in enumerate(modules)]
-    try: yield
-    finally: [h.remove() for h in handles]
-
-
-def redraw_styles(s, v, noise, eps=1e-6):
-    "Styles s (N, 2, C) drawn anew by normal `noise`, v (2, C): variance over clients. FedFA, Section 3."
-    r = 1/(1 + 1/(v + eps))
-    gamma = r.shape[1]*r/r.sum(1, keepdim=True)
-    return s + noise*((gamma + 1)*(s.var(0) + eps)).sqrt()
-
-
-def vary_over_clients(each):
-    "Variance per channel over clients' statistics {stage: (2, C)}, of the stages that two or more clients have."
-    stages = {i: [s[i] for s in each if i in s] for i in each[0]} if each else {}
-    return {i: torch.stack(told).var(0) for i, told in stages.items() if len(told) > 1}
-
-
-def record_statistics(server, owner, uploads):
-    "The uploads, while every client's last statistics `stats.owner` are kept at the server as `owner`.of."
-    for k, upload in uploads:
-        server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
-        yield k, upload
-
 # %% ../../nbs/methods/15_style.ipynb #5717e064
 @method("fedfa")
 class FedFA(Method):
@@ -434,3 +397,40 @@ class FedFA(Method):
         client.state[kept] = m*client.state.get(kept, now) + (1 - m)*now
         noise = torch.randn(s.shape, generator=rng, device=z.device)
         return with_style(z.float(), redraw_styles(s, v.get(i, torch.ones_like(now)), noise), 1e-6).to(z.dtype)
+
+# %% ../../nbs/methods/15_style.ipynb #5717e061
+def stages(net):
+    "The modules behind which a network's convolutional stages end."
+    parts = list(net.children())
+    at = [i for i, m in enumerate(parts) if any(isinstance(v, nn.Conv2d) for v in m.modules())]
+    if len(at) == 1 and list(parts[at[0]].children()): return stages(parts[at[0]]) or [parts[at[0]]]
+    return [parts[j - 1] for j in at[1:]] + [parts[i] for i in at[-1:]]
+
+
+@contextmanager
+def change_outputs(modules, change):
+    "Inside, the i-th of `modules` returns change(i, output), or its output where that is None."
+    def hook(i): return lambda m, inputs, output: change(i, output)
+    handles = [m.register_forward_hook(hook(i)) for i, m in enumerate(modules)]
+    try: yield
+    finally: [h.remove() for h in handles]
+
+
+def redraw_styles(s, v, noise, eps=1e-6):
+    "Styles s (N, 2, C) drawn anew by normal `noise`, v (2, C): variance over clients. FedFA, Section 3."
+    r = 1/(1 + 1/(v + eps))
+    gamma = r.shape[1]*r/r.sum(1, keepdim=True)
+    return s + noise*((gamma + 1)*(s.var(0) + eps)).sqrt()
+
+
+def vary_over_clients(each):
+    "Variance per channel over clients' statistics {stage: (2, C)}, of the stages that two or more clients have."
+    stages = {i: [s[i] for s in each if i in s] for i in each[0]} if each else {}
+    return {i: torch.stack(told).var(0) for i, told in stages.items() if len(told) > 1}
+
+
+def record_statistics(server, owner, uploads):
+    "The uploads, while every client's last statistics `stats.owner` are kept at the server as `owner`.of."
+    for k, upload in uploads:
+        server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
+        yield k, upload
