@@ -68,7 +68,7 @@ def discriminator(d, width, n):
 
 
 def own_copy(make, state, lr, device, **more):
-    "(network, optimizer): what make() builds, with these weights, and SGD for it; nothing is drawn."
+    "(network, SGD for it): make() with the weights `state`; no random number is drawn."
     with torch.device("meta"): net = make()
     net.to_empty(device=device).load_state_dict(state)
     return net, torch.optim.SGD(net.parameters(), lr=lr, **more)
@@ -309,18 +309,18 @@ class Verdict(nn.Module):
 
 
 def tell_labels(y, n_classes):
-    "What G and D are told of labels, (N,) or distributions (N, C): 0.7 at the (likeliest) label, (N, C)."
+    "Encode labels (N,) or distributions (N, C) for G and D: 0.7 at the likeliest label, (N, C)."
     return .7*F.one_hot(y if y.ndim == 1 else y.argmax(1), n_classes)
 
 
 def draw_seeds(told, noise, rng):
-    "What G is given for labels from `tell_labels` (N, C): noise before them, (N, noise + C)."
+    "Inputs of G for labels from `tell_labels` (N, C): noise before them, (N, noise + C)."
     return torch.cat([torch.randn(len(told), noise, generator=rng, device=told.device), told], 1)
 
 
 @torch.no_grad()
 def look(features, x):
-    "Features of x in evaluation mode, unseen by `outputs_of`; the modules' own modes are as they were."
+    "Features of x in evaluation mode, without hooks; restores the mode of each module."
     modes = [(m, m.training) for m in features.modules()]
     z = features.eval().forward(x)
     for m, mode in modes: m.training = mode

@@ -23,7 +23,7 @@ from fdgnb.federation.shared import climb, note_senders, save_generators, set_ba
 
 # %% ../../nbs/methods/15_style.ipynb #styleb001
 def make_banked(tag):
-    "A base for a method: what every client offers as `tag`.bank, all others keep, and find in their scratch."
+    "A base class: each client offers `tag`.bank and finds the others' in `client.scratch[tag]`."
     class Banked(Method):
         varying = (f"{tag}.bank",)
 
@@ -113,25 +113,25 @@ def images_only(name, client, channels=None):
 
 # %% ../../nbs/methods/15_style.ipynb #5717e021
 def keep_bank(server, tag, offers):
-    "Put what was offered as `tag`.bank into the server's state, by client."
+    "Store each client's offered `tag`.bank in the server's state."
     for k, payload in offers: server.state[f"{tag}.bank.{k}"] = payload[f"{tag}.bank"]
 
 
 def list_missing(server, tag, k):
-    "The part of a download with the others' rows, for a client that has not had them."
+    "The others' rows, for a client that has not received them yet."
     own, s = f"{tag}.bank.{k}", server.state
     if k not in server.clients or f"{tag}.has.{k}" in s: return {}
     return {q: v for q, v in s.items() if q.startswith(f"{tag}.bank.") and q != own}
 
 
 def receive_bank(client, tag, download):
-    "The bank of a client, a list of tensors in the order of the owners' names; what came is kept."
+    "Store the rows that came; return the client's bank, a list of tensors ordered by owner."
     client.state |= {q: v for q, v in download.items() if q.startswith(f"{tag}.bank.")}
     return [client.state[q] for q in sorted(client.state) if q.startswith(f"{tag}.bank.")]
 
 
 def draw_rows(bank, who, rng):
-    "For each of `who` (n,), numbers of tensors in the list `bank`, a random row of that tensor."
+    "Random rows of a list of tensors: row i comes from bank[who[i]]."
     sizes = torch.tensor([len(b) for b in bank], device=who.device)
     u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
     at = (u*sizes[who]).long().minimum(sizes[who] - 1)
@@ -147,7 +147,7 @@ def fast_weights(loss, model, step, clip, second):
 
 
 def judge(model, weights, x):
-    "Logits of x with other weights; what the network records meanwhile is dropped."
+    "Logits of x with other weights; the network's buffers stay as they are."
     return functional_call(model, {**{k: b.clone() for k, b in model.named_buffers()}, **weights}, (x,))
 
 # %% ../../nbs/methods/15_style.ipynb #5717e04a
@@ -215,7 +215,7 @@ class AmplitudeNorm(nn.Module):
 
 
 def mean_key(net):
-    "Where a payload holds the mean amplitude of a network's `AmplitudeNorm`; '' without one."
+    "The key of `AmplitudeNorm`'s mean in a payload; '' for a network without the layer."
     return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
 
 
@@ -311,7 +311,7 @@ def vgg_encoder():
 
 
 def vgg_decoder():
-    "The way back, with upsampling: (N, 512, h, w) -> (N, 3, 8h, 8w)."
+    "AdaIN's decoder, with upsampling: (N, 512, h, w) -> (N, 3, 8h, 8w)."
     layers, n = [], 512
     for m in (256, 0, 256, 256, 256, 128, 0, 128, 64, 0, 64, 3):
         if m: layers += [nn.ReflectionPad2d(1), nn.Conv2d(n, m, 3), nn.ReLU()]
@@ -340,13 +340,13 @@ def unscale(x, how):
 
 
 def encode(x, space, client):
-    "Where CCST takes the style of images x: the images themselves, or VGG's features."
+    "What CCST takes the style of: the images x themselves, or VGG's features of them."
     if space == "pixels": return x
     return coder(str(weights_dir()), client.device)[0](unscale(x, client.settings.normalize))
 
 
 def decode(z, x, space, client):
-    "The way back from `encoded`, to the size of the images x; what VGG's padding added is cut off."
+    "Images of the encoded z, cropped to the size of x and scaled as x is."
     if space == "pixels": return z
     x = coder(str(weights_dir()), client.device)[1](z)[..., :x.shape[2], :x.shape[3]]
     return scale_channels(x.clamp(0, 1), client.settings.normalize)
@@ -430,7 +430,7 @@ def vary_over_clients(each):
 
 
 def record_statistics(server, owner, uploads):
-    "The uploads, while every client's last statistics `stats.owner` are kept at the server as `owner`.of."
+    "Pass the uploads on; store each client's last `stats.owner` at the server as `owner`.of."
     for k, upload in uploads:
         server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
         yield k, upload

@@ -299,7 +299,9 @@ def test_head_gradients_in_both_modes_agree_without_batchnorm_and_dropout(backbo
     _, net, c = round_zero("fedsb", small, backbone=backbone)
     x, y = c.take(torch.arange(c.n()))
     evaluated = closed_form(net.eval(), x, y)
-    for a, b in zip(invariant.mean_head_gradient(net, c.batches("train", 7), c.n()).values(), evaluated): close(a, b)
+    if agree:                                                                 # cnn4's head is one linear layer
+        found = invariant.mean_head_gradient(net, c.batches("train", 7), c.n())
+        for a, b in zip(found.values(), evaluated): close(a, b)
     for m in net.train().modules():                                           # dropout aside, which draws
         if isinstance(m, Dropout): m.eval()
     both = zip(evaluated, closed_form(net, x, y))
