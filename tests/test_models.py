@@ -117,12 +117,57 @@ def test_the_smallest_size_works(name, size):
         assert models.get(name, 5, size=size).eval()(torch.zeros(2, 3, size, size)).shape == (2, 5)
 
 
+def test_parameters_and_features_of_networks_for_vectors_by_hand():
+    with torch.device("meta"):
+        small, large = models.get("mlp2", 2, in_features=384), models.get("mlp2", 2, in_features=256*768)
+        frozen = models.get("mlp_bn", 7, 1280)
+    assert models.n_parameters(large) == (256*768 + 1)*500 + 501*500 + 501*100 + 101*2 + 2*(500 + 500 + 100)
+    assert small.features(torch.zeros(4, 384, device="meta")).shape == (4, 500)
+    with refused(r"mlp2 takes a batch \(N, 384\), not \(4, 768\)"): small(torch.zeros(4, 768))
+    assert models.n_parameters(frozen) == 1281*256 + 2*256 + 257*7
+    assert frozen.features(torch.zeros(4, 1280, device="meta")).shape == (4, 256)
+
+
+@pytest.mark.parametrize("side", [8, 16, 28, 32, 64, 128])
+def test_small_keeps_a_map_of_two_to_sixteen_points(side):
+    with torch.device("meta"): net = models.get("small", 3, size=side)
+    with models.outputs_of(net.features.conv4) as maps: out = net(torch.zeros(2, 3, side, side, device="meta"))
+    assert out.shape == (2, 3) and 2 <= maps[0].shape[-1] <= 16
+
+
+def test_lenet_has_a_map_of_two_points_at_16_pixels():
+    with torch.device("meta"): net = models.get("lenet", 10, size=16)
+    with models.outputs_of(net.features.conv2) as maps: out = net(torch.zeros(2, 3, 16, 16, device="meta"))
+    assert (out.shape, maps[0].shape) == ((2, 10), (2, 32, 2, 2))
+
+
+def test_torch_itself_refuses_what_alexnet_bn_refuses():
+    unguarded = nn.Sequential(*list(build("alexnet_bn").features)[1:])
+    with pytest.raises(RuntimeError): unguarded(torch.zeros(2, 3, 62, 62))
+
+
+@pytest.mark.parametrize("name,side", [("cnn2", 28), ("alexnet_bn", 64)])
+def test_channels_last_changes_nothing_beyond_rounding(name, side):
+    net, x = build(name), torch.randn(8, 3, side, side, generator=generator(0))
+    last = deepcopy(net).to(memory_format=torch.channels_last)
+    a = models.set_generator(net, generator(0))(x)
+    b = models.set_generator(last, generator(0))(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
 def test_missing_weights(monkeypatch, tmp_path):
     monkeypatch.setenv("FDGNB_WEIGHTS", str(tmp_path))
     with refused("no weights file resnet18-f37072fd.pth") as e: models.get("resnet18", 5, pretrained=True)
     assert one_line(e) and str(tmp_path) in str(e.value)
     with refused("no published weights for 'cnn2'"): models.get("cnn2", 5, pretrained=True)
     with refused("resnet18 has no weights 'V7'"): models.get("resnet18", 5, pretrained="V7")
+
+
+def test_weights_files_are_named_as_torchvision_names_them():
+    assert models.weights_file("resnet18").name == "resnet18-f37072fd.pth"
+    assert models.weights_file("resnet50", "IMAGENET1K_V2").name == "resnet50-11ad3fa6.pth"
+    with refused("did you mean 'IMAGENET1K_V"): models.weights_file("resnet50", "IMAGENET1K_V3")
+    with refused("resnet18-f37072fd.pth and put it into nowhere"): models.read_weights("nowhere/resnet18-f37072fd.pth")
 
 
 def save(state, folder):

@@ -17,26 +17,6 @@ from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 from fdgnb.federation.shared import remember
 
-# %% ../../nbs/methods/13_invariant.ipynb #71783fa3
-def discriminator(d, width, n):
-    "Three linear layers with ReLU between: features (N, d) to logits (N, n)."
-    return chain(fc1=nn.Linear(d, width), relu1=nn.ReLU(), fc2=nn.Linear(width, width), relu2=nn.ReLU(),
-                 fc3=nn.Linear(width, n))
-
-
-def own_copy(make, state, lr, device, **more):
-    "(network, optimizer): what make() builds, with these weights, and SGD for it; nothing is drawn."
-    with torch.device("meta"): net = make()
-    net.to_empty(device=device).load_state_dict(state)
-    return net, torch.optim.SGD(net.parameters(), lr=lr, **more)
-
-
-def learn(loss, optimizer):
-    "One step of an optimizer down a loss."
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-
 # %% ../../nbs/methods/13_invariant.ipynb #5e3fd0b8
 @method("dann")
 class DANN(Method):
@@ -80,42 +60,27 @@ class DANN(Method):
         D = client.scratch["dann"][1]
         return {**super().upload(model, client), **tagged("stats.dann", D.state_dict())}
 
-# %% ../../nbs/methods/13_invariant.ipynb #fbe7c6c7
-def kl_normal(mu, sigma, mu0, sigma0):
-    "KL[N(mu, sigma^2) || N(mu0, sigma0^2)] of diagonal normals, all (N, D): (N,). FedSR, Eq. 10."
-    return (sigma0.log() - sigma.log() + (sigma**2 + (mu - mu0)**2)/(2*sigma0**2) - .5).sum(1)
+# %% ../../nbs/methods/13_invariant.ipynb #71783fa3
+def discriminator(d, width, n):
+    "Three linear layers with ReLU between: features (N, d) to logits (N, n)."
+    return chain(fc1=nn.Linear(d, width), relu1=nn.ReLU(), fc2=nn.Linear(width, width), relu2=nn.ReLU(),
+                 fc3=nn.Linear(width, n))
 
 
-class Gaussian(Dropout):
-    "Features that are drawn: z ~ N(mu(x), sigma(x)^2) from `self.generator` in training, mu(x) otherwise."
-    def __init__(self, features, d, dim):
-        super().__init__(0.)
-        self.inner, self.code, self.dim = features, nn.Linear(d, 2*dim), dim
-
-    def forward(self, x):
-        mu, sigma = split_code(self.code(self.inner(x)))
-        if not self.training: return mu
-        return mu + sigma*torch.randn(mu.shape, generator=self.generator, device=mu.device)
+def own_copy(make, state, lr, device, **more):
+    "(network, SGD for it): make() with the weights `state`; no random number is drawn."
+    with torch.device("meta"): net = make()
+    net.to_empty(device=device).load_state_dict(state)
+    return net, torch.optim.SGD(net.parameters(), lr=lr, **more)
 
 
-def split_code(code):
-    "(mu, sigma), each (N, D), of an encoder's outputs (N, 2 D)."
-    mu, raw = code.chunk(2, 1)
-    return mu, F.softplus(raw)
-
-
-class Reference(nn.Module):
-    "FedSR's r(z | y), and the scale C of the released code."
-    def __init__(self, n_classes, dim):
-        super().__init__()
-        self.mu = nn.Parameter(torch.zeros(n_classes, dim))
-        self.raw = nn.Parameter(torch.ones(n_classes, dim))
-        self.C = nn.Parameter(torch.ones([]))
+def learn(loss, optimizer):
+    "One step of an optimizer down a loss."
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 # %% ../../nbs/methods/13_invariant.ipynb #2e51ecf6
-L2R = dict(squared=.0005, plain=.01)                   # the weight of each norm: about the same penalty at the start
-
-
 @method("fedsr")
 class FedSR(Method):
     "A small, drawn representation, near a reference of its class."
@@ -165,21 +130,40 @@ class FedSR(Method):
         super().end(model, client)
         if self.h.reference == "client": remember(client, "fedsr", model.reference.state_dict())
 
-# %% ../../nbs/methods/13_invariant.ipynb #9147ced4
-def head_gradients(loss, model, graph=False):
-    "Gradients of a loss in the classifier's parameters, by name."
-    names, params = zip(*model.head.named_parameters())
-    return dict(zip(names, torch.autograd.grad(loss, params, create_graph=graph)))
+# %% ../../nbs/methods/13_invariant.ipynb #fbe7c6c7
+def kl_normal(mu, sigma, mu0, sigma0):
+    "KL[N(mu, sigma^2) || N(mu0, sigma0^2)] of diagonal normals, all (N, D): (N,). FedSR, Eq. 10."
+    return (sigma0.log() - sigma.log() + (sigma**2 + (mu - mu0)**2)/(2*sigma0**2) - .5).sum(1)
 
 
-def mean_head_gradient(model, batches, n):
-    "Gradient, in the classifier's parameters, of the mean cross-entropy over batches with n samples in all."
-    total = {k: torch.zeros_like(p) for k, p in model.head.named_parameters()}
-    for x, y in batches:
-        with torch.no_grad(): z = model.features(x)
-        loss = F.cross_entropy(model.head(z), y, reduction="sum")
-        for k, g in head_gradients(loss, model).items(): total[k] += g/n
-    return total
+class Gaussian(Dropout):
+    "Features that are drawn: z ~ N(mu(x), sigma(x)^2) from `self.generator` in training, mu(x) otherwise."
+    def __init__(self, features, d, dim):
+        super().__init__(0.)
+        self.inner, self.code, self.dim = features, nn.Linear(d, 2*dim), dim
+
+    def forward(self, x):
+        mu, sigma = split_code(self.code(self.inner(x)))
+        if not self.training: return mu
+        return mu + sigma*torch.randn(mu.shape, generator=self.generator, device=mu.device)
+
+
+def split_code(code):
+    "(mu, sigma), each (N, D), of an encoder's outputs (N, 2 D)."
+    mu, raw = code.chunk(2, 1)
+    return mu, F.softplus(raw)
+
+
+class Reference(nn.Module):
+    "FedSR's r(z | y), and the scale C of the released code."
+    def __init__(self, n_classes, dim):
+        super().__init__()
+        self.mu = nn.Parameter(torch.zeros(n_classes, dim))
+        self.raw = nn.Parameter(torch.ones(n_classes, dim))
+        self.C = nn.Parameter(torch.ones([]))
+
+# %% ../../nbs/methods/13_invariant.ipynb #invar005
+L2R = dict(squared=.0005, plain=.01)                   # the weight of each norm: about the same penalty at the start
 
 # %% ../../nbs/methods/13_invariant.ipynb #97cad5d2
 @method("fediir")
@@ -220,41 +204,23 @@ class FedIIR(Method):
         g = head_gradients(loss, model, graph=True)
         return loss + self.h.iir_gamma*sum((g[k] - mean[k]).square().sum() for k in g)
 
-# %% ../../nbs/methods/13_invariant.ipynb #97c53e2e
-def feature_generator(noise, n_classes, d):
-    "FedADG's G: noise and label (N, noise + C) to features (N, d)."
-    return chain(fc1=nn.Linear(noise + n_classes, 2*d), relu=nn.ReLU(), fc2=nn.Linear(2*d, d))
+# %% ../../nbs/methods/13_invariant.ipynb #9147ced4
+def head_gradients(loss, model, graph=False):
+    "Gradients of a loss in the classifier's parameters, by name."
+    names, params = zip(*model.head.named_parameters())
+    return dict(zip(names, torch.autograd.grad(loss, params, create_graph=graph)))
 
 
-class Verdict(nn.Module):
-    "FedADG's D: features (N, d) and labels (N, C) from `tell_labels` to (N, 1) in (0, 1), 1: generated."
-    def __init__(self, d, n_classes, width=128):
-        super().__init__()
-        self.project = nn.Linear(d, width, bias=False)
-        self.judge = chain(fc1=nn.Linear(width + n_classes, width), relu=nn.LeakyReLU(),
-                           fc2=nn.Linear(width, 1), sigmoid=nn.Sigmoid())
-    def forward(self, z, told): return self.judge(torch.cat([self.project(z), told], 1))
-
-
-def tell_labels(y, n_classes):
-    "What G and D are told of labels, (N,) or distributions (N, C): 0.7 at the (likeliest) label, (N, C)."
-    return .7*F.one_hot(y if y.ndim == 1 else y.argmax(1), n_classes)
-
-
-def draw_seeds(told, noise, rng):
-    "What G is given for labels from `tell_labels` (N, C): noise before them, (N, noise + C)."
-    return torch.cat([torch.randn(len(told), noise, generator=rng, device=told.device), told], 1)
+def mean_head_gradient(model, batches, n):
+    "Gradient, in the classifier's parameters, of the mean cross-entropy over batches with n samples in all."
+    total = {k: torch.zeros_like(p) for k, p in model.head.named_parameters()}
+    for x, y in batches:
+        with torch.no_grad(): z = model.features(x)
+        loss = F.cross_entropy(model.head(z), y, reduction="sum")
+        for k, g in head_gradients(loss, model).items(): total[k] += g/n
+    return total
 
 # %% ../../nbs/methods/13_invariant.ipynb #f2a8fb0a
-@torch.no_grad()
-def look(features, x):
-    "Features of x in evaluation mode, unseen by `outputs_of`; the modules' own modes are as they were."
-    modes = [(m, m.training) for m in features.modules()]
-    z = features.eval().forward(x)
-    for m, mode in modes: m.training = mode
-    return z
-
-
 @method("fedadg")
 class FedADG(Method):
     "Features that a local discriminator cannot tell, class by class, from those of a shared generator."
@@ -326,21 +292,41 @@ class FedADG(Method):
         G = client.scratch["adg.G"][0].state_dict()
         return {**super().upload(model, client), **tagged("stats.fedadg", G)}
 
-# %% ../../nbs/methods/13_invariant.ipynb #152a0e96
-def self_challenge(head, z, y, p, b):
-    """0 and 1 (N, D): the features that RSC leaves. z (N, D) features, y (N, C) labels as distributions.
-
-    p: share of the features muted, b: share of the samples. RSC, Eqs. 1 to 4; quantiles as in DomainBed."""
-    z = z.detach().requires_grad_()
-    logits = head(z)
-    g, = torch.autograd.grad((logits*y).sum(), z)
-    with torch.no_grad():
-        keep = g < g.quantile(1 - p, dim=1, keepdim=True)
-        fall = (logits.softmax(1)*y).sum(1) - (head(z*keep).softmax(1)*y).sum(1)
-        spared = fall < fall.quantile(1 - b)
-        return (keep | spared[:, None]).to(z.dtype)
+# %% ../../nbs/methods/13_invariant.ipynb #97c53e2e
+def feature_generator(noise, n_classes, d):
+    "FedADG's G: noise and label (N, noise + C) to features (N, d)."
+    return chain(fc1=nn.Linear(noise + n_classes, 2*d), relu=nn.ReLU(), fc2=nn.Linear(2*d, d))
 
 
+class Verdict(nn.Module):
+    "FedADG's D: features (N, d) and labels (N, C) from `tell_labels` to (N, 1) in (0, 1), 1: generated."
+    def __init__(self, d, n_classes, width=128):
+        super().__init__()
+        self.project = nn.Linear(d, width, bias=False)
+        self.judge = chain(fc1=nn.Linear(width + n_classes, width), relu=nn.LeakyReLU(),
+                           fc2=nn.Linear(width, 1), sigmoid=nn.Sigmoid())
+    def forward(self, z, told): return self.judge(torch.cat([self.project(z), told], 1))
+
+
+def tell_labels(y, n_classes):
+    "Encode labels (N,) or distributions (N, C) for G and D: 0.7 at the likeliest label, (N, C)."
+    return .7*F.one_hot(y if y.ndim == 1 else y.argmax(1), n_classes)
+
+
+def draw_seeds(told, noise, rng):
+    "Inputs of G for labels from `tell_labels` (N, C): noise before them, (N, noise + C)."
+    return torch.cat([torch.randn(len(told), noise, generator=rng, device=told.device), told], 1)
+
+
+@torch.no_grad()
+def look(features, x):
+    "Features of x in evaluation mode, without hooks; restores the mode of each module."
+    modes = [(m, m.training) for m in features.modules()]
+    z = features.eval().forward(x)
+    for m, mode in modes: m.training = mode
+    return z
+
+# %% ../../nbs/methods/13_invariant.ipynb #invar009
 @method("rsc")
 class RSC(Method):
     "Mute the features that the label's logit depends on most, and learn from the rest."
@@ -359,3 +345,17 @@ class RSC(Method):
         soft = F.one_hot(y, model.n_classes).to(z.dtype) if y.ndim == 1 else y
         left = self_challenge(model.head, z, soft, self.h.rsc_p, self.h.rsc_b)
         return self.criterion(model.head(z*left), y, client)
+
+# %% ../../nbs/methods/13_invariant.ipynb #152a0e96
+def self_challenge(head, z, y, p, b):
+    """0 and 1 (N, D): the features that RSC leaves. z (N, D) features, y (N, C) labels as distributions.
+
+    p: share of the features muted, b: share of the samples. RSC, Eqs. 1 to 4; quantiles as in DomainBed."""
+    z = z.detach().requires_grad_()
+    logits = head(z)
+    g, = torch.autograd.grad((logits*y).sum(), z)
+    with torch.no_grad():
+        keep = g < g.quantile(1 - p, dim=1, keepdim=True)
+        fall = (logits.softmax(1)*y).sum(1) - (head(z*keep).softmax(1)*y).sum(1)
+        spared = fall < fall.quantile(1 - b)
+        return (keep | spared[:, None]).to(z.dtype)

@@ -18,21 +18,6 @@ from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 from fdgnb.federation.shared import note_senders
 
-# %% ../../nbs/methods/14_mixing.ipynb #39cdb9f5
-def mix(a, b, lam):
-    "(1 - lam) a + lam b."
-    return (1 - lam)*a + lam*b
-
-
-def rng_seed(rng):
-    "A seed for another library's generator, drawn from torch's."
-    return int(torch.randint(2**62, (), generator=rng, device=rng.device))
-
-
-def as_distributions(y, n_classes, like):
-    "Labels (N,) as one-hot rows (N, C) in the type of `like`; rows that are distributions stay."
-    return F.one_hot(y, n_classes).to(like.dtype) if y.ndim == 1 else y
-
 # %% ../../nbs/methods/14_mixing.ipynb #9e7fc0f2
 @method("mixup")
 class Mixup(Method):
@@ -55,23 +40,20 @@ class Mixup(Method):
         y = as_distributions(y, client.scratch["mixup.classes"], x)
         return mix(x, x[order], lam), mix(y, y[order], lam)
 
-# %% ../../nbs/methods/14_mixing.ipynb #2ce764c4
-def fedmix_loss(net, x, y, xm, ym, lam, criterion=F.cross_entropy):
-    """FedMix's loss of a batch x (B, ...), labels y (B,) or (B, C), with means xm (B, ...), ym (B, C).
-
-    FedMix, Proposition 1; criterion(logits, y) is a mean over the batch."""
-    x = ((1 - lam)*x).requires_grad_()
-    logits = net(x)
-    own = criterion(logits, y)
-    slope, = torch.autograd.grad(own, x, create_graph=True)              # holds 1/B
-    return mix(own, criterion(logits, ym), lam) + lam*(1 - lam)*(slope*xm).sum()
+# %% ../../nbs/methods/14_mixing.ipynb #39cdb9f5
+def mix(a, b, lam):
+    "(1 - lam) a + lam b."
+    return (1 - lam)*a + lam*b
 
 
-def means_of(x, y, m):
-    "Means of `m` samples each, in order; what is left over joins the last."
-    n = max(len(x)//m, 1)
-    parts = [slice(i*m, (i + 1)*m if i + 1 < n else None) for i in range(n)]
-    return tuple(torch.stack([v[p].mean(0) for p in parts]) for v in (x, y))
+def rng_seed(rng):
+    "A seed for another library's generator, drawn from torch's."
+    return int(torch.randint(2**62, (), generator=rng, device=rng.device))
+
+
+def as_distributions(y, n_classes, like):
+    "Labels (N,) as one-hot rows (N, C) in the type of `like`; rows that are distributions stay."
+    return F.one_hot(y, n_classes).to(like.dtype) if y.ndim == 1 else y
 
 # %% ../../nbs/methods/14_mixing.ipynb #211a7228
 @method("fedmix")
@@ -114,11 +96,23 @@ class FedMix(Method):
 
     def aggregate(self, server, uploads): super().aggregate(server, note_senders(server, "fedmix", uploads))
 
-# %% ../../nbs/methods/14_mixing.ipynb #1a1bba24
-def amplitude_mix(x, other, lam):
-    "Images x (N, C, H, W), amplitudes (1 - lam) A(x) + lam A(other), their own phases. FACT, Eqs. 4, 5."
-    f, g = torch.fft.fft2(x), torch.fft.fft2(other)
-    return torch.fft.ifft2(torch.polar(mix(f.abs(), g.abs(), lam), f.angle())).real
+# %% ../../nbs/methods/14_mixing.ipynb #2ce764c4
+def fedmix_loss(net, x, y, xm, ym, lam, criterion=F.cross_entropy):
+    """FedMix's loss of a batch x (B, ...), labels y (B,) or (B, C), with means xm (B, ...), ym (B, C).
+
+    FedMix, Proposition 1; criterion(logits, y) is a mean over the batch."""
+    x = ((1 - lam)*x).requires_grad_()
+    logits = net(x)
+    own = criterion(logits, y)
+    slope, = torch.autograd.grad(own, x, create_graph=True)              # holds 1/B
+    return mix(own, criterion(logits, ym), lam) + lam*(1 - lam)*(slope*xm).sum()
+
+
+def means_of(x, y, m):
+    "Means of `m` samples each, in order; what is left over joins the last."
+    n = max(len(x)//m, 1)
+    parts = [slice(i*m, (i + 1)*m if i + 1 < n else None) for i in range(n)]
+    return tuple(torch.stack([v[p].mean(0) for p in parts]) for v in (x, y))
 
 # %% ../../nbs/methods/14_mixing.ipynb #0f89dac6
 @method("am")
@@ -142,32 +136,11 @@ class AmplitudeMix(Method):
         x = amplitude_mix(x, x[torch.randperm(n, **where)], lam)
         return x.contiguous(memory_format=torch.channels_last), y
 
-# %% ../../nbs/methods/14_mixing.ipynb #c52a8897
-@lru_cache(4)
-def virtual_data(n, shape, n_classes, seed, latent=64):
-    """(x, y): images x (n, *shape) in [0, 1] of an untrained generator, labels y (n,), equally many a class.
-
-    Class c's latent vectors lie around a center of its own. shape: (C, H, W), or (D,) for vectors."""
-    rng = generator(seed, purpose="vhl")
-    draw = lambda *s: torch.randn(*s, generator=rng)
-    y = torch.arange(n) % n_classes
-    z = draw(n_classes, latent)[y] + .3*draw(n, latent)
-    if len(shape) == 1: return (z @ draw(latent, *shape)/latent**.5).sigmoid(), y
-    x = (z @ draw(latent, 32*16)/latent**.5).unflatten(1, (32, 4, 4))
-    while x.shape[-1] < max(shape[1:]):
-        x = F.leaky_relu(F.conv2d(x, draw(32, 32, 3, 3)/12, padding=1), .2)
-        x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
-    x = F.conv2d(x, draw(shape[0], 32, 3, 3)/12, padding=1)[..., :shape[1], :shape[2]]
-    return ((x - x.mean((2, 3), keepdim=True))/x.std((2, 3), keepdim=True)).sigmoid(), y
-
-
-def supervised_contrast(z, y, tau=.07):
-    "Khosla et al.'s Eq. 2, features z (N, D), labels y (N,): rows that share no label count as zero."
-    sim = F.normalize(z, dim=1) @ F.normalize(z, dim=1).T/tau
-    self_ = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    log_p = sim - sim.masked_fill(self_, -torch.inf).logsumexp(1, keepdim=True)
-    alike = (y[:, None] == y) & ~self_
-    return -(log_p*alike).sum(1).div(alike.sum(1).clamp(min=1)).mean()
+# %% ../../nbs/methods/14_mixing.ipynb #1a1bba24
+def amplitude_mix(x, other, lam):
+    "Images x (N, C, H, W), amplitudes (1 - lam) A(x) + lam A(other), their own phases. FACT, Eqs. 4, 5."
+    f, g = torch.fft.fft2(x), torch.fft.fft2(other)
+    return torch.fft.ifft2(torch.polar(mix(f.abs(), g.abs(), lam), f.angle())).real
 
 # %% ../../nbs/methods/14_mixing.ipynb #bfc34121
 @method("vhl")
@@ -200,3 +173,30 @@ class VHL(Method):
         both = torch.cat([y if y.ndim == 1 else y.argmax(1), yv])
         align = supervised_contrast(torch.cat([z[0], zv]), both, self.h.vhl_tau)
         return loss + self.h.vhl_alpha*F.cross_entropy(model.head(zv), yv) + self.h.vhl_beta*align
+
+# %% ../../nbs/methods/14_mixing.ipynb #c52a8897
+@lru_cache(4)
+def virtual_data(n, shape, n_classes, seed, latent=64):
+    """(x, y): images x (n, *shape) in [0, 1] of an untrained generator, labels y (n,), equally many a class.
+
+    Class c's latent vectors lie around a center of its own. shape: (C, H, W), or (D,) for vectors."""
+    rng = generator(seed, purpose="vhl")
+    draw = lambda *s: torch.randn(*s, generator=rng)
+    y = torch.arange(n) % n_classes
+    z = draw(n_classes, latent)[y] + .3*draw(n, latent)
+    if len(shape) == 1: return (z @ draw(latent, *shape)/latent**.5).sigmoid(), y
+    x = (z @ draw(latent, 32*16)/latent**.5).unflatten(1, (32, 4, 4))
+    while x.shape[-1] < max(shape[1:]):
+        x = F.leaky_relu(F.conv2d(x, draw(32, 32, 3, 3)/12, padding=1), .2)
+        x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+    x = F.conv2d(x, draw(shape[0], 32, 3, 3)/12, padding=1)[..., :shape[1], :shape[2]]
+    return ((x - x.mean((2, 3), keepdim=True))/x.std((2, 3), keepdim=True)).sigmoid(), y
+
+
+def supervised_contrast(z, y, tau=.07):
+    "Khosla et al.'s Eq. 2, features z (N, D), labels y (N,): rows that share no label count as zero."
+    sim = F.normalize(z, dim=1) @ F.normalize(z, dim=1).T/tau
+    self_ = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    log_p = sim - sim.masked_fill(self_, -torch.inf).logsumexp(1, keepdim=True)
+    alike = (y[:, None] == y) & ~self_
+    return -(log_p*alike).sum(1).div(alike.sum(1).clamp(min=1)).mean()

@@ -21,77 +21,9 @@ from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 from fdgnb.federation.shared import climb, note_senders, save_generators, set_back
 
-# %% ../../nbs/methods/15_style.ipynb #5717e011
-def center(shape, share):
-    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
-    h, w = shape[-2:]
-    b = int(min(h, w)*share)
-    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
-
-
-def amplitudes(x, share):
-    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
-    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
-
-
-def with_amplitudes(x, low, share, lam=1.):
-    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
-    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
-    a, at = f.abs(), center(x.shape, share)
-    a[at] = (1 - lam)*a[at] + lam*low
-    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def images_only(name, client, channels=None):
-    "FdgnbError where a client's samples are no images, or have other `channels`."
-    shape = tuple(client.splits["train"].x.shape[1:])
-    if len(shape) != 3 or channels not in (None, shape[0]):
-        want = f"images of {channels} channels" if channels else "images (C, H, W)"
-        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
-
-# %% ../../nbs/methods/15_style.ipynb #5717e014
-def channel_style(x, eps):
-    "Mean and deviation of each channel of x (N, C, H, W): (N, 2, C); eps is added to the variance."
-    return torch.stack([x.mean((2, 3)), (x.var((2, 3)) + eps).sqrt()], 1)
-
-
-def with_style(x, style, eps):
-    "AdaIN: maps x (N, C, H, W) with the channel means and deviations of `style` (N or 1, 2, C)."
-    own, new = channel_style(x, eps)[..., None, None], style[..., None, None]
-    return (x - own[:, 0])/own[:, 1]*new[:, 1] + new[:, 0]
-
-
-def pool_style(maps, eps):
-    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
-    n = first = second = 0.
-    for x in maps:
-        x = x.double().transpose(0, 1).flatten(1)
-        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
-    mean = first/n
-    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
-
-# %% ../../nbs/methods/15_style.ipynb #5717e021
-def keep_bank(server, tag, offers):
-    "Put what was offered as `tag`.bank into the server's state, by client."
-    for k, payload in offers: server.state[f"{tag}.bank.{k}"] = payload[f"{tag}.bank"]
-
-
-def list_missing(server, tag, k):
-    "The part of a download with the others' rows, for a client that has not had them."
-    own, s = f"{tag}.bank.{k}", server.state
-    if k not in server.clients or f"{tag}.has.{k}" in s: return {}
-    return {q: v for q, v in s.items() if q.startswith(f"{tag}.bank.") and q != own}
-
-
-def receive_bank(client, tag, download):
-    "The bank of a client, a list of tensors in the order of the owners' names; what came is kept."
-    client.state |= {q: v for q, v in download.items() if q.startswith(f"{tag}.bank.")}
-    return [client.state[q] for q in sorted(client.state) if q.startswith(f"{tag}.bank.")]
-
-
+# %% ../../nbs/methods/15_style.ipynb #styleb001
 def make_banked(tag):
-    "A base for a method: what every client offers as `tag`.bank, all others keep, and find in their scratch."
+    "A base class: each client offers `tag`.bank and finds the others' in `client.scratch[tag]`."
     class Banked(Method):
         varying = (f"{tag}.bank",)
 
@@ -108,27 +40,6 @@ def make_banked(tag):
 
         def aggregate(self, server, uploads): super().aggregate(server, note_senders(server, tag, uploads))
     return Banked
-
-
-def draw_rows(bank, who, rng):
-    "For each of `who` (n,), numbers of tensors in the list `bank`, a random row of that tensor."
-    sizes = torch.tensor([len(b) for b in bank], device=who.device)
-    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
-    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
-    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
-
-# %% ../../nbs/methods/15_style.ipynb #5717e031
-def fast_weights(loss, model, step, clip, second):
-    "Weights {name: tensor} after a step down `loss`, functions of those before; second: to second order."
-    names, theta = zip(*[(k, p) for k, p in model.named_parameters() if p.requires_grad])
-    grads = torch.autograd.grad(loss, theta, create_graph=second, retain_graph=True, allow_unused=True)
-    taken = [p if g is None else p - step*g.clamp(-clip, clip) for p, g in zip(theta, grads)]
-    return dict(zip(names, taken))
-
-
-def judge(model, weights, x):
-    "Logits of x with other weights; what the network records meanwhile is dropped."
-    return functional_call(model, {**{k: b.clone() for k, b in model.named_buffers()}, **weights}, (x,))
 
 # %% ../../nbs/methods/15_style.ipynb #5717e03a
 @method("elcfs")
@@ -171,32 +82,75 @@ class ELCFS(make_banked("images.elcfs")):
         logits = judge(model, fast, with_amplitudes(x, low, h.elcfs_share, lam))
         return inner + h.elcfs_gamma*self.criterion(logits, y, client)
 
-# %% ../../nbs/methods/15_style.ipynb #5717e041
-class AmplitudeNorm(nn.Module):
-    "Puts the amplitudes `mean` (C, m, m) on every image; before it has any, the identity."
-    def __init__(self, share):
-        super().__init__()
-        self.share = share
-        self.register_buffer("mean", torch.zeros(0))
+# %% ../../nbs/methods/15_style.ipynb #5717e011
+def center(shape, share):
+    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
+    h, w = shape[-2:]
+    b = int(min(h, w)*share)
+    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
 
-    def forward(self, x): return with_amplitudes(x, self.mean, self.share) if self.mean.numel() else x
 
-    def _load_from_state_dict(self, state, prefix, *rest):              # the size is known when they come
-        self.mean = torch.empty_like(state[prefix + "mean"], device=self.mean.device)
-        super()._load_from_state_dict(state, prefix, *rest)
+def amplitudes(x, share):
+    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
+    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
+
+
+def with_amplitudes(x, low, share, lam=1.):
+    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
+    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
+    a, at = f.abs(), center(x.shape, share)
+    a[at] = (1 - lam)*a[at] + lam*low
+    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def images_only(name, client, channels=None):
+    "FdgnbError where a client's samples are no images, or have other `channels`."
+    shape = tuple(client.splits["train"].x.shape[1:])
+    if len(shape) != 3 or channels not in (None, shape[0]):
+        want = f"images of {channels} channels" if channels else "images (C, H, W)"
+        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
+
+# %% ../../nbs/methods/15_style.ipynb #5717e021
+def keep_bank(server, tag, offers):
+    "Store each client's offered `tag`.bank in the server's state."
+    for k, payload in offers: server.state[f"{tag}.bank.{k}"] = payload[f"{tag}.bank"]
+
+
+def list_missing(server, tag, k):
+    "The others' rows, for a client that has not received them yet."
+    own, s = f"{tag}.bank.{k}", server.state
+    if k not in server.clients or f"{tag}.has.{k}" in s: return {}
+    return {q: v for q, v in s.items() if q.startswith(f"{tag}.bank.") and q != own}
+
+
+def receive_bank(client, tag, download):
+    "Store the rows that came; return the client's bank, a list of tensors ordered by owner."
+    client.state |= {q: v for q, v in download.items() if q.startswith(f"{tag}.bank.")}
+    return [client.state[q] for q in sorted(client.state) if q.startswith(f"{tag}.bank.")]
+
+
+def draw_rows(bank, who, rng):
+    "Random rows of a list of tensors: row i comes from bank[who[i]]."
+    sizes = torch.tensor([len(b) for b in bank], device=who.device)
+    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
+    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
+    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
+
+# %% ../../nbs/methods/15_style.ipynb #5717e031
+def fast_weights(loss, model, step, clip, second):
+    "Weights {name: tensor} after a step down `loss`, functions of those before; second: to second order."
+    names, theta = zip(*[(k, p) for k, p in model.named_parameters() if p.requires_grad])
+    grads = torch.autograd.grad(loss, theta, create_graph=second, retain_graph=True, allow_unused=True)
+    taken = [p if g is None else p - step*g.clamp(-clip, clip) for p, g in zip(theta, grads)]
+    return dict(zip(names, taken))
+
+
+def judge(model, weights, x):
+    "Logits of x with other weights; the network's buffers stay as they are."
+    return functional_call(model, {**{k: b.clone() for k, b in model.named_buffers()}, **weights}, (x,))
 
 # %% ../../nbs/methods/15_style.ipynb #5717e04a
-def mean_key(net):
-    "Where a payload holds the mean amplitude of a network's `AmplitudeNorm`; '' without one."
-    return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
-
-
-def steepest(grads, rho):
-    "The steps (list of tensors) of length rho, over all together, along the gradients."
-    size = torch.stack([g.norm() for g in grads]).norm()
-    return [rho/(size + 1e-12)*g for g in grads]
-
-
 @method("harmofl")
 class HarmoFL(Method):
     "One amplitude for all images; gradients at perturbed weights."
@@ -245,60 +199,30 @@ class HarmoFL(Method):
         mean = mean_key(model)
         return {k: v for k, v in super().upload(model, client).items() if k != mean}
 
-# %% ../../nbs/methods/15_style.ipynb #5717e051
-FILES = "vgg_normalised.pth", "decoder.pth"
+# %% ../../nbs/methods/15_style.ipynb #5717e041
+class AmplitudeNorm(nn.Module):
+    "Puts the amplitudes `mean` (C, m, m) on every image; before it has any, the identity."
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+        self.register_buffer("mean", torch.zeros(0))
+
+    def forward(self, x): return with_amplitudes(x, self.mean, self.share) if self.mean.numel() else x
+
+    def _load_from_state_dict(self, state, prefix, *rest):              # the size is known when they come
+        self.mean = torch.empty_like(state[prefix + "mean"], device=self.mean.device)
+        super()._load_from_state_dict(state, prefix, *rest)
 
 
-def vgg_encoder():
-    "VGG-19 to relu4_1 as AdaIN's authors number its layers: (N, 3, H, W) -> (N, 512, H/8, W/8)."
-    layers, n = [nn.Conv2d(3, 3, 1)], 3
-    for m in (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512):
-        if m: layers += [nn.ReflectionPad2d(1), nn.Conv2d(n, m, 3), nn.ReLU()]
-        else: layers.append(nn.MaxPool2d(2, ceil_mode=True))
-        n = m or n
-    return nn.Sequential(*layers)
+def mean_key(net):
+    "The key of `AmplitudeNorm`'s mean in a payload; '' for a network without the layer."
+    return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
 
 
-def vgg_decoder():
-    "The way back, with upsampling: (N, 512, h, w) -> (N, 3, 8h, 8w)."
-    layers, n = [], 512
-    for m in (256, 0, 256, 256, 256, 128, 0, 128, 64, 0, 64, 3):
-        if m: layers += [nn.ReflectionPad2d(1), nn.Conv2d(n, m, 3), nn.ReLU()]
-        else: layers.append(nn.Upsample(scale_factor=2))
-        n = m or n
-    return nn.Sequential(*layers[:-1])
-
-
-@functools.cache
-def coder(folder, device):
-    "Encoder and decoder with the weights in a folder; FdgnbError where a file is missing."
-    with torch.device("meta"): blank, nets = (vgg_encoder(), vgg_decoder()), []
-    for net, name in zip(blank, FILES):
-        path = Path(folder)/name
-        if not path.is_file():
-            raise FdgnbError(f"no weights file {name}: get it from AdaIN's authors and put it into {folder}")
-        state = {k: v for k, v in read_weights(path).items() if int(k.split(".")[0]) < len(net)}
-        nets.append(fill(net.to_empty(device="cpu"), state, name).eval().requires_grad_(False).to(device))
-    return nets
-
-# %% ../../nbs/methods/15_style.ipynb #5717e052
-def unscale(x, how):
-    "The inverse of `scale_channels`: images (N, 3, H, W) in [0, 1] again."
-    low, high = (scale_channels(torch.full((1, x.shape[1], 1, 1), v, device=x.device), how) for v in (0., 1.))
-    return (x - low)/(high - low)
-
-
-def encode(x, space, client):
-    "Where CCST takes the style of images x: the images themselves, or VGG's features."
-    if space == "pixels": return x
-    return coder(str(weights_dir()), client.device)[0](unscale(x, client.settings.normalize))
-
-
-def decode(z, x, space, client):
-    "The way back from `encoded`, to the size of the images x; what VGG's padding added is cut off."
-    if space == "pixels": return z
-    x = coder(str(weights_dir()), client.device)[1](z)[..., :x.shape[2], :x.shape[3]]
-    return scale_channels(x.clamp(0, 1), client.settings.normalize)
+def steepest(grads, rho):
+    "The steps (list of tensors) of length rho, over all together, along the gradients."
+    size = torch.stack([g.norm() for g in grads]).norm()
+    return [rho/(size + 1e-12)*g for g in grads]
 
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
@@ -351,42 +275,81 @@ class CCST(make_banked("stats.ccst")):
         new = decode(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
         return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
 
-# %% ../../nbs/methods/15_style.ipynb #5717e061
-def stages(net):
-    "The modules behind which a network's convolutional stages end."
-    parts = list(net.children())
-    at = [i for i, m in enumerate(parts) if any(isinstance(v, nn.Conv2d) for v in m.modules())]
-    if len(at) == 1 and list(parts[at[0]].children()): return stages(parts[at[0]]) or [parts[at[0]]]
-    return [parts[j - 1] for j in at[1:]] + [parts[i] for i in at[-1:]]
+# %% ../../nbs/methods/15_style.ipynb #5717e014
+def channel_style(x, eps):
+    "Mean and deviation of each channel of x (N, C, H, W): (N, 2, C); eps is added to the variance."
+    return torch.stack([x.mean((2, 3)), (x.var((2, 3)) + eps).sqrt()], 1)
 
 
-@contextmanager
-def change_outputs(modules, change):
-    "Inside, the i-th of `modules` returns change(i, output), or its output where that is None."
-    def hook(i): return lambda m, inputs, output: change(i, output)
-    handles = [m.register_forward_hook(hook(i)) for i, m in enumerate(modules)]
-    try: yield
-    finally: [h.remove() for h in handles]
+def with_style(x, style, eps):
+    "AdaIN: maps x (N, C, H, W) with the channel means and deviations of `style` (N or 1, 2, C)."
+    own, new = channel_style(x, eps)[..., None, None], style[..., None, None]
+    return (x - own[:, 0])/own[:, 1]*new[:, 1] + new[:, 0]
 
 
-def redraw_styles(s, v, noise, eps=1e-6):
-    "Styles s (N, 2, C) drawn anew by normal `noise`, v (2, C): variance over clients. FedFA, Section 3."
-    r = 1/(1 + 1/(v + eps))
-    gamma = r.shape[1]*r/r.sum(1, keepdim=True)
-    return s + noise*((gamma + 1)*(s.var(0) + eps)).sqrt()
+def pool_style(maps, eps):
+    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
+    n = first = second = 0.
+    for x in maps:
+        x = x.double().transpose(0, 1).flatten(1)
+        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
+    mean = first/n
+    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
+
+# %% ../../nbs/methods/15_style.ipynb #5717e051
+FILES = "vgg_normalised.pth", "decoder.pth"
 
 
-def vary_over_clients(each):
-    "Variance per channel over clients' statistics {stage: (2, C)}, of the stages that two or more clients have."
-    stages = {i: [s[i] for s in each if i in s] for i in each[0]} if each else {}
-    return {i: torch.stack(told).var(0) for i, told in stages.items() if len(told) > 1}
+def vgg_encoder():
+    "VGG-19 to relu4_1 as AdaIN's authors number its layers: (N, 3, H, W) -> (N, 512, H/8, W/8)."
+    layers, n = [nn.Conv2d(3, 3, 1)], 3
+    for m in (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512):
+        if m: layers += [nn.ReflectionPad2d(1), nn.Conv2d(n, m, 3), nn.ReLU()]
+        else: layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        n = m or n
+    return nn.Sequential(*layers)
 
 
-def record_statistics(server, owner, uploads):
-    "The uploads, while every client's last statistics `stats.owner` are kept at the server as `owner`.of."
-    for k, upload in uploads:
-        server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
-        yield k, upload
+def vgg_decoder():
+    "AdaIN's decoder, with upsampling: (N, 512, h, w) -> (N, 3, 8h, 8w)."
+    layers, n = [], 512
+    for m in (256, 0, 256, 256, 256, 128, 0, 128, 64, 0, 64, 3):
+        if m: layers += [nn.ReflectionPad2d(1), nn.Conv2d(n, m, 3), nn.ReLU()]
+        else: layers.append(nn.Upsample(scale_factor=2))
+        n = m or n
+    return nn.Sequential(*layers[:-1])
+
+
+@functools.cache
+def coder(folder, device):
+    "Encoder and decoder with the weights in a folder; FdgnbError where a file is missing."
+    with torch.device("meta"): blank, nets = (vgg_encoder(), vgg_decoder()), []
+    for net, name in zip(blank, FILES):
+        path = Path(folder)/name
+        if not path.is_file():
+            raise FdgnbError(f"no weights file {name}: get it from AdaIN's authors and put it into {folder}")
+        state = {k: v for k, v in read_weights(path).items() if int(k.split(".")[0]) < len(net)}
+        nets.append(fill(net.to_empty(device="cpu"), state, name).eval().requires_grad_(False).to(device))
+    return nets
+
+# %% ../../nbs/methods/15_style.ipynb #5717e052
+def unscale(x, how):
+    "The inverse of `scale_channels`: images (N, 3, H, W) in [0, 1] again."
+    low, high = (scale_channels(torch.full((1, x.shape[1], 1, 1), v, device=x.device), how) for v in (0., 1.))
+    return (x - low)/(high - low)
+
+
+def encode(x, space, client):
+    "What CCST takes the style of: the images x themselves, or VGG's features of them."
+    if space == "pixels": return x
+    return coder(str(weights_dir()), client.device)[0](unscale(x, client.settings.normalize))
+
+
+def decode(z, x, space, client):
+    "Images of the encoded z, cropped to the size of x and scaled as x is."
+    if space == "pixels": return z
+    x = coder(str(weights_dir()), client.device)[1](z)[..., :x.shape[2], :x.shape[3]]
+    return scale_channels(x.clamp(0, 1), client.settings.normalize)
 
 # %% ../../nbs/methods/15_style.ipynb #5717e064
 @method("fedfa")
@@ -434,3 +397,40 @@ class FedFA(Method):
         client.state[kept] = m*client.state.get(kept, now) + (1 - m)*now
         noise = torch.randn(s.shape, generator=rng, device=z.device)
         return with_style(z.float(), redraw_styles(s, v.get(i, torch.ones_like(now)), noise), 1e-6).to(z.dtype)
+
+# %% ../../nbs/methods/15_style.ipynb #5717e061
+def stages(net):
+    "The modules behind which a network's convolutional stages end."
+    parts = list(net.children())
+    at = [i for i, m in enumerate(parts) if any(isinstance(v, nn.Conv2d) for v in m.modules())]
+    if len(at) == 1 and list(parts[at[0]].children()): return stages(parts[at[0]]) or [parts[at[0]]]
+    return [parts[j - 1] for j in at[1:]] + [parts[i] for i in at[-1:]]
+
+
+@contextmanager
+def change_outputs(modules, change):
+    "Inside, the i-th of `modules` returns change(i, output), or its output where that is None."
+    def hook(i): return lambda m, inputs, output: change(i, output)
+    handles = [m.register_forward_hook(hook(i)) for i, m in enumerate(modules)]
+    try: yield
+    finally: [h.remove() for h in handles]
+
+
+def redraw_styles(s, v, noise, eps=1e-6):
+    "Styles s (N, 2, C) drawn anew by normal `noise`, v (2, C): variance over clients. FedFA, Section 3."
+    r = 1/(1 + 1/(v + eps))
+    gamma = r.shape[1]*r/r.sum(1, keepdim=True)
+    return s + noise*((gamma + 1)*(s.var(0) + eps)).sqrt()
+
+
+def vary_over_clients(each):
+    "Variance per channel over clients' statistics {stage: (2, C)}, of the stages that two or more clients have."
+    stages = {i: [s[i] for s in each if i in s] for i in each[0]} if each else {}
+    return {i: torch.stack(told).var(0) for i, told in stages.items() if len(told) > 1}
+
+
+def record_statistics(server, owner, uploads):
+    "Pass the uploads on; store each client's last `stats.owner` at the server as `owner`.of."
+    for k, upload in uploads:
+        server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
+        yield k, upload
