@@ -206,7 +206,7 @@ def section(module, tree):
     page, found = page_in(path_of(module)), documented(tree)
     lines = [f"## {module}", "", f"```{{py:module}} {module}\n```", "",
              plain(ast.get_docstring(tree) or "").replace("\n", " "), ""]
-    if page: lines += [f"[{title_of(json.loads(page.read_text()))[0]}](../{place(page)}) derives and checks it.", ""]
+    if page: lines += [f"Notebook: [{title_of(json.loads(page.read_text()))[0]}](../{place(page)})", ""]
     lines += [entry(node, module, tree) for node in found.values()]
     rest = [n for n in public(tree) if n not in found]
     if rest: lines += ["Also: " + ", ".join(f"`{n}`" for n in rest) + ".", ""]

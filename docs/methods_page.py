@@ -82,7 +82,7 @@ def rows():
 def page():
     "The page as Markdown."
     found = rows()
-    shown = results_page.table(found, "methods", filters=["subject", "sends", "target data", "cost", "model"], length=-1)
+    shown = results_page.table(found, "methods", filters=["subject", "sends", "target data", "cost", "model"], length=-1, hidden=["cost", "model"])
     return results_page.page("All methods", f"The {len(found)} methods of the registry, a line each.",
                              "Methods add up: `\"fedprox+ga\"` is a method too ([how](../federation/03_compose.ipynb)).",
                              results_page.raw(shown), f":::{{container}} caption\n{READ}\n:::", indexed=False)

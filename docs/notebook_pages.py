@@ -189,7 +189,7 @@ def page_of(nb, page, modules=(), used=None):
     cells = [dict(c) for c in cells if c]
     title = next((c for c in cells if c["cell_type"] == "markdown" and text_of(c).startswith("# ")), None)
     module = module_of(nb)
-    if title and module: title["source"] = with_module(text_of(title), module, module in modules)
+    if title and module and module != "fdgnb": title["source"] = with_module(text_of(title), module, module in modules)
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
               "language_info": {"name": "python", "pygments_lexer": "ipython3"}}
     return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}

@@ -75,17 +75,18 @@ def counted(n, one, many=""): return f"{n:,} {one if n == 1 else many or one + '
 def identifier(path): return re.sub(r"\W+", "-", path).strip("-")
 
 
-def table(frame, name, filters=(), length=10, code=()):
+def table(frame, name, filters=(), length=10, code=(), hidden=()):
     """A table of HTML; static/tables.js makes it sort by a click on a column, and filter.
 
-    filters: columns with a list of their values above the table. code: columns of names."""
+    filters: columns with a list of their values above the table. hidden: columns that only filter. code: of names."""
     frame = frame.copy()
     for c in code: frame[c] = [f"<code>{escape(v)}</code>" if v else "" for v in frame[c]]
     for c in frame.columns.difference([*code]): frame[c] = frame[c].map(escape)
     with pd.option_context("display.max_colwidth", None):
         html = frame.to_html(index=False, border=0, table_id=f"table-{identifier(name)}", escape=False,
                              classes="results display compact", na_rep="")
-    given = dict(filters=json.dumps([list(frame).index(c) for c in filters]), length=length)
+    places = lambda columns: json.dumps([list(frame).index(c) for c in columns])
+    given = dict(filters=places(filters), hidden=places(hidden), length=length)
     data = " ".join(f'data-{k}="{v}"' for k, v in given.items())
     return re.sub(r">\n\s+<", ">\n<", html.replace("<table ", f"<table {data} ", 1)).replace(' style="text-align: right;"', "")
 
@@ -171,17 +172,12 @@ def sentences(lines):
     said = [f"{counted(methods, 'method')} ran beside FedAvg in {counted(n, 'setting')}, each with values searched for it, "
             "on the same targets, rounds and seeds."]
     outside, inside = rivals[~rivals.inside], rivals[rivals.inside]
+    claim = lambda found: f"these are better than FedAvg: {found}" if found else "no method is shown to be better than FedAvg"
     if len(outside):
-        none = "no method is shown to be better than FedAvg"
-        without = shown_better(outside[outside.target == ""])
-        given = shown_better(outside[outside.target != ""])
-        said.append(f"On a domain that no client has, and without its data, "
-                    + (f"these are better than FedAvg: {without}." if without else f"{none}."))
-        said.append("With unlabeled samples of that domain " + (f"these are: {given}." if given else f"{none} either."))
-    if len(inside):
-        found = shown_better(inside)
-        said.append("On the clients' own domains " + (f"these are better than FedAvg: {found}." if found else
-                                                      "no method is shown to be better than FedAvg."))
+        without, given = (claim(shown_better(part)) for part in (outside[outside.target == ""], outside[outside.target != ""]))
+        said.append(f"On a domain that no client has, and without its data, {without}" + (";" if len(inside) else "."))
+        said.append(f"{'with' if len(inside) else 'With'} unlabeled samples of that domain, {given}.")
+    if len(inside): said.append(f"On the clients' own domains, {claim(shown_better(inside))}.")
     return " ".join(said)
 
 
@@ -279,7 +275,7 @@ def fidelity(folder):
     clear = system[system.clear == "*"]
     changes = lambda t: pd.DataFrame({
         "system": t.system, "difference": t.label, "data": t.dataset, "points": t.difference.map(lambda v: f"{float(v):+.1f}"),
-        "95 %": [f"{float(a):+.1f} to {float(b):+.1f}" if a and b else "" for a, b in zip(t.low, t.high)], "p, Holm": t.holm})
+        "95 %": [f"{float(a):+.1f} to {float(b):+.1f}" if a and b else "" for a, b in zip(t.low, t.high)], "p, Holm": t.holm.map(lambda v: "< .0001" if v and float(v) < 1e-4 else v)})
     order = clear.difference.astype(float).abs().sort_values(ascending=False).index
     said = (f"{counted(len(switches), 'difference')} between {counted(system.system.nunique(), 'paper')} and their code ran on "
             f"{listed(data)}, within the same seeds. {counted(len(clear), 'row')} of {len(system)} "
@@ -302,8 +298,10 @@ def fidelity(folder):
 
 def shorter(rows):
     "The columns of the fidelity table that a reader sorts by."
-    rows = rows.rename(columns=dict(clear="shown")).drop(columns=["sd_difference", "p"], errors="ignore")
-    return rows[[c for c in rows if (rows[c] != "").any()]]
+    span = [f"{low} to {high}" if low else "" for low, high in zip(rows.low, rows.high)]
+    rows = rows.assign(**{"95 %": span}).rename(columns=dict(clear="shown", holm="p, Holm"))
+    first = ["system", "label", "dataset", "difference", "95 %", "p, Holm", "shown", "seen", "accuracy", "sd", "seeds", "why"]
+    return rows[[c for c in first if c in rows and (rows[c] != "").any()]]
 
 
 # ---- the papers
@@ -345,7 +343,6 @@ def paper_table(file, folder):
             if len(rows) > SMALL else folded(words(file.stem), raw(small(rows)), beside(file.with_suffix(""), folder))
     ran = (rows.ours != "").sum()
     name = words(file.stem)
-    if not ran: return f"{name}: none of its {counted(len(rows), 'number')} has a run. {beside(file.with_suffix(''), folder)}"
     rest = f"{ran:,} of {counted(len(rows), 'number')} with a run"
     return folded(f"{name}: {rest}", raw(small(side_by_side(rows))), beside(file.with_suffix(""), folder))
 
@@ -370,7 +367,11 @@ def paper(study, here, folder, book):
     said = f"Of {counted(len(own), 'printed number')}, {listed(tell(s) for s in STATES)}; each one stands in [the ledger](ledger.md)." \
         if len(own) else "The ledger has no numbers of this paper: they are not in the text we have."
     nested = sorted(here.glob("*/*.csv"))
-    tables = [paper_table(f, folder) for f in sorted(here.glob("*.csv"))]
+    files = sorted(here.glob("*.csv"))
+    waiting = [f for f in files if "ours" in (rows := read(f)) and not (rows.ours != "").any()]
+    tables = [paper_table(f, folder) for f in files if f not in waiting]
+    tables += ["No run yet: " + " · ".join(f"{words(f.stem)} ({counted(len(read(f)), 'number')}, {beside(f.with_suffix(''), folder, ['.csv'])})"
+                                           for f in waiting)] if waiting else []
     more = [folded(f"{words(f.parent.name)}: {words(f.stem).lower()}", raw(small(read(f))), beside(f.with_suffix(''), folder)) for f in nested]
     reports = [f for f in sorted(here.rglob("*.ipynb")) if ".ipynb_checkpoints" not in f.parts]
     executed = "Executed notebooks: " + " · ".join(f"{{download}}`{f.name} <{on_site(f, folder)}>`" for f in reports) if reports else ""
@@ -392,7 +393,7 @@ def papers(folder):
 
 # ---- the ledger
 
-SHOWN = ["paper", "table", "row", "dataset", "target", "metric", "printed", "ours", "n", "difference", "state", "why", "odd"]
+SHOWN = ["paper", "table", "row", "dataset", "target", "metric", "printed", "ours", "n", "difference", "state", "why"]
 
 
 def ledger(folder):
@@ -400,13 +401,14 @@ def ledger(folder):
     book = read_if(folder/"ledger.csv")
     title, quotation = "The ledger", "Every number that four of the five papers print, and what became of it here."
     if book.empty: return page(title, quotation, "No run yet.", indexed=False)
+    if "odd" in book: book["why"] = [" · ".join(filter(None, [why, odd])) for why, odd in zip(book.why, book.odd)]
     rows = book[[c for c in SHOWN if c in book]].rename(columns=dict(n="seeds"))
     filters = [c for c in ("state", "paper", "table", "dataset", "metric") if c in rows]
     return page(
         title, quotation, raw(small(states(book))),
         "*Reproduced*: within a point or two standard deviations of the printed number, with three seeds at the paper's scale. "
         f"[The rules](../tables/10_ledger.ipynb) · {beside(folder/'ledger', folder)}",
-        raw(table(rows, "ledger", filters=filters, length=25)), indexed=False)
+        raw(table(rows, "ledger", filters=filters, length=25, hidden=[c for c in ["metric"] if c in rows])), indexed=False)
 
 
 # ---- how it was measured

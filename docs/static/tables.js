@@ -73,6 +73,7 @@ function dress(table) {
   });
   inputs.forEach((input, i) => input.addEventListener("input", () => shown.column(i).search(input.value).draw()));
   if (lists.length) withLists(table, shown, lists);
+  shown.columns(JSON.parse(table.dataset.hidden ?? "[]")).visible(false);
 }
 
 document.querySelectorAll("table.results").forEach(dress);
