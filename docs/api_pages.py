@@ -1,12 +1,23 @@
-"""Reference pages from the docstrings of fdgnb/, read from the sources: nothing is imported.
+"""The reference by task, from the docstrings of fdgnb/, read from the sources: nothing is imported.
 
-A docstring is plain prose with names in backquotes; it is shown word by word.
+It has the names that a module lists as public, each once. A docstring is plain prose with names in backquotes; it is
+shown word by word.
 """
-import ast, re
+import ast, json, re
+from functools import cache
 from pathlib import Path
-from notebook_pages import NBS, ROOT, place
+from notebook_pages import NBS, ROOT, place, title_of
 
 PACKAGE = ROOT/"fdgnb"
+# a page's name, what one does with it, and the modules it has, the first ones first; the longest name decides
+TASKS = {
+    "train": ("Train", "One run: arguments, options, selection rules, records, callbacks.",
+              "runs.fit runs settings core models federation.rounds federation.engine federation.node __main__"),
+    "data": ("Data", "Data sets by name and of your own, partitions, random changes of images.", "data"),
+    "methods": ("Methods", "What a method is made of, and the options of every method.",
+                "federation.compose federation.loop vectors federation methods"),
+    "compare": ("Compare", "Grids of runs, stores, tables and statistics.", "experiments tables"),
+    "deploy": ("Deploy", "The same run on other machines, over Flower.", "flower.commands flower")}
 # what a docstring means as code or as mathematics, and what Markdown would read into the rest of it
 MEANT = re.compile(r"(``[^`]+``|`[^`\n]+`|\$[^\s$][^$\n]*\$)")
 SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
@@ -23,11 +34,26 @@ def parse(path):
     return tree
 
 
+@cache
 def trees():
     "{dotted name: syntax tree} of every module that has something public, and of the package's face."
     files = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
     found = {dotted(p): parse(p) for p in files}
     return {m: t for m, t in found.items() if m == "fdgnb" or public(t)}
+
+
+def task_of(module):
+    "(task, place among its modules) of a module; what no task names is a part of training."
+    inside = module.removeprefix("fdgnb.")
+    named = [(len(name), task, i) for task, (*_, names) in TASKS.items() for i, name in enumerate(names.split())
+             if inside == name or inside.startswith(f"{name}.")]
+    _, task, i = max(named, default=(0, "train", 99))
+    return task, i
+
+
+def modules():
+    "The modules of the reference."
+    return {m for m in trees() if m != "fdgnb"}
 
 
 def assigned(tree, name):
@@ -57,12 +83,24 @@ def plain(text):
     return re.sub(r"^(\d+)([.)])", r"\1\\\2", "\n".join(lines), flags=re.M)
 
 
-def signature(node):
+def arguments(spec, bare):
+    "Arguments as written; bare: without types, which stand in the table of the parameters."
+    if not bare: return ast.unparse(spec)
+    spec = ast.parse(f"def f({ast.unparse(spec)}): pass").body[0].args
+    stars = [a for a in (spec.vararg, spec.kwarg) if a]
+    for arg in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *stars]: arg.annotation = None
+    return ast.unparse(spec)
+
+
+def signature(node, bare=False):
     "`name(arguments)` of a function, `name(arguments of __init__)` of a class."
-    if isinstance(node, ast.FunctionDef): return f"{node.name}({ast.unparse(node.args)})"
-    init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-    if init: return f"{node.name}({re.sub(r'^self(, )?', '', ast.unparse(init.args))})"
+    if isinstance(node, ast.FunctionDef): return f"{node.name}({arguments(node.args, bare)})"
+    init = init_of(node)
+    if init: return f"{node.name}({re.sub(r'^self(, )?', '', arguments(init.args, bare))})"
     return node.name
+
+
+def init_of(node): return next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
 
 
 def described(kind, signed, body, module, fence):
@@ -115,26 +153,35 @@ def parameters(node, tree):
     return "\n".join(["", "| parameter | type | default | meaning |", "|---|---|---|---|", *rows, ""])
 
 
-def member(node, owner, module):
+def member(node, owner, module, tree):
     "A method or property of a class."
     marks = [ast.unparse(d) for d in node.decorator_list]
-    name, text, args = f"{owner}.{node.name}", meaning(node), ast.unparse(node.args)
+    name, text, rows = f"{owner}.{node.name}", meaning(node), parameters(node, tree)
     if any("property" in m for m in marks): return described("property", name, text, module, 3)
+    args = arguments(node.args, bool(rows))
     if "staticmethod" not in marks: args = re.sub(r"^\w+(, )?", "", args)
-    return described("method", f"{name}({args})", text, module, 3)
+    return described("method", f"{name}({args})", f"{text}\n{rows}", module, 3)
+
+
+def method_key(node):
+    "The key under which a class is registered as a method; None if it is not."
+    marks = [d for d in node.decorator_list if isinstance(d, ast.Call) and ast.unparse(d.func) == "method"]
+    return ast.literal_eval(marks[0].args[0]) if marks else None
 
 
 def entry(node, module, tree):
-    "A function or class with its docstring and parameters; of a class, its options and its methods."
+    "A function or class with its docstring and parameters; of a class its options, and its methods unless it is a method."
     text = plain(ast.get_docstring(node) or "")
     if isinstance(node, ast.FunctionDef):
-        return described("function", signature(node), f"{text}\n{parameters(node, tree)}", module, 3)
-    init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-    inside = [f"{text}\n", parameters(init, tree) if init else "", options(node)]
-    members = [n for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+        rows = parameters(node, tree)
+        return described("function", signature(node, bool(rows)), f"{text}\n{rows}", module, 3)
+    key, init = method_key(node), init_of(node)
+    rows = parameters(init, tree) if init else ""
+    inside = [f"`\"{key}\"`: {text}\n" if key else f"{text}\n", rows, options(node)]
+    members = [n for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_") and not key]
     first = {n.name: n for n in reversed(members)}                    # of a property, not its setter
-    inside += [member(n, node.name, module) for n in members if first[n.name] is n]
-    return described("class", signature(node), "\n".join(inside), module, 4)
+    inside += [member(n, node.name, module, tree) for n in members if first[n.name] is n]
+    return described("class", node.name if key else signature(node, bool(rows)), "\n".join(inside), module, 4)
 
 
 def page_in(path):
@@ -143,18 +190,25 @@ def page_in(path):
     return (path.parent/m[1]).resolve() if m and (path.parent/m[1]).exists() else None
 
 
-def module_page(module, tree):
-    "The reference of one module as Markdown."
+def path_of(module):
     path = PACKAGE.parent/Path(*module.split("."))
-    path = path/"__init__.py" if path.is_dir() else path.with_suffix(".py")
-    page, names = page_in(path), public(tree)
+    return path/"__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def documented(tree):
+    "{public name: its function or class} of a module, of those that have a docstring."
     nodes = {n.name: n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    documented = [n for n in names if n in nodes and ast.get_docstring(nodes[n])]
-    lines = [f"# {module}", f"> {plain(ast.get_docstring(tree) or module)}".replace("\n", " "), ""]
-    if page: lines += [f"Derived and checked in [{page.relative_to(NBS)}](../{place(page)}).", ""]
-    lines += [f"```{{py:module}} {module}\n```", ""]
-    lines += [entry(nodes[n], module, tree) for n in documented]
-    rest = [n for n in names if n not in documented]
+    return {n: nodes[n] for n in public(tree) if n in nodes and ast.get_docstring(nodes[n])}
+
+
+def section(module, tree):
+    "The reference of one module."
+    page, found = page_in(path_of(module)), documented(tree)
+    lines = [f"## {module}", "", f"```{{py:module}} {module}\n```", "",
+             plain(ast.get_docstring(tree) or "").replace("\n", " "), ""]
+    if page: lines += [f"Notebook: [{title_of(json.loads(page.read_text()))[0]}](../{place(page)})", ""]
+    lines += [entry(node, module, tree) for node in found.values()]
+    rest = [n for n in public(tree) if n not in found]
     if rest: lines += ["Also: " + ", ".join(f"`{n}`" for n in rest) + ".", ""]
     return "\n".join(lines)
 
@@ -165,29 +219,52 @@ def face(tree):
     return {k.arg: f"fdgnb.{ast.literal_eval(k.value)}.{k.arg}" for k in getattr(where, "keywords", [])}
 
 
-def index_page(found):
-    "The front page of the reference: what `import fdgnb` offers, then every module by folder."
-    lines = ["# Reference", "> What the notebooks export, from its docstrings.", ""]
-    lines += ["## The package's face", "", "| name | |", "|---|---|"]
-    known = lambda m, n: n in public(found.get(m, ast.Module([], [])))
-    for name, whole in sorted(face(found["fdgnb"]).items(), key=lambda kv: kv[0].lower()):
-        module = whole.rpartition(".")[0]
-        if known(module, name): lines.append(f"| `fdgnb.{name}` | [{module}]({module}.md) |")
-    folders = {}
-    for m in found:
-        if m != "fdgnb": folders.setdefault(m.split(".")[1] if m.count(".") > 1 else "core", []).append(m)
-    for folder in sorted(folders, key=lambda f: (f != "core", f)):
-        lines += ["", f"## {folder.capitalize()}", "", "| module | |", "|---|---|"]
-        for m in folders[folder]:
-            text = plain(ast.get_docstring(found[m]) or "").replace("\n", " ")
-            lines.append(f"| [{m}]({m}.md) | {text} |")
-    toc = sorted(m for ms in folders.values() for m in ms)
-    entries = [f"{m.removeprefix('fdgnb.')} <{m}>" for m in toc]
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+def of_task(task):
+    "The modules of a task, in its order."
+    found = sorted((i, m) for m in modules() for t, i in [task_of(m)] if t == task)
+    return [m for _, m in found]
+
+
+def summary(module, name):
+    "The first sentence of a name's docstring."
+    node = documented(trees()[module]).get(name)
+    text = (ast.get_docstring(node) if node else "") or ""
+    return plain(re.split(r"\n\n|(?<=\w[.:;]) ", text.replace("\n", " ") if "\n\n" not in text else text)[0]).rstrip(":;")
+
+
+def row(module, name, shown):
+    "A line of a list of names: it leads to the entry, or to the module of a name without one."
+    target = f"{{py:obj}}`{shown} <{module}.{name}>`" if name in documented(trees()[module]) else f"{{py:mod}}`{shown} <{module}>`"
+    return f"| {target} | {summary(module, name)} |"
+
+
+def names_of(task):
+    "The names of a task: what `import fdgnb` offers first, then the others, by module."
+    names = {whole: name for name, whole in face(trees()["fdgnb"]).items()}
+    every = [(m, n) for m in of_task(task) for n in public(trees()[m])]
+    first = [row(m, n, f"fdgnb.{n}") for m, n in every if f"{m}.{n}" in names]
+    rest = [row(m, n, f"{m.removeprefix('fdgnb.')}.{n}") for m, n in every if f"{m}.{n}" not in names]
+    return first, rest
+
+
+def index_page():
+    "The front page of the reference: the tasks, each with the names that `import fdgnb` offers."
+    lines = ["---", "nosearch: true", "---", "", "# Reference", "> Every public name, by what one does with it.", ""]
+    for task, (title, what, _) in TASKS.items():
+        first, rest = names_of(task)
+        lines += [f"## {title}", "", f"{what} [All {len(first) + len(rest)} names]({task}.md)", ""]
+        shown = first or [r for r in rest if task == "deploy" and "flower.commands" in r] or rest[:8]
+        lines += ["| name | |", "|---|---|", *shown, ""]
+    return "\n".join([*lines, "```{toctree}", ":hidden:", "", *TASKS, "```", ""])
+
+
+def task_page(task):
+    "All public names of a task."
+    title, what, _ = TASKS[task]
+    lines = ["---", "nosearch: true", "---", "", f"# {title}", f"> {what}", ""]
+    return "\n".join([*lines, *(section(m, trees()[m]) for m in of_task(task))])
 
 
 def pages():
     "{path below the site's sources: Markdown}."
-    found = trees()
-    out = {f"api/{m}.md": module_page(m, t) for m, t in found.items() if m != "fdgnb"}
-    return out | {"api/index.md": index_page(found)}
+    return {f"api/{task}.md": task_page(task) for task in TASKS} | {"api/index.md": index_page()}

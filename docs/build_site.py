@@ -1,8 +1,9 @@
 """The site: `python docs/build_site.py` writes its sources to _docs/source and builds _docs/html."""
 import importlib.util, json, shutil, subprocess, sys, time
 from pathlib import Path
-import api_pages, results_page
-from notebook_pages import NBS, REPORTS, ROOT, module_of, page_of, place, title_of, titles
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))      # the package, for the list of methods
+import api_pages, methods_page, results_page
+from notebook_pages import NBS, ROOT, module_of, page_of, place, text_of, title_of
 
 DOCS, OUT = ROOT/"docs", ROOT/"_docs"
 SOURCE, HTML = OUT/"source", OUT/"html"
@@ -16,13 +17,25 @@ ROOMS = {
     "flower": ("Flower", "The same run on other machines: what travels, and who answers."),
     "experiments": ("Experiments", "Any methods, targets and seeds by one call; statistics."),
     "tables": ("Tables", "The papers' tables again, and all methods side by side.")}
-FIRST = ("run", "compare", "command", "own_data", "deploy", "add")              # beside the front page, in this order
+FIRST = ("run", "compare", "add", "own_data", "deploy", "command")              # beside the front page, in this order
+ALL_METHODS = "methods/list.md"
+UNSEARCHED = "---\nnosearch: true\n---\n\n"                                     # a list of titles: no hit of its own
 
 
 def notebooks(folder):
     "{path: notebook} of all notebooks below a folder, in reading order."
-    found = sorted(p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-    return {p: json.loads(p.read_text()) for p in found}
+    found = [p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
+    read = {p: json.loads(p.read_text()) for p in found}
+    return {p: read[p] for p in sorted(found, key=lambda p: reading_order(p, read))}
+
+
+def reading_order(path, read):
+    "Sorts a page by its name, and its parts (05_fdse_network) behind it in the order in which it links to them, the paper last."
+    whole = next((w for w in read if w.parent == path.parent and path.stem.startswith(f"{w.stem}_")), None)
+    if whole is None: return path.parent, path.stem, 0, ""
+    text = "".join(text_of(c) for c in read[whole]["cells"] if c["cell_type"] == "markdown")
+    at = text.find(path.name) + 1 or len(text) + 1
+    return path.parent, whole.stem, at + (path.stem.endswith("_paper")*2*len(text)), path.stem
 
 
 def room_of(page):
@@ -54,48 +67,47 @@ def room_page(room, pages, nbs):
     name, what = ROOMS.get(room, (room.replace("_", " ").capitalize(), ""))
     here = "" if room == "core" else f"{room}/"
     lines = [f"# {name}", f"> {what}" if what else "", ""]
+    if room == "methods": lines += ["[All methods in one table](list.md), with filters.", ""]
     for p in pages:
         title, quotation = title_of(nbs[p])
         lines += [f"[{title}]({place(p).removeprefix(here)})", f": {quotation}", ""]
-    return "\n".join([*lines, toctree([without_suffix(place(p).removeprefix(here)) for p in pages])])
+    return UNSEARCHED + "\n".join([*lines, toctree([without_suffix(place(p).removeprefix(here)) for p in pages])])
 
 
 def room_path(room): return "core.md" if room == "core" else f"{room}/index.md"
 
 
-def contents(pages, reports):
+def contents(pages, results):
     "The tables of contents of the front page."
     top = [p.stem for p in pages if room_of(p) == "" and p.stem != "index"]
     top = [s for s in FIRST if s in top] + [s for s in top if s not in FIRST]
-    executed = [f"{title}, executed <{without_suffix(place(p))}>" for p, title in titles(reports).items()]
     fronts = [without_suffix(room_path(r)) for r in rooms(pages)]
-    return "\n".join([toctree(top, "Begin"), toctree(fronts, "Notebooks"),
-                      toctree(["results", *executed], "Results"), toctree(["api/index"], "Reference")])
+    shown = [*map(without_suffix, results)]
+    return "\n".join([toctree([*top, without_suffix(ALL_METHODS)], "Begin"), toctree(shown, "Results"),
+                      toctree(fronts, "Notebooks"), toctree(["api/index"], "Reference")])
 
 
 def mathjax():
-    "{place below the site's sources: file} of MathJax: the program, its fonts, and what rare commands load."
+    "{place below the site's sources: file} of MathJax: the program, and what rare commands load."
     top = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent/"static/mathjax"
-    folders = [top/"output/chtml/fonts", top/"input/tex/extensions"]
-    parts = [top/"tex-chtml.js", *(p for f in folders for p in f.rglob("*"))]
+    parts = [top/"tex-svg.js", *(top/"input/tex/extensions").rglob("*")]
     return {f"_static/mathjax/{p.relative_to(top).as_posix()}": p for p in parts if p.is_file()}
 
 
 def sources():
     "{path below the site's sources: text, or the file to copy} of the whole site."
-    nbs, reports, used = notebooks(NBS), notebooks(REPORTS), set()
-    api = api_pages.pages()
-    modules = {m for m in map(module_of, nbs.values()) if f"api/{m}.md" in api}
+    nbs, used = notebooks(NBS), set()
+    api, results = api_pages.pages(), results_page.pages(used=used)
     out = {}
-    for path, nb in {**nbs, **reports}.items():
-        page = page_of(nb, path, modules if path in nbs else (), used)
+    for path, nb in nbs.items():
+        page = page_of(nb, path, api_pages.modules(), used)
         if path == NBS/"index.ipynb":
-            toc = contents(nbs, reports)
+            toc = contents(nbs, results)
             page["cells"].append(dict(cell_type="markdown", id="contents", metadata={}, source=toc))
         out[place(path)] = json.dumps(page, ensure_ascii=False)
     out |= {room_path(r): room_page(r, ps, nbs) for r, ps in rooms(nbs).items()} | api
-    out |= {"results.md": results_page.page(reports, used=used)} | results_page.copies()
-    return out | results_page.bundle() | mathjax() | {place(f): f for f in used}
+    out |= {ALL_METHODS: methods_page.page()} | results | results_page.copies() | results_page.pictures()
+    return out | results_page.bundle() | mathjax() | {f"files/{f.relative_to(ROOT).as_posix()}": f for f in used}
 
 
 def write(wanted, folder):
@@ -110,6 +122,13 @@ def write(wanted, folder):
         elif p.is_dir() and not any(p.iterdir()): p.rmdir()
 
 
+def remove_old(wanted):
+    "Pages that the site had before and has no more: Sphinx leaves them."
+    kept = {Path(w).with_suffix(".html").as_posix() for w in wanted} | {"search.html", "genindex.html"}
+    for p in HTML.rglob("*.html"):
+        if not {"_static", "_sources"} & set(p.parts) and p.relative_to(HTML).as_posix() not in kept: p.unlink()
+
+
 def main(fresh=False):
     began = time.perf_counter()
     if fresh: shutil.rmtree(OUT, ignore_errors=True)
@@ -119,6 +138,7 @@ def main(fresh=False):
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", DOCS, "-j", "2", "-W", "--keep-going"]
     rc = subprocess.run([*command, "-a", "-q", "-d", OUT/"doctrees", SOURCE, HTML]).returncode
     if rc: sys.exit(f"the site was not built: Sphinx ended with {rc}")
+    remove_old(wanted)
     (OUT/"built").touch()
     pages, size = list(HTML.rglob("*.html")), sum(p.stat().st_size for p in HTML.rglob("*") if p.is_file())
     took = f"{len(pages)} pages, {size/2**20:.0f} MB, {time.perf_counter() - began:.0f} s"

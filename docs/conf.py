@@ -6,7 +6,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 project, author = "fdgnb", "the fdgnb authors"
 copyright = "2026 onwards, the fdgnb authors"
 extensions = ["myst_nb", "sphinx.ext.mathjax"]
-mathjax_path = "mathjax/tex-chtml.js"
+mathjax_path = "mathjax/tex-svg.js"                              # outlines: a font's hinting opens gaps behind subscripts
 root_doc = "index"
 source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
 exclude_patterns = ["files/**", "_static/**"]
@@ -15,10 +15,12 @@ nb_execution_mode = "off"                                             # the comm
 nb_merge_streams = True
 myst_enable_extensions = ["amsmath", "attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 5
-mathjax3_config = {"options": {"enableMenu": False}, "chtml": {"mtextInheritFont": True}}
+mathjax3_config = {"options": {"enableMenu": False}, "svg": {"mtextInheritFont": True, "fontCache": "global"}}
 add_module_names = False
 python_maximum_signature_line_length = 90
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "mystnb.unknown_mime_type"]
+
+html_use_index = html_domain_indices = False
 
 html_theme = "sphinx_book_theme"
 html_favicon = "static/favicon.svg"

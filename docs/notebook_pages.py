@@ -1,7 +1,8 @@
-"""A notebook of nbs/ or reports/ as a page of the site: what MyST reads, without what only nbdev reads.
+"""A notebook of nbs/ as a page of the site: what MyST reads, without what only nbdev reads.
 
 Directives (`#| export`) are taken out, `#| hide` cells go, `#| fig-cap` becomes the caption below a figure,
-display equations stand on lines of their own, and links lead to where the site has their target.
+display equations stand on lines of their own, and links lead to where the site has their target. Code that is
+exported, that checks and that shows something gets a tag each, which static/site.css tells apart.
 """
 import os, re
 from pathlib import Path
@@ -10,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS, REPORTS, FILES = ROOT/"nbs", ROOT/"reports", "files"
 CODE = re.compile(r"(```.*?```|~~~.*?~~~|``[^`]+``|`[^`\n]+`)", re.S)
 LINK = re.compile(r"(?<=\]\()<?([^)\s>]+)>?(?=(?:\s+[\"'][^\"']*[\"'])?\))")
+CHECKING = re.compile(r"^\s*(?:for .*: |if .*: |with .*: )?(?:assert |test_\w+\()", re.M)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -50,16 +52,32 @@ def slug(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def reported(path):
+    "The page of results that shows a folder, an executed report or a list of reports/; None for any other file."
+    inside = path.relative_to(REPORTS)
+    if not inside.parts: return "results/comparison.md"
+    if inside.stem == "ledger" and len(inside.parts) == 1: return "results/ledger.md"
+    if path.suffix not in (".ipynb", "") and path.name not in ("README.md", "which.md"): return None
+    first = inside.parts[0]
+    return f"results/{first if first in ('comparison', 'fidelity', 'papers') else 'measured'}.md"
+
+
 def place(path):
     "Where the site's sources have a file or folder of the repository, relative to their top."
     path = Path(path).resolve()
-    if path == REPORTS or path == REPORTS/"README.md": return "results.md"
+    if path.is_relative_to(REPORTS) and (page := reported(path)): return page
     if path == NBS or path == ROOT/"README.md": return "index.ipynb"
     if path.is_relative_to(NBS):
         inside = path.relative_to(NBS)
         return str(inside/"index.md" if path.is_dir() else inside)
-    inside = path.relative_to(ROOT)
-    return str(inside if path.suffix == ".ipynb" else Path(FILES)/inside)
+    return str(Path(FILES)/path.relative_to(ROOT))
+
+
+def part_of_page(path):
+    "The anchor of a paper's section on the page of the papers; '' for what has a page of its own."
+    inside = path.relative_to(REPORTS) if path.is_relative_to(REPORTS) else Path()
+    is_paper = len(inside.parts) > 1 and inside.parts[0] == "papers"
+    return f"#{inside.parts[1]}" if is_paper else ""
 
 
 def leads_to(target, page):
@@ -70,7 +88,9 @@ def leads_to(target, page):
     if not path: return None, anchor
     found = (page.parent/path).resolve()
     if found.exists() and found.is_relative_to(ROOT):
-        to = os.path.relpath(place(found), os.path.dirname(place(page)) or ".")
+        at = place(found)
+        to = os.path.relpath(at, os.path.dirname(place(page)) or ".")
+        if at.startswith("results/"): anchor = part_of_page(found)     # a report's own headings are not on the site
         return found, to + anchor
     return None, target
 
@@ -88,6 +108,7 @@ def prose(cell, page, used=None):
     "A Markdown cell for the site, or None if nothing of it is left: comments (front matter) are not shown."
     text = outside_code(text_of(cell), lambda part: re.sub(r"<!--.*?-->\n?", "", part, flags=re.S))
     text = linked(displayed(text), page, used).strip("\n")
+    if "cards" in cell["metadata"].get("tags", ()): text = f":::{{container}} cards\n{text}\n:::"
     return dict(cell, source=text) if text.strip() else None
 
 
@@ -101,7 +122,7 @@ def shown(output, page=ROOT/"page"):
     html = re.sub(r'<table id="T_', '<table class="dataframe" id="T_', "".join(data["text/html"]))
     def to_page(m):
         found, to = leads_to(m[1], page)
-        return m[0] if found is None else f'href="{to.replace(".ipynb", ".html")}"'
+        return m[0] if found is None else f'href="{re.sub(r"[.](ipynb|md)(?=#|$)", ".html", to)}"'
     html = re.sub(r'href="([^"]+\.ipynb(?:#[^"]*)?)"', to_page, html)
     return dict(output, data=data | {"text/html": html})
 
@@ -115,13 +136,19 @@ def folded_title(source):
     return "Check: " + first.strip("# ") if first.startswith("#") else "Check"
 
 
+def kind_of(named, source, tags):
+    "What a code cell is for: it goes into the package (`exported`), it is a `check`, or it is an `example`."
+    if {"export", "exporti", "exports"} & named.keys(): return "exported"
+    return "check" if "hide-cell" in tags or CHECKING.search(source) else "example"
+
+
 def code(cell, page=ROOT/"page"):
     "The cells that a code cell becomes: none, itself without its directives, or itself and its caption."
     named, source = directives(text_of(cell))
     outputs = [o for o in (shown(o, page) for o in cell.get("outputs", [])) if o]
     if "hide" in named or not (source or outputs): return []
     caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
-    metadata = {"tags": tags if source else [*tags, "remove-input"]}
+    metadata = {"tags": [*tags, kind_of(named, source, tags) if source else "remove-input"]}
     if "hide-cell" in tags: metadata["mystnb"] = {"code_prompt_show": folded_title(source)}
     if not caption or not any(map(is_picture, outputs)): caption = ""
     if caption: metadata.setdefault("mystnb", {})["image"] = {"alt": re.sub(r"[`$\\]", "", caption)}
@@ -145,28 +172,16 @@ def title_of(nb):
     return title[2:].strip(), next((l[2:].strip() for l in rest if l.startswith("> ")), "")
 
 
-def titles(reports):
-    "{report: title}; of two with one title, a file whose name continues the other's says by what."
-    names = {r: title_of(nb)[0] for r, nb in reports.items()}
-
-    def part(report):
-        begun = [r.stem for r in names if names[r] == names[report] and report.stem.startswith(f"{r.stem}_")]
-        left = report.stem[len(begun[0]) + 1:] if begun else ""
-        return re.sub(r"_|(?<=[a-z])(?=\d)", " ", left)
-
-    return {r: f"{name}: {part(r)}".removesuffix(": ") for r, name in names.items()}
-
-
-def with_module(text, module, page):
-    "The title cell with a line that leads to the module's reference."
-    to = os.path.relpath(f"api/{module}.md", os.path.dirname(place(page)) or ".")
-    line = f":::{{container}} exports\nexports [`{module}`]({to})\n:::"
+def with_module(text, module, has_reference):
+    "The title cell with a line that names the module; it leads to the reference if that has a part for it."
+    name = f"{{py:mod}}`{module}`" if has_reference else f"`{module}`"
+    line = f":::{{container}} exports\nexports {name}\n:::"
     head = re.match(r"# .*\n(?:> .*\n?)*", text + "\n")
     return f"{head[0].rstrip()}\n\n{line}\n\n{text[head.end():]}".rstrip("\n")
 
 
 def page_of(nb, page, modules=(), used=None):
-    "A notebook as the site's source has it; `modules` have a page of reference each."
+    "A notebook as the site's source has it; `modules` stand in the reference."
     cells = []
     for c in nb["cells"]:
         if c["cell_type"] == "code": cells += code(c, page)
@@ -174,7 +189,7 @@ def page_of(nb, page, modules=(), used=None):
     cells = [dict(c) for c in cells if c]
     title = next((c for c in cells if c["cell_type"] == "markdown" and text_of(c).startswith("# ")), None)
     module = module_of(nb)
-    if title and module in modules: title["source"] = with_module(title["source"], module, page)
+    if title and module and module != "fdgnb": title["source"] = with_module(text_of(title), module, module in modules)
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
               "language_info": {"name": "python", "pygments_lexer": "ipython3"}}
     return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}

@@ -24,11 +24,11 @@ class Browser:
         port = self.patient(lambda: (Path(profile)/"DevToolsActivePort").read_text().split("\n")[0])
         listed = lambda: json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=10))
         tab = self.patient(lambda: next(t for t in listed() if t["type"] == "page"))
-        self.socket = create_connection(tab["webSocketDebuggerUrl"], timeout=60, suppress_origin=True)
+        self.socket = create_connection(tab["webSocketDebuggerUrl"], timeout=300, suppress_origin=True)
         self.number, self.events = 0, []
         for domain in ("Page", "Runtime", "Network", "Log"): self.call(f"{domain}.enable")
 
-    def patient(self, look, seconds=60):
+    def patient(self, look, seconds=180):
         "What `look` gives as soon as it gives something."
         until = time.monotonic() + seconds
         while True:
@@ -52,7 +52,7 @@ class Browser:
         if "exceptionDetails" in found: raise RuntimeError(f"{expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
-    def wait(self, expression, seconds=30):
+    def wait(self, expression, seconds=180):
         "Until an expression is true."
         until = time.monotonic() + seconds
         while not self.js(expression):
@@ -60,12 +60,14 @@ class Browser:
             time.sleep(.05)
 
     def open(self, url):
-        "Go there; back when the page, its scripts and its equations are ready."
+        "Go there; back when the page, its scripts, its equations and its tables are ready."
         self.events.clear()
         self.call("Page.navigate", url=url)
         there = f"location.href.split('#')[0] === {json.dumps(url.split('#')[0])}"
         self.wait(f"{there} && document.readyState === 'complete'")
+        self.wait("!document.querySelector('script[src*=mathjax]') || window.MathJax?.startup?.promise")
         self.js("window.MathJax?.startup?.promise?.then(() => true)")
+        self.wait("!document.querySelector('script[src*=\"tables.js\"]') || document.documentElement.dataset.tables")
 
     def happened(self, method): return [e["params"] for e in self.events if e["method"] == method]
 
@@ -101,7 +103,7 @@ class Browser:
     def close(self):
         self.socket.close()
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from browser import browser, program, served
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/"docs"))
-import api_pages, notebook_pages as pages, results_page
+import api_pages, build_site, methods_page, notebook_pages as pages, results_page
 SITE, BUILT = ROOT/"_docs/html", ROOT/"_docs/built"
 NBS, REPORTS = ROOT/"nbs", ROOT/"reports"
-NOTEBOOKS = [p for top in (NBS, REPORTS) for p in sorted(top.rglob("*.ipynb"))
-             if ".ipynb_checkpoints" not in p.parts]
+NOTEBOOKS = [p for p in sorted(NBS.rglob("*.ipynb")) if ".ipynb_checkpoints" not in p.parts]
+RESULTS = ["results/comparison", "results/fidelity", "results/papers", "results/ledger", "results/measured"]
 
 
 # ---- a notebook as a page
@@ -54,7 +54,33 @@ def test_directives_are_taken_out():
     assert pages.code(coded("#| hide\nassert True")) == []
     assert pages.code(coded("#| default_exp core")) == []
     cell, = pages.code(coded("#| exporti\nx = 1", tags=["hide-input"]))
-    assert cell["source"] == "x = 1" and cell["metadata"] == {"tags": ["hide-input"]} and cell["id"] == "c"
+    assert cell["source"] == "x = 1" and cell["metadata"] == {"tags": ["hide-input", "exported"]} and cell["id"] == "c"
+
+
+@pytest.mark.parametrize("source, kind", [
+    ("#| export\ndef f(): assert True", "exported"), ("#| exporti\nx = 1", "exported"), ("test_eq(1, 1)", "check"),
+    ("x = 1\nfor a in b: assert a", "check"), ("run.plot()", "example"), ("say('assert')", "example")])
+def test_code_is_told_apart(source, kind):
+    cell, = pages.code(coded(source))
+    assert cell["metadata"]["tags"] == [kind]
+
+
+def test_cards_are_a_list_in_the_notebook():
+    cell = dict(markdown("* **[Run](run.ipynb)**"), metadata={"tags": ["cards"]})
+    assert pages.prose(cell, NBS/"index.ipynb")["source"].startswith(":::{container} cards\n* **[Run]")
+    index = json.loads((NBS/"index.ipynb").read_text())["cells"]
+    text, = [pages.text_of(c) for c in index if "cards" in c["metadata"].get("tags", ())]
+    assert len(re.findall(r"^\* ", text, re.M)) == 3
+
+
+def test_a_page_comes_before_its_parts(tmp_path):
+    "The parts in the order of its links to them; what a paper prints, last."
+    names = "05_fdse_network 05_fdse_aggregate 05_fdse_paper 05_fdse 06_drift".split()
+    for n in names: (tmp_path/f"{n}.ipynb").write_text(json.dumps(dict(cells=[markdown(f"# {n}")])))
+    links = "[a](05_fdse_paper.ipynb) [b](05_fdse_network.ipynb) [c](05_fdse_aggregate.ipynb)"
+    (tmp_path/"05_fdse.ipynb").write_text(json.dumps(dict(cells=[markdown(links)])))
+    found = [p.stem for p in build_site.notebooks(tmp_path)]
+    assert found == "05_fdse 05_fdse_network 05_fdse_aggregate 05_fdse_paper 06_drift".split()
 
 
 def test_a_folded_check_is_named_by_its_first_line():
@@ -85,8 +111,11 @@ def test_front_matter_and_widgets_are_not_shown():
     ("nbs/methods/02_ga.ipynb", "../runs/06_protocols.ipynb", "../runs/06_protocols.ipynb"),
     ("nbs/methods/06_drift.ipynb", "#2.-FedProx", "#2-fedprox"),
     ("nbs/runs/03_records.ipynb", "02_metrics.ipynb#Over-seeds", "02_metrics.ipynb#over-seeds"),
-    ("reports/papers/fedka/fedka.ipynb", "../../../nbs/methods/03_fedka.ipynb", "../../../methods/03_fedka.ipynb"),
-    ("nbs/index.ipynb", "../reports", "results.md"),
+    ("nbs/index.ipynb", "../reports", "results/comparison.md"),
+    ("nbs/methods/03_fedka.ipynb", "../../reports/papers/fedka/fedka.ipynb#Tables", "../results/papers.md#fedka"),
+    ("nbs/methods/03_fedka.ipynb", "../../reports/fidelity/fidelity.ipynb", "../results/fidelity.md"),
+    ("nbs/methods/03_fedka.ipynb", "../../reports/ledger.csv", "../results/ledger.md"),
+    ("nbs/methods/03_fedka.ipynb", "../../reports/README.md", "../results/measured.md"),
     ("nbs/index.ipynb", "../README.md", "index.ipynb"),
     ("nbs/methods/02_ga.ipynb", "../../tests/methods/test_ga.py", "../files/tests/methods/test_ga.py"),
     ("nbs/add.ipynb", "data", "data/index.md"),
@@ -129,44 +158,78 @@ def reports(folder, files):
     return folder
 
 
+COMPARED = """method,"accuracy, %",gain over fedavg,mark,seeds,steps,bytes,values
+{}fedavg,60.0 ± 1.0,,,3,1,1,lr 0.1
+"""
+
+
+def compared(folder, several=15):
+    "A comparison of one setting: FedAvg and some methods, of which `m0` is better and `t` needs the target."
+    rows = "".join(f'm{i},61.0 ± 1.0,"+{9 - i/2} [+0.1, +9.0]",{"▲" if i == 0 else ""},3,1,1,lr 0.1\n' for i in range(several))
+    adapted = COMPARED.partition("\n")[0] + '\nt (adapted),64.0 ± 1.0,"+4.0 [+3.0, +5.0]",▲,3,1,1,lr 0.1\n'
+    setting = dict(table=dict(runs=48, rounds=[20], seeds=[0, 1, 2], targets=["a"], made="2026-11-27"))
+    return reports(folder, {
+        "comparison/photos/table.csv": COMPARED.format(rows), "comparison/photos/table_adapted.csv": adapted,
+        "comparison/photos/setting.json": json.dumps(setting), "comparison/gains.png": "",
+        "comparison/costs.csv": "setting,label,steps,bytes,seconds,flops\nphotos,m0,1,0.5,2,1\n"})
+
+
+def test_the_comparison_is_read_in_two_minutes(tmp_path):
+    "Three sentences, at most twelve rows, a picture; all of it from the files."
+    folder = compared(tmp_path/"reports")
+    lines = results_page.list_lines(folder)
+    said = results_page.sentences(lines)
+    assert said.startswith("16 methods ran beside FedAvg in 1 setting") and said.count(". ") == 2
+    assert "better than FedAvg: `m0` (+9.0 points)." in said and "`t` (+4.0 points)." in said
+    rows = results_page.best_rows(lines, results_page.read_if(folder/"comparison/costs.csv"))
+    assert len(rows) == results_page.TOP and list(rows.method[:3]) == ["fedavg", "m0", "t (adapted)"]
+    assert list(rows.loc[1, ["Photos", "bytes", "seconds"]]) == ["+9.0 ▲", "0.5", "2"]
+    text = results_page.comparison(folder)
+    assert "gains.png" in text and "48 runs, 20 rounds, seeds 0, 1 and 2" in text and "The other 5 rows" in text
+    other = results_page.sentences(pd.concat([lines, lines.assign(inside=True, setting="own")]))
+    assert "in 2 settings" in other and other.count(". ") == 2 and "On the clients' own domains, these" in other
+
+
 def test_results_of_files_that_come_later(tmp_path):
-    "The ledger with its counts, tables in folders, records that are counted: each where its file exists."
+    "The ledger with its counts, a paper's tables, records that are counted: each where its file exists."
+    table = "method,dataset,target,printed,ours,difference,mark\n"
     folder = reports(tmp_path/"reports", {
-        "papers/x/table1.csv": "a,b\n1.50,x\n", "papers/x/x.ipynb": "", "records/d.jsonl": "{}\n{}\n",
-        "records/hidden.csv": "a\n1\n", "README.md": "# R\n| [x](papers/x/x.ipynb) | [papers/x](papers/x) |\n"})
-    notebooks = {folder/"papers/x/x.ipynb": dict(cells=[markdown("# X\n> What.")])}
-    text = results_page.page(notebooks, folder)
-    assert "## Papers, x" in text and "### Table 1" in text and "1.50" in text and "x.ipynb): What." in text
-    assert "(results-of-papers-x)=" in text and "[papers/x](#results-of-papers-x)" in text
-    assert "2 runs are on record" in text and "hidden" not in text and "ledger" not in text
+        "papers/x/table1.csv": f"{table}A,d,t1,1.50,2.5,1.0,*\nA,d,t2,1,,,\nB,d,t1,3,3,0,\n", "papers/x/x.ipynb": "",
+        "papers/x/table2.csv": f"{table}A,d,t1,1,,,\n", "records/d.jsonl": "{}\n{}\n", "records/hidden.csv": "a\n1\n",
+        "README.md": "# R\n| [x](papers/x/x.ipynb) |\n", "studies.toml": '[x]\nwhat = "X, Table 1"\nfolder = "papers/x"\n'})
+    made = results_page.pages(folder)
+    assert [*made] == [f"{name}.md" for name in RESULTS]
+    text = made["results/papers.md"]
+    assert "## X" in text and "2 of 3 numbers with a run" in text and "2.50 / 1.50 (+1.00) *" in text
+    assert "No run yet: Table 2 (1 number" in text and "x.ipynb" in text
+    assert "2 runs are on record" in made["results/measured.md"] and not any("hidden" in t for t in made.values())
     states = ["reproduced"]*2 + ["not run"]*3 + ["not reproduced"]
-    ledger = pd.DataFrame(dict(paper=["FDSE"]*4 + ["GA"]*2, printed=1., state=states))
+    ledger = pd.DataFrame(dict(paper=["FDSE"]*4 + ["GA"]*2, printed=1., state=states, why="w", odd=""))
     ledger.to_csv(folder/"ledger.csv", index=False)
-    text = results_page.page(notebooks, folder)
-    assert "| | reproduced | not reproduced | not run | all |" in text
-    assert "| FDSE | 2 | 0 | 2 | 4 |" in text and "| **all** | 2 | 1 | 3 | 6 |" in text
-    assert text.index("replication ledger") < text.index("## Papers, x")
+    counts = results_page.states(ledger).set_index("paper")
+    assert list(counts.loc["FDSE"]) == ["2", "0", "2", "4"] and list(counts.loc["all"]) == ["2", "1", "3", "6"]
+    assert 'data-filters="[2, 0]"' in results_page.ledger(folder)
 
 
-def test_what_all_rows_share_is_said_once_and_wide_tables_fold(tmp_path):
-    "Nothing of a cell is cut."
+def test_a_table_is_shown_whole(tmp_path):
+    "Nothing of a cell is cut, and what looks like HTML is text; a link stays one."
     long = "why " + "x"*300
-    frame = pd.DataFrame(dict(row=[*"abc"], metric="accuracy", why=long, empty="", n=[*"123"]))
-    same = dict(metric="accuracy", why=long, empty="")
-    assert results_page.constant(frame) == same
-    assert results_page.said_once(same) == f"In every row: metric `accuracy`, why `{long}`; empty: empty"
-    more = {f"c{i}": "1234567890" for i in range(7)}
-    wide = frame.drop(columns="empty").assign(why=[long, "b", "c"], metric=[*"abc"], **more)
-    assert results_page.folded(wide) == ["metric"] and results_page.folded(frame) == []
-    html = results_page.table(wide, "w")
-    assert long in html and 'data-folded="[1]"' in html
+    frame = pd.DataFrame(dict(row=["a", '<a href="../x.html">x</a>'], why=[long, "p < .05"], key=["k", "l"]))
+    html = results_page.table(frame, "w", filters=["key"], hidden=["why"], code=["key"])
+    assert long in html and "p &lt; .05" in html and '<a href="../x.html">' in html and "<code>k</code>" in html
+    assert 'data-filters="[2]" data-hidden="[1]"' in html
 
 
-def test_two_reports_of_one_title_are_told_apart(tmp_path):
-    nb = lambda title: dict(cells=[dict(source=f"# {title}\n> what")])
-    made = {"fedka": "FedKA", "fedka_table2": "FedKA", "fed": "Other", "ledger": "Ledger"}
-    named = pages.titles({tmp_path/f"{k}.ipynb": nb(t) for k, t in made.items()})
-    assert {p.stem: t for p, t in named.items()} == made | {"fedka_table2": "FedKA: table 2"}
+def test_every_method_has_its_line():
+    "With its page, what it sends, its cost: as the registry and the measured table say."
+    from fdgnb.federation.compose import METHODS
+    rows = methods_page.rows()
+    assert len(rows) == len(METHODS.names()) and set(methods_page.measured()) >= set(METHODS.names())
+    assert (rows[["method", "idea", "subject", "sends", "target data", "cost", "bytes", "FLOPs"]] != "").all(axis=None)
+    line = {re.sub("<.*?>", "", r.method): r for r in rows.itertuples()}
+    assert line["fedavg"].bytes == "1" and line["scaffold"].sends == "model, stats" and line["local"].sends == "nothing"
+    assert methods_page.sends(dict(down="model 0.51", up="model 0.51, scalars")) == "part of the model"
+    assert methods_page.traffic(dict(down="features 0.5, model 1", up="model 1.5, scalars")) == "1.5"
 
 
 @pytest.mark.parametrize("report", sorted(REPORTS.rglob("*.ipynb")), ids=lambda p: p.stem)
@@ -179,13 +242,9 @@ def test_links_of_a_report_lead_somewhere(report):
 
 
 def test_results_as_they_are():
-    "Every table, figure and executed report of reports/ is on the page."
-    notebooks = {p: json.loads(p.read_text()) for p in results_page.files(REPORTS, ".ipynb")}
-    text = results_page.page(notebooks)
-    targets = re.findall(r"^\((.+)\)=$", text, re.M)
-    assert len(targets) == len(set(targets)), "a link's target stands twice: Sphinx ends there"
-    for f in results_page.files(REPORTS, ".csv", ".png", ".ipynb"):
-        assert f.relative_to(REPORTS).as_posix() in text, f.name
+    "Every table, figure and executed report of reports/ is shown or linked."
+    text = "".join(results_page.pages(used=set()).values())
+    for place in results_page.copies(): assert place.removeprefix("files/reports/") in text, place
 
 
 # ---- reference
@@ -196,14 +255,19 @@ def test_a_docstring_is_shown_word_by_word():
 
 
 def test_reference_of_every_public_name():
+    "Each on one page, under the task of its module; the parameters of a function and the options of a method as tables."
     found = api_pages.pages()
     for module, tree in api_pages.trees().items():
-        text = found["api/index.md" if module == "fdgnb" else f"api/{module}.md"]
-        for name in api_pages.public(tree) if module != "fdgnb" else api_pages.face(tree): assert name in text
-    loop = found["api/fdgnb.federation.loop.md"]
-    assert "{py:method} Method.loss(model, x, y, client)" in loop
-    assert "`return self.criterion(model(x), y, client)`" in loop
-    assert "| `eval_every` | `1` |" in found["api/fdgnb.settings.md"]
+        if module == "fdgnb": continue
+        task, _ = api_pages.task_of(module)
+        for name in api_pages.public(tree): assert name in found[f"api/{task}.md"], (module, name)
+        assert sum(f"```{{py:module}} {module}\n" in text for text in found.values()) == 1
+    for name in api_pages.face(api_pages.trees()["fdgnb"]): assert f"`fdgnb.{name} <" in found["api/index.md"]
+    methods = found["api/methods.md"]
+    assert "{py:method} Method.loss(model, x, y, client)" in methods
+    assert "`return self.criterion(model(x), y, client)`" in methods
+    assert '{py:class} FedProx\n' in methods and "FedProx.loss" not in methods
+    assert "| `eval_every` | `1` |" in found["api/train.md"] and "{py:function} fit(method" in found["api/train.md"]
 
 
 # ---- the site as it was built
@@ -258,7 +322,13 @@ def site():
 
 def test_every_notebook_has_its_page(site):
     assert {str(Path(pages.place(p)).with_suffix(".html")) for p in NOTEBOOKS} <= set(site)
-    assert {"results.html", "api/index.html", "search.html"} <= set(site)
+    assert {*(f"{r}.html" for r in RESULTS), "methods/list.html", "api/index.html", "search.html"} <= set(site)
+    assert len([name for name in site if name.startswith("results/")]) == len(RESULTS)
+
+
+def test_results_load_fast(site):
+    for name in RESULTS:
+        if name != "results/ledger": assert (SITE/f"{name}.html").stat().st_size < 300_000, name
 
 
 def test_every_room_stands_in_the_side_bar_of_every_page(site):
@@ -316,8 +386,7 @@ def well(b, address):
     assert not [u for u in b.requests if not u.startswith((address, "data:", "blob:", "about:"))]
 
 
-SAMPLE = """index results run methods/index methods/01_fedsb reports/fidelity/fidelity api/index search
-    api/fdgnb.federation.loop""".split()
+SAMPLE = ["index", "run", "methods/index", "methods/list", "methods/01_fedsb", "api/index", "api/train", "search", *RESULTS]
 CUT = "[...document.querySelectorAll('.cell_input pre')].some(p => p.scrollWidth > p.clientWidth + 1)"
 SET = "['mjx-container', 'mjx-merror'].map(name => document.querySelectorAll(name).length)"
 
@@ -337,43 +406,80 @@ def test_pages_in_the_browser(chromium, site, width, dark):
         assert b.js(SET) == [site[name].equations, 0], name
         assert b.js("document.documentElement.scrollWidth") <= width, name
         assert b.js("document.documentElement.dataset.theme") == ("dark" if dark else "light")
-        older = name.startswith("reports/")                           # than the rule of 110 columns
-        if width > 1500 and not older: assert not b.js(CUT), name
+        if width > 1500: assert not b.js(CUT), name
 
 
 ROWS = "[...document.querySelectorAll('{} tbody tr')].map(r => r.cells[{}].textContent)"
 
 
+TYPED = "(i => {{ i.value = '{}'; i.dispatchEvent(new Event('input', {{bubbles: true}})) }})({})"
+CHOSEN = "(l => {{ l.value = '{}'; l.dispatchEvent(new Event('change', {{bubbles: true}})) }})(document.querySelector('select[aria-label=\"{}\"]'))"
+COUNT = "document.querySelector('.filters output').textContent"
+
+
 @pytest.mark.parametrize("start", ("served", "a folder"))
-def test_a_table_sorts_and_filters(chromium, start):
+def test_the_ledger_sorts_and_filters(chromium, start):
     "Opened from a server, and as a file."
     b, address = chromium
     b.screen(1600)
-    b.open(f"{address if start == 'served' else SITE.as_uri()}/results.html")
+    b.open(f"{address if start == 'served' else SITE.as_uri()}/results/ledger.html")
     assert not b.errors
-    tables = b.js("document.querySelectorAll('table.results').length")
-    assert tables == len(results_page.files(REPORTS, ".csv"))
-    assert b.js("document.querySelectorAll('table.results.dataTable').length") == tables
-    table, frame = "#table-papers-fedka-table2", pd.read_csv(REPORTS/"papers/fedka/table2.csv")
-    column = b.js(f"[...document.querySelectorAll('{table} thead th')].findIndex("
-                  "th => th.textContent.trim() === 'printed')")
-    click = f"document.querySelectorAll('{table} thead th')[{column}].click()"
-    rows = lambda i: b.js(ROWS.format(table, i))
-    b.js(click)
-    b.wait(f"document.querySelector('{table} th[aria-sort=ascending]')")
-    assert [float(v) for v in rows(column)] == sorted(frame.printed)[:10]
-    b.js(click)
-    b.wait(f"document.querySelector('{table} th[aria-sort=descending]')")
-    assert [float(v) for v in rows(column)] == sorted(frame.printed, reverse=True)[:10]
-    typed = "(i => {{ i.value = '{}'; i.dispatchEvent(new Event('input', {{bubbles: true}})) }})({})"
-    every = f"document.querySelector('{table}').closest('.dt-container').querySelector('.dt-search input')"
-    b.js(typed.format("dslr", every))
-    b.wait(ROWS.format(table, 1) + ".every(t => t === 'dslr')")
-    assert len(rows(1)) == min(10, (frame.target == "dslr").sum())
-    b.js(typed.format("", every))
-    b.js(typed.format("FedKA", f"document.querySelector('{table} tfoot input')"))
-    b.wait(ROWS.format(table, 0) + ".every(t => t === 'FedKA')")
-    assert len(rows(0)) == min(10, frame.method.str.contains("FedKA").sum())
+    book = pd.read_csv(REPORTS/"ledger.csv")
+    head = "[...document.querySelectorAll('#table-ledger thead th')]"
+    at = b.js(f"{head}.findIndex(th => th.textContent.trim() === 'printed')")
+    rows = lambda: b.js(ROWS.format("#table-ledger", at))
+    for order, reverse in (("ascending", False), ("descending", True)):
+        b.js(f"{head}[{at}].click()")
+        b.wait(f"document.querySelector('#table-ledger th[aria-sort={order}]')")
+        assert [float(v) for v in rows()] == sorted(book.printed, reverse=reverse)[:25]
+    paper = book.paper.iloc[0]
+    b.js(CHOSEN.format("not run", "state"))
+    b.js(CHOSEN.format(paper, "paper"))
+    left = ((book.paper == paper) & (book.state == "not run")).sum()
+    b.wait(f"{COUNT} === '{left} of {len(book)}: {left} not run'")
+    b.js(CHOSEN.format("", "state"))
+    b.js(TYPED.format(book.row.iloc[0], "document.querySelector('.dt-search input')"))
+    b.wait(f"!{COUNT}.startsWith('{left} of')")
+
+
+def test_methods_are_found_by_what_they_need(chromium):
+    b, address = chromium
+    b.open(f"{address}/methods/list.html")
+    rows = methods_page.rows()
+    b.wait(f"{COUNT} === '{len(rows)} of {len(rows)}'")
+    b.js(CHOSEN.format("none", "target data"))
+    b.js(CHOSEN.format("as FedAvg", "cost"))
+    left = ((rows["target data"] == "none") & (rows.cost == "as FedAvg")).sum()
+    b.wait(f"{COUNT} === '{left} of {len(rows)}'")
+    well(b, address)
+
+
+@pytest.mark.parametrize("width, seen", [(1200, True), (1600, True), (500, False)])
+def test_contents_of_a_page_beside_it(chromium, width, seen):
+    b, address = chromium
+    b.screen(width)
+    b.open(f"{address}/methods/02_ga.html")
+    box = b.js("(r => [r.left, r.width])(document.querySelector('.bd-sidebar-secondary').getBoundingClientRect())")
+    assert (0 < box[0] < width and box[1] > 100) is seen
+    assert b.js("document.documentElement.scrollWidth") <= width
+
+
+OVERLAP = """[...document.querySelectorAll('div.math')].filter(div => {
+    const [tag] = div.querySelectorAll('mjx-labels, [data-mml-node=mlabeledtr] > [data-mml-node=mtd]:first-child, [data-labels]');
+    const body = div.querySelector('[data-mml-node=mtable] [data-mml-node=mtr], [data-mml-node=mlabeledtr] > [data-mml-node=mtd]:last-child');
+    if (!tag || !body || tag === body) return false;
+    const [t, e] = [tag, body].map(node => node.getBoundingClientRect());
+    return t.left < e.right - 1 && e.left < t.right - 1 && t.top < e.bottom && e.top < t.bottom;
+}).length"""
+
+
+def test_no_number_lies_on_its_equation(chromium, site):
+    "On a phone held upright."
+    b, address = chromium
+    b.screen(500)
+    for name in [p for p in site if p.startswith("methods/") and "tag{" in (SITE/p).read_text()]:
+        b.open(f"{address}/{name}")
+        assert b.js(OVERLAP) == 0, name
 
 
 CELLS = ["-21.2 [-25.0, -17.9]", "", "+12.0 [8.1, 15.9]", "+3.5", "1,204 ± 3", "63.1 (1)"]
@@ -381,17 +487,17 @@ DRESSED = """(cells => {
     const table = Object.assign(document.createElement("table"), {className: "results", id: "trial"});
     table.innerHTML = "<thead><tr><th>gain</th><th>name</th></tr></thead><tbody>" +
         cells.map(c => `<tr><td>${c}</td><td>3 of ${c.length}</td></tr>`).join("") + "</tbody>";
-    table.dataset.folded = "[1]";
+    table.dataset.hidden = "[1]";
     document.querySelector("article").append(table);
     dress(table);
 })(%s)"""
 
 
 def test_gains_with_intervals_sort_by_their_number(chromium):
-    "And a column that is folded away comes back by its button."
+    "And a hidden column is not shown."
     b, address = chromium
     b.screen(1600)
-    b.open(f"{address}/results.html")
+    b.open(f"{address}/results/comparison.html")
     b.js(DRESSED % json.dumps(CELLS))
     for order, wanted in (("ascending", ["", *[CELLS[i] for i in (0, 3, 2, 5, 4)]]),
                           ("descending", [*[CELLS[i] for i in (4, 5, 2, 3, 0)], ""])):
@@ -399,11 +505,7 @@ def test_gains_with_intervals_sort_by_their_number(chromium):
         b.wait(f"document.querySelector('#trial th[aria-sort={order}]')")
         assert b.js(ROWS.format("#trial", 0)) == wanted
     assert b.js("document.querySelectorAll('#trial td[data-order]').length") == len(CELLS)
-    heads = "document.querySelectorAll('#trial thead th').length"
-    button = "[...document.querySelectorAll('button.fold')].at(-1)"
-    assert b.js(heads) == 1 and b.js(f"{button}.textContent") == "show also name"
-    b.js(f"{button}.click()")
-    assert b.js(heads) == 2 and b.js("document.querySelectorAll('#trial tfoot input').length") == 2
+    assert b.js("document.querySelectorAll('#trial thead th').length") == 1
     assert not b.errors
 
 
@@ -411,8 +513,10 @@ def test_search_finds_scaffold(chromium):
     b, address = chromium
     b.open(f"{address}/search.html?q=SCAFFOLD")
     b.wait("document.querySelectorAll('#search-results li a').length > 2")
-    found = b.js("[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))")
-    assert any("methods/06_drift.html" in link for link in found)
+    found = b.js("[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href').split('?')[0])")
+    plain = [link for link in found if "#" not in link]
+    assert any("methods/06_drift.html" in link for link in plain[:3]) and len(plain) == len(set(plain))
+    assert not [link for link in plain if link.startswith(("api/", "reports/", "results/ledger"))]
     well(b, address)
 
 

@@ -1,4 +1,4 @@
-// Every table of results sorts by a click on a column, filters by a word, over all columns and in each, and unfolds.
+// Every table of results sorts by a click on a column and filters: by a word, and by lists of a column's values.
 
 // the number that a cell begins with, as "+12.0 [8.1, 15.9]", "84.8 ± 2.6", "63.1 (1)"; null where there is none
 function leading(text) {
@@ -28,22 +28,33 @@ function withFilters(table) {
   return foot.querySelectorAll("input");
 }
 
-// the columns that a wide table folds away, and a button that shows them
-function withFold(table, shown) {
-  const folded = JSON.parse(table.dataset.folded ?? "[]");
-  if (!folded.length) return;
-  const button = document.createElement("button"), columns = shown.columns(folded);
-  const names = folded.map(i => shown.column(i).header().textContent.trim()).join(", ");
-  const fold = visible => {
-    columns.visible(visible);
-    button.ariaExpanded = visible;
-    button.textContent = visible ? `hide ${names}` : `show also ${names}`;
+// a list of a column's values above the table: one value, or all
+function withLists(table, shown, columns) {
+  const bar = document.createElement("div");
+  bar.className = "filters";
+  columns.forEach(i => {
+    const title = shown.column(i).header().textContent.trim(), list = document.createElement("select");
+    const values = [...new Set(shown.column(i).data().toArray())].filter(Boolean).sort();
+    list.ariaLabel = title;
+    list.append(new Option(`${title}: all`, ""), ...values.map(value => new Option(`${title}: ${plain(value)}`, plain(value))));
+    list.addEventListener("change", () => shown.column(i).search(list.value, { exact: true }).draw());
+    bar.append(list);
+  });
+  const count = document.createElement("output"), state = columns.find(i => shown.column(i).header().textContent.trim() === "state");
+  const tell = () => {
+    const rows = shown.rows({ search: "applied" }), all = shown.rows().count();
+    const states = state === undefined ? [] : rows.data().toArray().map(row => row[state]);
+    const parts = [...new Set(states)].sort().map(s => `${states.filter(t => t === s).length} ${s}`);
+    count.textContent = `${rows.count()} of ${all}` + (parts.length ? `: ${parts.join(", ")}` : "");
   };
-  button.className = "fold";
-  button.addEventListener("click", () => fold(button.ariaExpanded !== "true"));
-  table.closest(".dt-container").before(button);
-  fold(false);
+  shown.on("draw", tell);
+  tell();
+  bar.append(count);
+  table.closest(".dt-container").before(bar);
 }
+
+// the text of a cell
+function plain(html) { return new DOMParser().parseFromString(html, "text/html").body.textContent; }
 
 function dress(table) {
   orderByNumber(table);
@@ -51,14 +62,19 @@ function dress(table) {
     const length = cell.textContent.length;
     if (length > 30) cell.classList.add(length > 60 ? "long" : "phrase");
   });
-  const inputs = withFilters(table);
+  const lists = JSON.parse(table.dataset.filters ?? "[]"), length = Number(table.dataset.length ?? 10);
+  const inputs = lists.length || length < 0 ? [] : withFilters(table);
+  const short = length < 0;                                           // all rows at once: nothing to turn over
   const shown = new DataTable(table, {
-    order: [], autoWidth: false, scrollX: false, pageLength: 10,
+    order: [], autoWidth: false, scrollX: false, pageLength: length,
     lengthMenu: [[10, 25, 100, -1], [10, 25, 100, "all"]],
-    layout: { topStart: "pageLength", topEnd: "search", bottomStart: "info", bottomEnd: "paging" },
+    layout: { topStart: short ? null : "pageLength", topEnd: "search", bottomStart: short ? null : "info",
+              bottomEnd: short ? null : "paging" },
   });
   inputs.forEach((input, i) => input.addEventListener("input", () => shown.column(i).search(input.value).draw()));
-  withFold(table, shown);
+  if (lists.length) withLists(table, shown, lists);
+  shown.columns(JSON.parse(table.dataset.hidden ?? "[]")).visible(false);
 }
 
 document.querySelectorAll("table.results").forEach(dress);
+document.documentElement.dataset.tables = "ready";
