@@ -141,7 +141,7 @@ def test_a_run_that_is_killed_leaves_no_processes(own, tmp_path):
     process, word = begin_busy(own, tmp_path)
     process.kill()
     process.communicate()
-    assert wait_until_gone(word, 180) == []                                       # Ray's agents look for their parent now and then
+    assert wait_until_gone(word, 180) == []                                       # Ray's agents look rarely
 
 
 def test_the_command_and_the_notebook(tmp_path):
