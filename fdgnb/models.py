@@ -18,36 +18,6 @@ from torch import nn
 from weakref import WeakValueDictionary
 from .core import FdgnbError, Registry, echo, generator, nearest, root
 
-# %% ../nbs/03_models.ipynb #14473818
-_torchvision_lock = threading.Lock()
-
-
-def _has_op(name):
-    "Is `torchvision::name` known to torch?"
-    return hasattr(torch.ops.torchvision, name)
-
-
-def _load_torchvision_ops():
-    "Try to load torchvision's compiled library, as torchvision itself does; quiet when it cannot."
-    for lib in sorted(Path(find_spec("torchvision").origin).parent.glob("_C.*")):
-        try: torch.ops.load_library(lib)
-        except (ImportError, OSError): pass
-
-
-def torchvision_models():
-    """`torchvision.models`, imported at the first call.
-
-    Where torchvision's compiled library cannot load, its operators `nms` and `qnms` are declared first."""
-    with _torchvision_lock:
-        if "torchvision" not in sys.modules:
-            if find_spec("torchvision") is None:
-                raise FdgnbError("torchvision is not installed: pip install torchvision")
-            _load_torchvision_ops()
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            for op in ("nms", "qnms"):
-                if not _has_op(op): torch.library.define(f"torchvision::{op}", schema)
-        return import_module("torchvision.models")
-
 # %% ../nbs/03_models.ipynb #f0882543
 def chain(**layers):
     "An `nn.Sequential` of named layers, so that a state's keys read `features.conv1.bn.running_mean`."
@@ -63,7 +33,7 @@ class Net(nn.Module):
 
     def forward(self, x): return self.head(self.features(x))
 
-# %% ../nbs/03_models.ipynb #d4d9a000
+
 class Expect(nn.Module):
     """Refuses a batch that `name` cannot take; otherwise the identity.
 
@@ -99,7 +69,7 @@ class Expect(nn.Module):
         if min(h, w) < self.size:
             raise FdgnbError(f"{self.name} takes images of at least {self.size} px, not {h} x {w}")
 
-# %% ../nbs/03_models.ipynb #8c452748
+
 class Pool(nn.Module):
     "Adaptive average pooling to `size` x `size`; the identity where the map has that size already."
     def __init__(self, size):
@@ -137,7 +107,7 @@ class Dropout(nn.Module):
         keep = torch.rand(self.shape(x), generator=g, device=g.device) >= self.p
         return x*(keep.to(x.device, x.dtype)/(1 - self.p))
 
-# %% ../nbs/03_models.ipynb #bd9cdebd
+
 class DropPath(Dropout):
     "Stochastic depth: drops whole samples of a residual branch (N, ...)."
     def shape(self, x): return (x.shape[0], *[1]*(x.ndim-1))
@@ -174,10 +144,7 @@ class Backbones(Registry):
         if name in torchvision_names(): return torchvision_backbone(name)
         raise FdgnbError(f"unknown {self.kind} {echo(name)}{nearest(name, self.names() + torchvision_names())}")
 
-# %% ../nbs/03_models.ipynb #789703p1
-MODELS = Backbones("model")
 
-# %% ../nbs/03_models.ipynb #789703p2
 def backbone(name, input, source):
     "Decorator: register a builder `(n_classes, in_channels, **options) -> Net`, its usual input, its source."
     def put(build):
@@ -186,6 +153,9 @@ def backbone(name, input, source):
     return put
 
 # %% ../nbs/03_models.ipynb #789703p3
+MODELS = Backbones("model")
+
+
 def get(
     name: str,  # a name of MODELS or of torchvision, or "timm:NAME"
     n_classes: int,  # logits, at least 1
@@ -230,7 +200,7 @@ def weights_file(name, which=True):
     if which not in table: raise FdgnbError(f"{name} has no weights {which!r}{nearest(which, table)}")
     return weights_dir()/table[which].url.rsplit("/", 1)[-1]
 
-# %% ../nbs/03_models.ipynb #340c3f98
+
 def read_weights(path):
     """State dict from a torchvision weights file; its SHA-256 must start with the digits in its name.
 
@@ -279,7 +249,7 @@ def count_flops(model, size):
     with FlopCounterMode(display=False) as counter: model(x)
     return counter.get_total_flops()
 
-# %% ../nbs/03_models.ipynb #ab552e83
+
 def summarize_layers(model, size, batch=2):
     """DataFrame of the layers in the order they run: name, kind, shape of the output (no batch), parameters.
 
@@ -304,7 +274,7 @@ def summarize_layers(model, size, batch=2):
             if n.rpartition(".")[0] not in layers and not n.startswith(inside)]
     return pd.DataFrame(bare + rows, columns=["layer", "kind", "shape", "parameters"])
 
-# %% ../nbs/03_models.ipynb #7dc39071
+
 @contextmanager
 def outputs_of(module):
     "Inside, what `module` returns is kept, call by call, in the list this yields."
@@ -339,7 +309,7 @@ def mlp2(n_classes, in_channels=None, in_features=None):
     features = chain(check=Expect("mlp2", d), fc1=fc(d), fc2=fc(500))
     return Net("mlp2", features, _classifier(500, n_classes), 500, n_classes, d)
 
-# %% ../nbs/03_models.ipynb #mlpbncode1
+
 @backbone("mlp_bn", (1280,), "ours, for the vectors of a frozen network")
 def mlp_bn(n_classes, in_channels):
     "One normalized layer of 256 units on vectors (N, in_channels), a linear head."
@@ -358,7 +328,7 @@ def cnn4(n_classes, in_channels=3):
                      conv4=conv(128, 128), pool=Pool(1), flat=nn.Flatten())
     return Net("cnn4", features, nn.Linear(128, n_classes), 128, n_classes, in_channels)
 
-# %% ../nbs/03_models.ipynb #lenetcode1
+
 @backbone("lenet", (3, 16, 16), "after LeNet-5, LeCun et al. 1998")
 def lenet(n_classes, in_channels=3):
     "Two convolutions with batch normalization, 128 features of a 2 x 2 map, a classifier with 100 hidden units."
@@ -369,7 +339,7 @@ def lenet(n_classes, in_channels=3):
                      conv1=conv(in_channels, 16, 5), conv2=conv(16, 32, 3), pool=Pool(2), flat=nn.Flatten())
     return Net("lenet", features, _classifier(128, n_classes), 128, n_classes, in_channels)
 
-# %% ../nbs/03_models.ipynb #smallcode1
+
 @backbone("small", (3, 64, 64), "ours, for a few hundred images a client")
 def small(n_classes, in_channels=3, size=64):
     "Four 3 x 3 convolutions with batch normalization, 128 features averaged over the map; images from 8 px."
@@ -395,6 +365,36 @@ def alexnet_bn(n_classes, in_channels=3):
         conv5=conv(256, 256, 3, 1, 1, pool=True), pool=Pool(6), flat=nn.Flatten(),
         fc1=fc(9216, 1024), fc2=fc(1024, 1024))
     return Net("alexnet_bn", features, nn.Linear(1024, n_classes), 1024, n_classes, in_channels)
+
+# %% ../nbs/03_models.ipynb #14473818
+_torchvision_lock = threading.Lock()
+
+
+def _has_op(name):
+    "Is `torchvision::name` known to torch?"
+    return hasattr(torch.ops.torchvision, name)
+
+
+def _load_torchvision_ops():
+    "Try to load torchvision's compiled library, as torchvision itself does; quiet when it cannot."
+    for lib in sorted(Path(find_spec("torchvision").origin).parent.glob("_C.*")):
+        try: torch.ops.load_library(lib)
+        except (ImportError, OSError): pass
+
+
+def torchvision_models():
+    """`torchvision.models`, imported at the first call.
+
+    Where torchvision's compiled library cannot load, its operators `nms` and `qnms` are declared first."""
+    with _torchvision_lock:
+        if "torchvision" not in sys.modules:
+            if find_spec("torchvision") is None:
+                raise FdgnbError("torchvision is not installed: pip install torchvision")
+            _load_torchvision_ops()
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            for op in ("nms", "qnms"):
+                if not _has_op(op): torch.library.define(f"torchvision::{op}", schema)
+        return import_module("torchvision.models")
 
 # %% ../nbs/03_models.ipynb #d8003788
 def _resnet(name, n_classes, in_channels, state):
@@ -457,7 +457,7 @@ def _vit(name, patch, n_classes, in_channels, size, state, depth=12, heads=12, d
     features = chain(check=Expect(name, in_channels, size, exact=True), vit=own_dropout(net))
     return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels)
 
-# %% ../nbs/03_models.ipynb #6174faad
+
 @backbone("vit_b_16", (3, 224, 224), "FedSB")
 def vit_b_16(n_classes, in_channels=3, size=224, state=None):
     "torchvision's ViT-B/16: 768 features, built for one image size."
@@ -490,7 +490,7 @@ class Attention(nn.Module):
         weights = (q @ k.transpose(-1, -2) * q.shape[-1]**-.5).softmax(-1)
         return self.proj((self.drop(weights) @ v).transpose(1, 2).flatten(2))
 
-# %% ../nbs/03_models.ipynb #a4c4550c
+
 class Block(nn.Module):
     """A transformer block of CCT, (N, n, dim) -> (N, n, dim).
 
@@ -504,7 +504,7 @@ class Block(nn.Module):
         u = self.norm2(x + self.path(self.attention(self.norm1(x))))
         return u + self.path(self.fc2(F.gelu(self.fc1(u))))
 
-# %% ../nbs/03_models.ipynb #e8bf99fd
+
 class SequencePool(nn.Module):
     "Weighted mean of the tokens, the weights learned: (N, n, dim) -> (N, dim)."
     def __init__(self, dim):
@@ -513,7 +513,7 @@ class SequencePool(nn.Module):
 
     def forward(self, x): return (self.score(x).softmax(1)*x).sum(1)
 
-# %% ../nbs/03_models.ipynb #bf3bdcd9
+
 class Positions(nn.Module):
     "A map (N, dim, h, w) as tokens (N, h w, dim), each with its learned position added."
     def __init__(self, n, dim):
@@ -783,7 +783,7 @@ def read_packaged(name):
     if list(map(last_word, keys)) != list(map(last_word, state)): raise FdgnbError(f"{file.name} does not fit {name}")
     return dict(zip(keys, state.values()))
 
-# %% ../nbs/03_models.ipynb #timmcode02
+
 def find_timm_file(name):
     "The file of timm's weights for its network `name`: NAME.safetensors or .pth of `weights_dir()`; None without one."
     files = [weights_dir()/f"{name}{end}" for end in (".safetensors", ".pth")]
