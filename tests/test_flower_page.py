@@ -1,5 +1,6 @@
 """The page `deploy`, followed word for word: five terminals of this machine, TLS and keys."""
 import json, os, re, signal, subprocess, time
+from contextlib import suppress
 from pathlib import Path
 import pytest
 import fdgnb
@@ -42,7 +43,8 @@ class Terminal(Started):
     def ctrl_c(self):
         "What the terminal does: a signal to what runs in it, not to the shell."
         before = children(self.process.pid)
-        for pid in before: os.kill(pid, signal.SIGINT)
+        for pid in before:
+            with suppress(ProcessLookupError): os.kill(pid, signal.SIGINT)             # a child may end by its parent
         end = time.monotonic() + 90
         while children(self.process.pid) and time.monotonic() < end: time.sleep(.2)
         assert not children(self.process.pid), "it does not end by Ctrl-C"
