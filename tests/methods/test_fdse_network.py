@@ -336,6 +336,12 @@ class TestTimm:
         y = torch.rand(4, 256, 8, 8, generator=generator(2))
         for net in (plain, split): assert torch.equal(net.train().features.body.layer1[1](y.clone()), y)
 
+    def test_an_efficientnet_of_other_blocks(self, from_a_seed):
+        plain, split = (net.eval() for net in of_timm("efficientnet_es"))
+        assert len(blocks(split)) == sum(map(len, plain.features.body.blocks))
+        x = torch.rand(2, 3, 64, 64, generator=generator(0))
+        assert split(x).shape == plain(x).shape
+
     def test_special_operators_and_activations_stay(self, from_a_seed):
         timm = models.import_timm()
         cond = decompose(timm.create_model("tf_efficientnet_cc_b0_4e"))
