@@ -5,7 +5,7 @@ local steps, written as its PyTorch quickstart), deployment (a server and a Supe
 with TLS and keys; three rounds, and no more than 16 clients: each message starts a process). Each is played in a
 process of its own; the table has seconds to start and end, the median of a round after the first, the most memory of
 the processes together (shared pages counted once) and the bytes that Flower carries per round: of a deployment all that
-passed this machine's loopback, TLS and polling included. It is written to reports/flower/costs.csv. Beside it, in
+passed this machine's loopback, TLS and polling included. It is written to reports/flower/costs.csv, where other rows stay. Beside it, in
 imports.csv, what a site's process spends before it answers a message: processor seconds of its imports."""
 import argparse, json, logging, os, subprocess, sys, threading, time
 from pathlib import Path
@@ -209,6 +209,16 @@ def measure_imports(tries=5):
     return lines
 
 
+def join_rows(file, measured):
+    "The table with new rows in the place of their old ones, sorted, each beside the quickstart with as many clients."
+    import pandas as pd
+    old = pd.read_csv(file) if file.exists() else measured[:0]
+    table = pd.concat([old, measured]).drop_duplicates(["kind", "clients"], keep="last")
+    table = table.sort_values(["clients", "kind"], key=lambda c: c.map(KINDS.index) if c.name == "kind" else c)
+    base = table[table.kind == "quickstart"].set_index("clients").round_s
+    return table.assign(of_quickstart=(table.round_s/table.clients.map(base)).round(2))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", default=KINDS)
@@ -227,11 +237,9 @@ def main():
             rounds = min(given.rounds, DEPLOYED["rounds"]) if kind == "deployment" else given.rounds
             lines.append(measure(kind, clients, rounds))
             print(lines[-1], flush=True)
-    table = pd.DataFrame(lines)
-    base = table[table.kind == "quickstart"].set_index("clients").round_s
-    table["of_quickstart"] = (table.round_s/table.clients.map(base)).round(2)
     folder = ROOT/"reports"/"flower"
     folder.mkdir(parents=True, exist_ok=True)
+    table = join_rows(folder/"costs.csv", pd.DataFrame(lines))
     table.to_csv(folder/"costs.csv", index=False)
     pd.DataFrame(measure_imports()).to_csv(folder/"imports.csv", index=False)
     print(table.to_string(index=False))
