@@ -5,8 +5,9 @@ local steps, written as its PyTorch quickstart), deployment (a server and a Supe
 with TLS and keys; three rounds, and no more than 16 clients: each message starts a process). Each is played in a
 process of its own; the table has seconds to start and end, the median of a round after the first, the most memory of
 the processes together (shared pages counted once) and the bytes that Flower carries per round: of a deployment all that
-passed this machine's loopback, TLS and polling included. It is written to reports/flower/costs.csv, where other rows stay. Beside it, in
-imports.csv, what a site's process spends before it answers a message: processor seconds of its imports."""
+passed this machine's loopback, TLS and polling included. It is written to reports/flower/costs.csv, where other
+rows stay. Beside it, in imports.csv, what a site's process spends before it answers a message: processor
+seconds of its imports."""
 import argparse, json, logging, os, subprocess, sys, threading, time
 from pathlib import Path
 from statistics import median
