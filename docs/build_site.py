@@ -124,7 +124,7 @@ def write(wanted, folder):
 
 def remove_old(wanted):
     "Pages that the site had before and has no more: Sphinx leaves them."
-    kept = {Path(w).with_suffix(".html").as_posix() for w in wanted} | {"search.html", "genindex.html"}
+    kept = {Path(w).with_suffix(".html").as_posix() for w in wanted} | {"search.html"}
     for p in HTML.rglob("*.html"):
         if not {"_static", "_sources"} & set(p.parts) and p.relative_to(HTML).as_posix() not in kept: p.unlink()
 

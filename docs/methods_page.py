@@ -64,9 +64,10 @@ def describe(key, cls, page, line, records):
     better = own.setting[own.mark.str.contains(results_page.BETTER)] if len(own) else []
     link = f'<a href="../{page.replace(".ipynb", ".html")}"><code>{key}</code></a>'
     out = {"method": link, "idea": doc, "subject": title if page.startswith("methods/") else "FedAvg"}
-    out |= {"sends": sends(line) if line else "", "cost": cost(line), "bytes": traffic(line) if line else ""}
-    out |= {"FLOPs": line.get("flops", ""), "seconds": results_page.costs_of(key, read_costs()).get("seconds", "")}
+    out |= {"sends": sends(line) if line else ""}
     out |= {"target data": line.get("target") or ("in training" if cls.uses_target else "none")}
+    out |= {"cost": cost(line), "bytes": traffic(line) if line else ""}
+    out |= {"FLOPs": line.get("flops", ""), "seconds": results_page.costs_of(key, read_costs()).get("seconds", "")}
     where = ", ".join(map(results_page.words, dict.fromkeys(better)))
     return out | {"model": line.get("model", ""), "better in": where}
 

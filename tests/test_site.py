@@ -487,6 +487,7 @@ def test_no_number_lies_on_its_equation(chromium, site):
     for name in [p for p in site if p.startswith("methods/") and "tag{" in (SITE/p).read_text()]:
         b.open(f"{address}/{name}")
         assert b.js(OVERLAP) == 0, name
+        assert b.js("document.querySelectorAll('[data-labels]').length"), name
 
 
 CELLS = ["-21.2 [-25.0, -17.9]", "", "+12.0 [8.1, 15.9]", "+3.5", "1,204 ± 3", "63.1 (1)"]
