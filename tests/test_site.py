@@ -480,6 +480,11 @@ OVERLAP = """[...document.querySelectorAll('div.math')].filter(div => {
 }).length"""
 
 
+# none begins left of where its box can be scrolled to
+BEGINS = """[...document.querySelectorAll('div.math mjx-container')].every(
+    c => c.getBoundingClientRect().left >= c.closest('div.math').getBoundingClientRect().left - 1)"""
+
+
 def test_no_number_lies_on_its_equation(chromium, site):
     "On a phone held upright."
     b, address = chromium
@@ -488,6 +493,7 @@ def test_no_number_lies_on_its_equation(chromium, site):
         b.open(f"{address}/{name}")
         assert b.js(OVERLAP) == 0, name
         assert b.js("document.querySelectorAll('[data-labels]').length"), name
+        assert b.js(BEGINS), name
 
 
 CELLS = ["-21.2 [-25.0, -17.9]", "", "+12.0 [8.1, 15.9]", "+3.5", "1,204 ± 3", "63.1 (1)"]
