@@ -6,7 +6,7 @@ shown word by word.
 import ast, json, re
 from functools import cache
 from pathlib import Path
-from notebook_pages import NBS, ROOT, place, title_of
+from notebook_pages import ROOT, place, title_of
 
 PACKAGE = ROOT/"fdgnb"
 # a page's name, what one does with it, and the modules it has, the first ones first; the longest name decides
@@ -170,7 +170,7 @@ def method_key(node):
 
 
 def entry(node, module, tree):
-    "A function or class with its docstring and parameters; of a class its options, and its methods unless it is a method."
+    "A function or class with docstring and parameters; a class with options, and its functions unless it has a key."
     text = plain(ast.get_docstring(node) or "")
     if isinstance(node, ast.FunctionDef):
         rows = parameters(node, tree)
@@ -229,13 +229,15 @@ def summary(module, name):
     "The first sentence of a name's docstring."
     node = documented(trees()[module]).get(name)
     text = (ast.get_docstring(node) if node else "") or ""
-    return plain(re.split(r"\n\n|(?<=\w[.:;]) ", text.replace("\n", " ") if "\n\n" not in text else text)[0]).rstrip(":;")
+    first = text.split("\n\n")[0].replace("\n", " ")
+    return plain(re.split(r"(?<=\w[.:;]) ", first)[0]).rstrip(":;")
 
 
 def row(module, name, shown):
     "A line of a list of names: it leads to the entry, or to the module of a name without one."
-    target = f"{{py:obj}}`{shown} <{module}.{name}>`" if name in documented(trees()[module]) else f"{{py:mod}}`{shown} <{module}>`"
-    return f"| {target} | {summary(module, name)} |"
+    has_entry = name in documented(trees()[module])
+    target = f"py:obj}}`{shown} <{module}.{name}>`" if has_entry else f"py:mod}}`{shown} <{module}>`"
+    return f"| {{{target} | {summary(module, name)} |"
 
 
 def names_of(task):

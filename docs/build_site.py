@@ -3,7 +3,7 @@ import importlib.util, json, shutil, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))      # the package, for the list of methods
 import api_pages, methods_page, results_page
-from notebook_pages import NBS, ROOT, module_of, page_of, place, text_of, title_of
+from notebook_pages import NBS, ROOT, page_of, place, text_of, title_of
 
 DOCS, OUT = ROOT/"docs", ROOT/"_docs"
 SOURCE, HTML = OUT/"source", OUT/"html"
@@ -30,7 +30,7 @@ def notebooks(folder):
 
 
 def reading_order(path, read):
-    "Sorts a page by its name, and its parts (05_fdse_network) behind it in the order in which it links to them, the paper last."
+    "Pages by name; parts (05_fdse_network) behind the whole, in the order of its links to them, 05_fdse_paper last."
     whole = next((w for w in read if w.parent == path.parent and path.stem.startswith(f"{w.stem}_")), None)
     if whole is None: return path.parent, path.stem, 0, ""
     text = "".join(text_of(c) for c in read[whole]["cells"] if c["cell_type"] == "markdown")
@@ -124,7 +124,7 @@ def write(wanted, folder):
 
 def remove_old(wanted):
     "Pages that the site had before and has no more: Sphinx leaves them."
-    kept = {Path(w).with_suffix(".html").as_posix() for w in wanted} | {"search.html", "genindex.html"}
+    kept = {Path(w).with_suffix(".html").as_posix() for w in wanted} | {"search.html"}
     for p in HTML.rglob("*.html"):
         if not {"_static", "_sources"} & set(p.parts) and p.relative_to(HTML).as_posix() not in kept: p.unlink()
 

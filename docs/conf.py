@@ -6,7 +6,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 project, author = "fdgnb", "the fdgnb authors"
 copyright = "2026 onwards, the fdgnb authors"
 extensions = ["myst_nb", "sphinx.ext.mathjax"]
-mathjax_path = "mathjax/tex-svg.js"                              # outlines: a font's hinting opens gaps behind subscripts
+# equations as outlines: the hinting of a font opens gaps behind subscripts
+mathjax_path = "mathjax/tex-svg.js"
 root_doc = "index"
 source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
 exclude_patterns = ["files/**", "_static/**"]

@@ -5,12 +5,14 @@ import results_page
 from notebook_pages import NBS, title_of
 
 MEASURED = NBS/"tables/03_overview.ipynb"                           # its table: what a method keeps, sends and computes
-READ = """*Sends*: what travels between client and server beside the model; *Bytes* and
-*FLOPs* of a round are multiples of FedAvg's, measured on a small network ([how](../tables/03_overview.ipynb)); *seconds* are from
-[the comparison](../results/comparison.md). *Better in*: the settings of the comparison in which the method beats FedAvg."""
+READ = """*Bytes* and *FLOPs* of a round are multiples of FedAvg's, measured on a small network
+([how](../tables/03_overview.ipynb)); *seconds* are from [the comparison](../results/comparison.md). *Better in*: the
+settings of the comparison in which the method beats FedAvg."""
 
 
-def cells(row): return [html.unescape(re.sub(r"<[^>]+>", "", c)).strip() for c in re.findall(r"<t[hd].*?</t[hd]>", row, re.S)]
+def cells(row):
+    "The texts of a row of HTML."
+    return [html.unescape(re.sub(r"<[^>]+>", "", c)).strip() for c in re.findall(r"<t[hd].*?</t[hd]>", row, re.S)]
 
 
 def measured(path=MEASURED):
@@ -59,12 +61,15 @@ def describe(key, cls, page, line, records):
     title, _ = title_of(json.loads((NBS/page).read_text()))
     doc = (cls.__doc__ or "").strip().split("\n")[0]
     own = records[records.method.str.removesuffix(results_page.ADAPTED) == key] if len(records) else records
-    better = own[own.mark.str.contains(results_page.BETTER)] if len(own) else own
-    seconds = results_page.costs_of(key, read_costs()).get("seconds", "")
-    return {"method": f'<a href="../{page.replace(".ipynb", ".html")}"><code>{key}</code></a>', "idea": doc, "subject": title if page.startswith("methods/") else "FedAvg",
-            "sends": sends(line) if line else "", "target data": line.get("target") or ("in training" if cls.uses_target else "none"),
-            "cost": cost(line), "bytes": traffic(line) if line else "", "FLOPs": line.get("flops", ""), "seconds": seconds,
-            "model": line.get("model", ""), "better in": ", ".join(dict.fromkeys(better.setting.map(results_page.words))) if len(better) else ""}
+    better = own.setting[own.mark.str.contains(results_page.BETTER)] if len(own) else []
+    link = f'<a href="../{page.replace(".ipynb", ".html")}"><code>{key}</code></a>'
+    out = {"method": link, "idea": doc, "subject": title if page.startswith("methods/") else "FedAvg"}
+    out |= {"sends": sends(line) if line else ""}
+    out |= {"target data": line.get("target") or ("in training" if cls.uses_target else "none")}
+    out |= {"cost": cost(line), "bytes": traffic(line) if line else ""}
+    out |= {"FLOPs": line.get("flops", ""), "seconds": results_page.costs_of(key, read_costs()).get("seconds", "")}
+    where = ", ".join(map(results_page.words, dict.fromkeys(better)))
+    return out | {"model": line.get("model", ""), "better in": where}
 
 
 def read_costs(): return results_page.read_if(results_page.REPORTS/"comparison/costs.csv")
@@ -82,7 +87,9 @@ def rows():
 def page():
     "The page as Markdown."
     found = rows()
-    shown = results_page.table(found, "methods", filters=["subject", "sends", "target data", "cost", "model"], length=-1, hidden=["cost", "model"])
-    return results_page.page("All methods", f"The {len(found)} methods of the registry, a line each.",
-                             "Methods add up: `\"fedprox+ga\"` is a method too ([how](../federation/03_compose.ipynb)).",
-                             results_page.raw(shown), f":::{{container}} caption\n{READ}\n:::", indexed=False)
+    shown = results_page.table(found, "methods", filters=["subject", "sends", "target data", "cost", "model"],
+                               length=-1, hidden=["cost", "model"])
+    return results_page.page(
+        "All methods", f"The {len(found)} methods of the registry, a line each.",
+        "Methods add up: `\"fedprox+ga\"` is a method too ([how](../federation/03_compose.ipynb)).",
+        results_page.raw(shown), f":::{{container}} caption\n{READ}\n:::", indexed=False)

@@ -2,10 +2,10 @@
 
 No number is written here: a sentence counts what the tables hold, and a section exists where its files do.
 """
-import json, os, re, tomllib
+import json, re, tomllib
 from pathlib import Path
 import pandas as pd
-from notebook_pages import FILES, LINK, NBS, REPORTS, linked, outside_code
+from notebook_pages import FILES, NBS, REPORTS, linked
 
 SCRIPT, STYLE = "_static/datatables.js", "_static/datatables.css"
 ASSETS = f'''<link rel="stylesheet" href="../{STYLE}">
@@ -88,7 +88,8 @@ def table(frame, name, filters=(), length=10, code=(), hidden=()):
     places = lambda columns: json.dumps([list(frame).index(c) for c in columns])
     given = dict(filters=places(filters), hidden=places(hidden), length=length)
     data = " ".join(f'data-{k}="{v}"' for k, v in given.items())
-    return re.sub(r">\n\s+<", ">\n<", html.replace("<table ", f"<table {data} ", 1)).replace(' style="text-align: right;"', "")
+    html = html.replace("<table ", f"<table {data} ", 1).replace(' style="text-align: right;"', "")
+    return re.sub(r">\n\s+<", ">\n<", html)
 
 
 def escape(value):
@@ -123,11 +124,16 @@ def points(text):
     return float(m[0]) if m else float("nan")
 
 
+def setting_of(folder):
+    "{table: what its runs had} of a folder's setting.json."
+    file = folder/"setting.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return {name: part for name, part in found.items() if isinstance(part, dict)}
+
+
 def is_inside(folder):
     "Whether a setting tests each client on its own domain."
-    file = folder/"setting.json"
-    given = json.loads(file.read_text()) if file.exists() else {}
-    return any(part.get("targets") == ["None"] for part in given.values())
+    return any(part.get("targets") == ["None"] for part in setting_of(folder).values())
 
 
 def settings(folder):
@@ -146,8 +152,8 @@ def list_lines(folder):
             if rows.empty: continue
             gain = next(c for c in rows if c.startswith("gain"))
             rows = rows.rename(columns={gain: "gain", "accuracy, %": "accuracy"})
-            parts.append(rows.assign(setting=setting.name, inside=is_inside(setting), points=rows.gain.map(points),
-                                     adapts=rows.method.str.endswith(ADAPTED)))
+            rows = rows.assign(setting=setting.name, inside=is_inside(setting), points=rows.gain.map(points))
+            parts.append(rows.assign(adapts=rows.method.str.endswith(ADAPTED)))
     lines = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if lines.empty: return lines
     trains = lines.mark.str.contains(TRAINED)
@@ -156,28 +162,28 @@ def list_lines(folder):
 
 
 def shown_better(lines):
-    "'`a` and `b` (+1.2 to +4.3 points)' of the lines that beat FedAvg; '' of none."
+    "'these are better than FedAvg: `a` and `b` (+1.2 to +4.3 points)' of some lines, or that none is."
     better = lines[lines.mark.str.contains(BETTER)].sort_values("points", ascending=False)
-    if better.empty: return ""
+    if better.empty: return "no method is shown to be better than FedAvg"
     low, high = better.points.min(), better.points.max()
     span = f"{low:+.1f}" if low == high else f"{low:+.1f} to {high:+.1f}"
-    return f"{listed(f'`{m}`' for m in dict.fromkeys(better.method.str.removesuffix(ADAPTED)))} ({span} points)"
+    names = listed(f"`{m}`" for m in dict.fromkeys(better.method.str.removesuffix(ADAPTED)))
+    return f"these are better than FedAvg: {names} ({span} points)"
 
 
 def sentences(lines):
     "What the comparison says, in three sentences."
     rivals = lines[lines.method != "fedavg"]
-    methods = rivals.method.str.removesuffix(ADAPTED).nunique()
-    n = lines.setting.nunique()
-    said = [f"{counted(methods, 'method')} ran beside FedAvg in {counted(n, 'setting')}, each with values searched for it, "
-            "on the same targets, rounds and seeds."]
+    methods, where = rivals.method.str.removesuffix(ADAPTED).nunique(), lines.setting.nunique()
+    said = [f"{counted(methods, 'method')} ran beside FedAvg in {counted(where, 'setting')}, each with values searched "
+            "for it, on the same targets, rounds and seeds."]
     outside, inside = rivals[~rivals.inside], rivals[rivals.inside]
-    claim = lambda found: f"these are better than FedAvg: {found}" if found else "no method is shown to be better than FedAvg"
     if len(outside):
-        without, given = (claim(shown_better(part)) for part in (outside[outside.target == ""], outside[outside.target != ""]))
-        said.append(f"On a domain that no client has, and without its data, {without}" + (";" if len(inside) else "."))
-        said.append(f"{'with' if len(inside) else 'With'} unlabeled samples of that domain, {given}.")
-    if len(inside): said.append(f"On the clients' own domains, {claim(shown_better(inside))}.")
+        without, given = (shown_better(outside[m]) for m in (outside.target == "", outside.target != ""))
+        begin, end = ("with", ";") if len(inside) else ("With", ".")
+        said.append(f"On a domain that no client has, and without its data, {without}{end}")
+        said.append(f"{begin} unlabeled samples of that domain, {given}.")
+    if len(inside): said.append(f"On the clients' own domains, {shown_better(inside)}.")
     return " ".join(said)
 
 
@@ -208,125 +214,139 @@ def costs_of(method, costs):
     return dict(bytes=mean("bytes"), seconds=mean("seconds"))
 
 
-def picture(file, folder, alt, width=""):
+def picture(file, folder, alt):
+    "A figure, if it is there."
     return f"```{{image}} {on_site(file, folder)}\n:alt: {alt}\n:class: figure\n```\n" if file.exists() else ""
 
 
-READ = """Points over FedAvg, mean over targets and seeds, at the round with the best validation accuracy of the clients;
-▲ better, ▼ worse by a paired t test at 5 % after Holm's correction; no mark: no difference shown. The first row is
-FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
+def caption(text): return f":::{{container}} caption\n{text}\n:::"
 
 
-def describe_setting(folder, top):
-    "The sections of one setting: what was run, and its tables."
-    study = next((s for s in studies(top).values() if top/s["folder"] == folder), {})
-    what = study.get("what", words(folder.name)).removeprefix("Comparison: ")
-    file = folder/"setting.json"
-    given = next(iter(json.loads(file.read_text()).values()), {}) if file.exists() else {}
+def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) for stem in stems)))
+
+
+READ = """Points over FedAvg, mean over targets and seeds, at the round with the best validation accuracy of the
+clients; ▲ better, ▼ worse by a paired t test at 5 % after Holm's correction; no mark: no difference shown. The first
+row is FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
+GAINS = """Gains over FedAvg with 95 % intervals; filled dots are shown after the correction; below the dotted line is
+what adapts to unlabeled samples of the target at test time."""
+POINTS = {"table": "the model as received", "table_adapted": "adapted at test time", "table_local": "after local steps"}
+
+
+def describe_setting(here, folder):
+    "The section of one setting: what was run, and its tables."
+    study = next((s for s in studies(folder).values() if folder/s["folder"] == here), {})
+    what = study.get("what", words(here.name)).removeprefix("Comparison: ")
+    given = next(iter(setting_of(here).values()), {})
     facts = [counted(given["runs"], "run") if "runs" in given else "",
              counted(given["rounds"][0], "round") if given.get("rounds") else "",
              f"seeds {listed(given['seeds'])}" if given.get("seeds") else ""]
-    lines = [f"### {words(folder.name)}", f"{what}. {', '.join(filter(None, facts))}."]
-    titles = {"table": "the model as received", "table_adapted": "adapted at test time", "table_local": "after local steps"}
-    for stem, title in titles.items():
-        rows = read_if(folder/f"{stem}.csv")
+    lines = [f"### {words(here.name)}", f"{what}. {', '.join(filter(None, facts))}."]
+    for stem, title in POINTS.items():
+        rows = read_if(here/f"{stem}.csv")
         if rows.empty: continue
-        lines += [folded(f"All {len(rows)} rows: {title}", raw(table(rows, f"{folder.name}-{stem}", length=-1, code=["method"]))),
-                  beside(folder/stem, top)]
+        shown = raw(table(rows, f"{here.name}-{stem}", length=-1, code=["method"]))
+        lines += [folded(f"All {len(rows)} rows: {title}", shown), beside(here/stem, folder)]
     return "\n\n".join(lines)
 
 
 def comparison(folder):
     "Which method, in two minutes; below, all rows of each setting."
-    lines = list_lines(folder)
-    here = folder/"comparison"
-    quotation = "Every method at values searched for it, under one protocol: what is better than FedAvg, by how much, at what price."
-    if lines.empty: return page("Which method?", quotation, "No run yet.")
+    lines, here = list_lines(folder), folder/"comparison"
+    title = "Which method?"
+    quotation = "Every method at values searched for it, under one protocol: what beats FedAvg, and at what price."
+    if lines.empty: return page(title, quotation, "No run yet.")
     rows = best_rows(lines, read_if(here/"costs.csv"))
-    files = [beside(here/s, folder) for s in ("comparison", "gains", "which", "costs", "values", "rules")]
-    return page(
-        "Which method?", quotation, sentences(lines),
-        raw(small(rows, code=["method"])),
-        f":::{{container}} caption\n{READ} {more_rows(lines, rows)}\n:::",
-        picture(here/"gains.png", folder, "Gains over FedAvg by setting, in points"),
-        ":::{container} caption\nGains over FedAvg with 95 % intervals; filled dots are shown after the correction; below the dotted line is "
-        "what adapts to unlabeled samples of the target at test time.\n:::",
-        "## By setting", *[describe_setting(s, folder) for s in settings(folder)],
-        "## Files", " · ".join(filter(None, files)),
-        "[All methods](../methods/list.md) · [How it was measured](measured.md)")
-
-
-def more_rows(lines, rows):
-    "How many rows stand below alone."
     rest = lines.method.nunique() - len(rows)
-    return f"The other {counted(rest, 'row')} are [below](#by-setting)." if rest > 0 else ""
+    more = f"The other {counted(rest, 'row')} are [below](#by-setting)." if rest > 0 else ""
+    files = [here/stem for stem in ("comparison", "gains", "which", "costs", "values", "rules")]
+    return page(
+        title, quotation, sentences(lines), raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
+        picture(here/"gains.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
+        "## By setting", *[describe_setting(s, folder) for s in settings(folder)],
+        "## Files", links(files, folder), "[All methods](../methods/list.md) · [How it was measured](measured.md)")
 
 
 # ---- fidelity
 
+CLEAR = """Accuracy on the held-out domain after the last round, in points beyond the paper's text: the clear
+differences, largest first."""
+
+
+BACK = """All differences at once but one, and the telling ones alone. `held out` and `clients` are accuracies in
+percent."""
+
+
+def show_changes(rows):
+    "Differences that are shown, largest first."
+    rows = rows.loc[rows.difference.astype(float).abs().sort_values(ascending=False).index]
+    number = lambda text: f"{float(text):+.1f}"
+    span = [f"{number(low)} to {number(high)}" if low else "" for low, high in zip(rows.low, rows.high)]
+    chance = ["< .0001" if p and float(p) < 1e-4 else p for p in rows.holm]
+    return pd.DataFrame({"system": rows.system, "difference": rows.label, "data": rows.dataset,
+                         "points": rows.difference.map(number), "95 %": span, "p, Holm": chance})
+
+
 def fidelity(folder):
     "What each difference between a paper and its code changes."
     here, title = folder/"fidelity", "As printed, as released"
-    quotation = "Each released code differs from its paper in places. Every such place is a switch here; this is what each one changes."
-    rows = read_if(here/"fidelity.csv")
+    quotation = "Each released code differs from its paper in places. What does each difference change?"
+    rows, back = read_if(here/"fidelity.csv"), read_if(here/"taken_back.csv")
     if rows.empty: return page(title, quotation, "No run yet.")
-    system = rows[~rows.system.str.startswith("fedavg") & (rows.label != "as printed")]
-    switches, data = system.drop_duplicates(["system", "label"]), list(dict.fromkeys(rows.dataset))
-    clear = system[system.clear == "*"]
-    changes = lambda t: pd.DataFrame({
-        "system": t.system, "difference": t.label, "data": t.dataset, "points": t.difference.map(lambda v: f"{float(v):+.1f}"),
-        "95 %": [f"{float(a):+.1f} to {float(b):+.1f}" if a and b else "" for a, b in zip(t.low, t.high)], "p, Holm": t.holm.map(lambda v: "< .0001" if v and float(v) < 1e-4 else v)})
-    order = clear.difference.astype(float).abs().sort_values(ascending=False).index
-    said = (f"{counted(len(switches), 'difference')} between {counted(system.system.nunique(), 'paper')} and their code ran on "
-            f"{listed(data)}, within the same seeds. {counted(len(clear), 'row')} of {len(system)} "
-            f"change{'s' if len(clear) == 1 else ''} the accuracy by more than a point after Holm's correction. "
-            "A row that is not listed has not been shown to be equal: the column `seen` says how large a difference would have been found.")
-    back = read_if(here/"taken_back.csv")
-    return page(
-        title, quotation, said,
-        raw(small(changes(clear.loc[order[:TOP]]), code=["system"])) if len(clear) else "",
-        ":::{container} caption\nAccuracy on the held-out domain after the last round, in points beyond the paper's text: the clear differences, "
-        "largest first.\n:::" if len(clear) else "",
-        picture(here/"fidelity.png", folder, "Differences to the text as printed"),
-        "## All differences", raw(table(shorter(rows), "fidelity", filters=["dataset", "system"], length=25, code=["system"])),
-        "## A difference taken back" if len(back) else "",
-        "All differences at once but one, and the telling ones alone. `held out` and `clients` are accuracies in percent." if len(back) else "",
-        raw(small(back, code=["system"])) if len(back) else "",
-        "## Files", " · ".join(filter(None, [beside(here/s, folder) for s in ("fidelity", "runs", "taken_back", "setting")])),
-        "The switches are listed on the methods' pages. [How the table is made](../tables/02_fidelity.ipynb)")
+    own = rows[~rows.system.str.startswith("fedavg") & (rows.label != "as printed")]
+    switches, clear = own.drop_duplicates(["system", "label"]), own[own.clear == "*"]
+    change = "changes" if len(clear) == 1 else "change"
+    data = listed(dict.fromkeys(rows.dataset))
+    said = (f"{counted(len(switches), 'difference')} between {counted(own.system.nunique(), 'paper')} and their code "
+            f"ran on {data}, within the same seeds. {counted(len(clear), 'row')} of {len(own)} {change} "
+            "the accuracy by more than a point after Holm's correction. A row without a mark has not been "
+            "shown to be equal: the column `seen` says how large a difference would have been found.")
+    parts = [said]
+    if len(clear): parts += [raw(small(show_changes(clear)[:TOP], code=["system"])), caption(CLEAR)]
+    parts += [picture(here/"fidelity.png", folder, "Differences to the text as printed"), "## All differences",
+              raw(table(shorter(rows), "fidelity", filters=["dataset", "system"], length=25, code=["system"]))]
+    if len(back):
+        parts += ["## A difference taken back", BACK, raw(small(back, code=["system"]))]
+    files = [here/stem for stem in ("fidelity", "runs", "taken_back", "setting")]
+    how = "The methods' pages list the switches. [How the table is made](../tables/02_fidelity.ipynb)"
+    return page(title, quotation, *parts, "## Files", links(files, folder), how)
 
 
 def shorter(rows):
     "The columns of the fidelity table that a reader sorts by."
     span = [f"{low} to {high}" if low else "" for low, high in zip(rows.low, rows.high)]
     rows = rows.assign(**{"95 %": span}).rename(columns=dict(clear="shown", holm="p, Holm"))
-    first = ["system", "label", "dataset", "difference", "95 %", "p, Holm", "shown", "seen", "accuracy", "sd", "seeds", "why"]
+    first = ["system", "label", "dataset", "difference", "95 %", "p, Holm", "shown", "seen", "accuracy", "sd", "seeds",
+             "why"]
     return rows[[c for c in first if c in rows and (rows[c] != "").any()]]
 
 
 # ---- the papers
 
-def states(frame, names=None):
+def states(frame):
     "How many numbers are in which state, a row a paper."
     order = [s for s in STATES if s in set(frame.state)] + sorted(set(frame.state) - {*STATES})
-    rows = [dict(paper=(names or {}).get(p, p)) | {s: f"{(part.state == s).sum():,}" for s in order} | dict(all=f"{len(part):,}")
-            for p, part in frame.groupby("paper", sort=False)]
-    rows.append(dict(paper="all") | {s: f"{(frame.state == s).sum():,}" for s in order} | dict(all=f"{len(frame):,}"))
-    return pd.DataFrame(rows)
+    parts = [*frame.groupby("paper", sort=False), ("all", frame)]
+    count = lambda part: {s: f"{(part.state == s).sum():,}" for s in order} | dict(all=f"{len(part):,}")
+    return pd.DataFrame([dict(paper=name) | count(part) for name, part in parts])
 
 
 def side_by_side(rows):
-    "A paper's table: methods by what was measured, each cell ours / printed (difference); what has no run is left out."
+    "Methods by what was measured, each cell ours / printed (difference); what has no run is left out."
     rows = rows[rows.ours != ""]
-    keys = [k for k in ("dataset", "backbone", "target", "metric", "note") if k in rows]
-    told = [k for k in keys if rows[k].nunique() > 1]
+    told = [k for k in ("dataset", "backbone", "target", "metric", "note") if k in rows and rows[k].nunique() > 1]
     column = rows[told].agg(lambda r: " ".join(v for v in r if v), axis=1) if told else "ours / printed"
-    signed = lambda v: f" ({float(v):+.2f})" if v else ""
-    cell = [f"{trim(r.ours)} / {trim(r.printed) or '–'}{signed(r.difference)}{' ' + r.mark if r.mark else ''}" for r in rows.itertuples()]
-    wide = rows.assign(column=column, cell=cell).drop_duplicates(["method", "column"])
-    return wide.pivot(index="method", columns="column", values="cell").reindex(
-        index=list(dict.fromkeys(wide.method)), columns=list(dict.fromkeys(wide.column))).fillna("").rename_axis(
-            columns=None).reset_index()
+    wide = rows.assign(column=column, cell=[write_cell(r) for r in rows.itertuples()])
+    wide = wide.drop_duplicates(["method", "column"])
+    index, columns = (list(dict.fromkeys(wide[c])) for c in ("method", "column"))
+    pivoted = wide.pivot(index="method", columns="column", values="cell").reindex(index=index, columns=columns)
+    return pivoted.fillna("").rename_axis(columns=None).reset_index()
+
+
+def write_cell(row):
+    "'2.50 / 1.50 (+1.00) *'."
+    difference = f" ({float(row.difference):+.2f})" if row.difference else ""
+    return f"{trim(row.ours)} / {trim(row.printed) or '–'}{difference} {row.mark}".strip()
 
 
 def trim(value):
@@ -336,64 +356,82 @@ def trim(value):
 
 
 def paper_table(file, folder):
-    "One table of a paper: ours beside printed, or the number of rows that wait."
+    "One table of a paper, ours beside printed; a short table of another kind as it is."
+    rows, name, files = read(file), words(file.stem), beside(file.with_suffix(""), folder)
+    if "printed" in rows and "ours" in rows:
+        ran = f"{(rows.ours != '').sum():,} of {counted(len(rows), 'number')} with a run"
+        return folded(f"{name}: {ran}", raw(small(side_by_side(rows))), files)
+    if len(rows) > SMALL: return f"{name}: {counted(len(rows), 'row')} of single runs, {files}"
+    return folded(name, raw(small(rows)), files)
+
+
+def waits(file):
+    "Whether none of a table's numbers has a run."
     rows = read(file)
-    if "printed" not in rows or "ours" not in rows:
-        return f"{words(file.stem)}: {counted(len(rows), 'row')} of single runs, {beside(file.with_suffix(''), folder)}" \
-            if len(rows) > SMALL else folded(words(file.stem), raw(small(rows)), beside(file.with_suffix(""), folder))
-    ran = (rows.ours != "").sum()
-    name = words(file.stem)
-    rest = f"{ran:,} of {counted(len(rows), 'number')} with a run"
-    return folded(f"{name}: {rest}", raw(small(side_by_side(rows))), beside(file.with_suffix(""), folder))
+    return "ours" in rows and not (rows.ours != "").any()
+
+
+def list_waiting(files, folder):
+    "The tables without a run, in a line."
+    said = [f"{words(f.stem)} ({counted(len(read(f)), 'number')}, {beside(f.with_suffix(''), folder, ['.csv'])})"
+            for f in files]
+    return f"No run yet: {' · '.join(said)}" if said else ""
 
 
 def figures(found, folder):
     "Pictures side by side, each a link to its file."
-    shown = [f'<a href="{source(f, folder)}"><img loading="lazy" src="{source(f, folder)}" alt="{words(f.stem)}">{words(f.stem)}</a>'
-             for f in found]
-    return folded(f"{counted(len(found), 'figure')}", raw(f'<div class="figures">{"".join(shown)}</div>')) if found else ""
+    if not found: return ""
+    place = {f: f"../_static/reports/{f.relative_to(folder).as_posix()}" for f in found}
+    shown = [f'<a href="{at}"><img loading="lazy" src="{at}" alt="{words(f.stem)}">{words(f.stem)}</a>'
+             for f, at in place.items()]
+    return folded(counted(len(found), "figure"), raw(f'<div class="figures">{"".join(shown)}</div>'))
 
 
-def source(file, folder): return f"../_static/reports/{file.relative_to(folder).as_posix()}"
+def said_of_paper(key, name, book):
+    "A link to the method's page, and how many printed numbers are in which state."
+    own = book[book.paper == key] if len(book) else book
+    method = next(iter(sorted((NBS/"methods").glob(f"*_{key}.ipynb"))), None)
+    link = f"[{name}, derived](../methods/{method.name}). " if method else ""
+    if not len(own): return f"{link}The ledger has no numbers of this paper: they are not in the text we have."
+    tell = listed(f"{(own.state == s).sum():,} {s}" for s in STATES)
+    return f"{link}Of {counted(len(own), 'printed number')}, {tell}; [the ledger](ledger.md) has each of them."
 
 
 def paper(study, here, folder, book):
     "The section of one paper."
-    key, name = here.name, study["what"].split(",")[0]
-    own = book[book.paper == key] if len(book) else book
-    page_of_method = next(iter(sorted((NBS/"methods").glob(f"*_{key}.ipynb"))), None)
-    link = f"[{name}, derived](../methods/{page_of_method.name}). " if page_of_method else ""
-    tell = lambda s: f"{(own.state == s).sum():,} {s}"
-    said = f"Of {counted(len(own), 'printed number')}, {listed(tell(s) for s in STATES)}; each one stands in [the ledger](ledger.md)." \
-        if len(own) else "The ledger has no numbers of this paper: they are not in the text we have."
-    nested = sorted(here.glob("*/*.csv"))
-    files = sorted(here.glob("*.csv"))
-    waiting = [f for f in files if "ours" in (rows := read(f)) and not (rows.ours != "").any()]
-    tables = [paper_table(f, folder) for f in files if f not in waiting]
-    tables += ["No run yet: " + " · ".join(f"{words(f.stem)} ({counted(len(read(f)), 'number')}, {beside(f.with_suffix(''), folder, ['.csv'])})"
-                                           for f in waiting)] if waiting else []
-    more = [folded(f"{words(f.parent.name)}: {words(f.stem).lower()}", raw(small(read(f))), beside(f.with_suffix(''), folder)) for f in nested]
+    name, files = study["what"].split(",")[0], sorted(here.glob("*.csv"))
+    waiting = [f for f in files if waits(f)]
+    parts = [f"## {name}", said_of_paper(here.name, name, book)]
+    parts += [paper_table(f, folder) for f in files if f not in waiting] + [list_waiting(waiting, folder)]
+    for f in sorted(here.glob("*/*.csv")):
+        title = f"{words(f.parent.name)}: {words(f.stem).lower()}"
+        parts.append(folded(title, raw(small(read(f))), beside(f.with_suffix(""), folder)))
     reports = [f for f in sorted(here.rglob("*.ipynb")) if ".ipynb_checkpoints" not in f.parts]
-    executed = "Executed notebooks: " + " · ".join(f"{{download}}`{f.name} <{on_site(f, folder)}>`" for f in reports) if reports else ""
-    return "\n\n".join([f"## {name}", f"{link}{said}", *tables, *more, figures(sorted(here.rglob("*.png")), folder), executed])
+    executed = " · ".join(f"{{download}}`{f.name} <{on_site(f, folder)}>`" for f in reports)
+    parts += [figures(sorted(here.rglob("*.png")), folder), f"Executed notebooks: {executed}" if executed else ""]
+    return "\n\n".join(filter(None, parts))
+
+
+CELL = """A cell reads ours / printed (difference): accuracies in percent, costs in the units of the table. Few runs
+here have the paper's rounds and weights, so a difference is no verdict. [The ledger](ledger.md) gives the verdicts, and
+[the settings](measured.md) say what was run."""
 
 
 def papers(folder):
     "One page, a section a paper: its tables beside ours."
-    book = read_if(folder/"ledger.csv")
-    found = {}
+    book, found = read_if(folder/"ledger.csv"), {}
     for study in studies(folder).values():
         here = folder/study["folder"]
-        if study["folder"].startswith("papers/") and here.is_dir() and study["folder"].count("/") == 1: found.setdefault(here, study)
-    said = "A cell reads ours / printed (difference): accuracies in percent, costs in the units of the table. Few runs here have the paper's " \
-        "rounds and weights, so a difference is no verdict; [the ledger](ledger.md) gives the verdicts and [the settings](measured.md) say what was run."
-    return page("The papers", "The tables of the five papers, ours beside printed.", said,
-                *[paper(study, here, folder, book) for here, study in found.items()])
+        if here.parent == folder/"papers" and here.is_dir(): found.setdefault(here, study)
+    sections = [paper(study, here, folder, book) for here, study in found.items()]
+    return page("The papers", "The tables of the five papers, ours beside printed.", CELL, *sections)
 
 
 # ---- the ledger
 
-SHOWN = ["paper", "table", "row", "dataset", "target", "metric", "printed", "ours", "n", "difference", "state", "why"]
+SHOWN = "paper table row dataset target metric printed ours n difference state why".split()
+RULE = """*Reproduced*: within a point or two standard deviations of the printed number, with three seeds at the paper's
+scale. [The rules](../tables/10_ledger.ipynb)"""
 
 
 def ledger(folder):
@@ -401,31 +439,42 @@ def ledger(folder):
     book = read_if(folder/"ledger.csv")
     title, quotation = "The ledger", "Every number that four of the five papers print, and what became of it here."
     if book.empty: return page(title, quotation, "No run yet.", indexed=False)
-    if "odd" in book: book["why"] = [" · ".join(filter(None, [why, odd])) for why, odd in zip(book.why, book.odd)]
+    if "odd" in book: book["why"] = [" · ".join(filter(None, both)) for both in zip(book.why, book.odd)]
     rows = book[[c for c in SHOWN if c in book]].rename(columns=dict(n="seeds"))
     filters = [c for c in ("state", "paper", "table", "dataset", "metric") if c in rows]
-    return page(
-        title, quotation, raw(small(states(book))),
-        "*Reproduced*: within a point or two standard deviations of the printed number, with three seeds at the paper's scale. "
-        f"[The rules](../tables/10_ledger.ipynb) · {beside(folder/'ledger', folder)}",
-        raw(table(rows, "ledger", filters=filters, length=25, hidden=[c for c in ["metric"] if c in rows])), indexed=False)
+    hidden = [c for c in ["metric"] if c in rows]
+    shown = table(rows, "ledger", filters=filters, length=25, hidden=hidden)
+    files = beside(folder/"ledger", folder)
+    return page(title, quotation, raw(small(states(book))), f"{RULE} · {files}", raw(shown), indexed=False)
 
 
 # ---- how it was measured
+
+HOW = """Accuracy is measured on the held-out domain, or on each client's own domain where the setting says so. The
+round is the one with the best [validation accuracy of the clients](../runs/02_metrics.ipynb), unless a paper's
+[protocol](../runs/06_protocols.ipynb) says otherwise. In the comparison each method gets the same
+[search](../experiments/10_tuning.ipynb) for its learning rate and its most important value, on other seeds than those
+reported. Gains are [paired within target and seed](../experiments/05_statistics.ipynb)."""
+CHOICE = """Accuracy in percent at the last round, at the round with the best validation accuracy of the clients, and at
+an oracle's, which looks at the target's labels."""
+OTHER = {"flower/costs.csv": "Cost of a federation over Flower",
+         "flower/imports.csv": "Seconds of processor time to import",
+         "privacy/curve.csv": "Accuracy under differential privacy"}
+# what setting.json says, and the heads of its columns
+FACTS = dict(protocol="protocol", scale="scale", rounds="rounds", seeds="seeds", data="data", network="network",
+             size="side", limit="images", hardware="processor")
+
 
 def list_settings(folder):
     "What each set of runs had: a row a table, of all files setting.json."
     rows = []
     for file in sorted(folder.rglob("setting.json")):
-        where = file.parent.relative_to(folder).as_posix()
-        given = json.loads(file.read_text())
+        given, where = setting_of(file.parent), file.parent.relative_to(folder).as_posix()
         for name, part in given.items():
-            if not isinstance(part, dict): continue
-            one = lambda k: listed(part.get(k) or [], 5)
-            rows.append({"results": f"{where}" + (f", {words(name).lower()}" if len(given) > 1 else ""), "runs": part.get("runs", ""),
-                         "protocol": one("protocol"), "scale": one("scale"), "rounds": one("rounds"), "seeds": one("seeds"),
-                         "data": one("data"), "network": one("network"), "side": one("size"), "images": one("limit"),
-                         "processor": one("hardware"), "made": part.get("made", "")})
+            name = f"{where}, {words(name).lower()}" if len(given) > 1 else where
+            row = dict(results=name, runs=part.get("runs", ""))
+            row |= {head: listed(part.get(key) or [], 5) for key, head in FACTS.items()}
+            rows.append(row | dict(made=part.get("made", "")))
     return pd.DataFrame(rows)
 
 
@@ -434,43 +483,36 @@ def readme(folder, used):
     path = folder/"README.md"
     if not path.exists(): return ""
     text = re.sub(r"^# .*\n", "", path.read_text())
-    return linked(text, path, used) if folder == REPORTS else outside_code(text, lambda part: LINK.sub(lambda m: m[1], part))
+    return linked(text, path, used) if folder == REPORTS else text
 
 
 def rules(folder):
     "Accuracy under three rules that choose the round, by setting: FedAvg and the mean over the methods."
-    rows = read_if(folder/"comparison/rules.csv")
+    rows, out = read_if(folder/"comparison/rules.csv"), []
     if rows.empty: return rows
     number = [c for c in ("last", "source_val", "oracle") if c in rows]
     rows[number] = rows[number].apply(pd.to_numeric)
-    out = []
     for setting, part in rows.groupby("setting", sort=False):
-        for name, own in (("fedavg", part[part.method == "fedavg"]), ("mean of the methods", part)):
-            if len(own): out.append(dict(setting=words(setting), of=name) | {c: f"{own[c].mean():.1f}" for c in number})
+        for name, own in {"fedavg": part[part.method == "fedavg"], "mean of the methods": part}.items():
+            out.append(dict(setting=words(setting), of=name) | {c: f"{own[c].mean():.1f}" for c in number})
     return pd.DataFrame(out)
-
-
-OTHER = {"flower/costs.csv": "Cost of a federation over Flower", "flower/imports.csv": "Seconds of processor time to import",
-         "privacy/curve.csv": "Accuracy under differential privacy"}
 
 
 def measured(folder, used):
     "What was run, on what, and how the numbers are chosen."
     n = sum(len(p.read_text().splitlines()) for p in (folder/"records").glob("*.jsonl"))
-    parts = ["Accuracy is measured on the held-out domain, or on each client's own where the setting says in-domain. The round is the one with the "
-             "best [validation accuracy of the clients](../runs/02_metrics.ipynb), unless a paper's [protocol](../runs/06_protocols.ipynb) says "
-             "otherwise. In the comparison each method gets the same [search](../experiments/10_tuning.ipynb) for its learning rate and its most "
-             "important value, on other seeds than those reported. Gains are [paired within target and seed](../experiments/05_statistics.ipynb).",
-             f"{n:,} runs are on record in `reports/records`, a line each: metrics, curves, costs. `make verify` runs a sample of them again." if n else ""]
+    parts = [HOW]
+    if n: parts.append(f"{n:,} runs are on record in `reports/records`. `make verify` repeats a sample of them.")
     given, chosen = list_settings(folder), rules(folder)
     if len(given): parts += ["## Settings", raw(table(given, "settings", length=-1))]
-    if len(chosen): parts += ["## What the choice of the round changes", "Accuracy in percent at the last round, at the round with the best validation "
-                              "accuracy of the clients, and at an oracle's, which looks at the target's labels.", raw(small(chosen))]
+    if len(chosen): parts += ["## What the choice of the round changes", CHOICE, raw(small(chosen))]
     if text := readme(folder, used): parts += ["## Studies", text]
-    others = [(folder/f, title) for f, title in OTHER.items() if (folder/f).exists()]
+    others = {folder/f: title for f, title in OTHER.items() if (folder/f).exists()}
     if others: parts += ["## Other measurements"]
-    for file, title in others: parts += [f"### {title}", raw(small(read(file))), beside(file.with_suffix(""), folder)]
-    return page("How it was measured", "What was run, on which data and machine, and how a number is chosen.", *parts)
+    for file, title in others.items():
+        parts += [f"### {title}", raw(small(read(file))), beside(file.with_suffix(""), folder)]
+    quotation = "What was run, on which data and machine, and how a number is chosen."
+    return page("How it was measured", quotation, *parts)
 
 
 def pages(folder=REPORTS, used=None):

@@ -65,7 +65,7 @@ class Browser:
         self.call("Page.navigate", url=url)
         there = f"location.href.split('#')[0] === {json.dumps(url.split('#')[0])}"
         self.wait(f"{there} && document.readyState === 'complete'")
-        self.wait("!document.querySelector('script[src*=mathjax]') || window.MathJax?.startup?.promise")
+        self.wait("!document.querySelector('script[src*=mathjax]') || Boolean(window.MathJax?.startup?.promise)")
         self.js("window.MathJax?.startup?.promise?.then(() => true)")
         self.wait("!document.querySelector('script[src*=\"tables.js\"]') || document.documentElement.dataset.tables")
 

@@ -165,8 +165,9 @@ COMPARED = """method,"accuracy, %",gain over fedavg,mark,seeds,steps,bytes,value
 
 def compared(folder, several=15):
     "A comparison of one setting: FedAvg and some methods, of which `m0` is better and `t` needs the target."
-    rows = "".join(f'm{i},61.0 ± 1.0,"+{9 - i/2} [+0.1, +9.0]",{"▲" if i == 0 else ""},3,1,1,lr 0.1\n' for i in range(several))
-    adapted = COMPARED.partition("\n")[0] + '\nt (adapted),64.0 ± 1.0,"+4.0 [+3.0, +5.0]",▲,3,1,1,lr 0.1\n'
+    gains = [(i, 9 - i/2, "▲" if i == 0 else "") for i in range(several)]
+    rows = "".join(f'm{i},61.0 ± 1.0,"+{gain} [+0.1, +9.0]",{mark},3,1,1,lr 0.1\n' for i, gain, mark in gains)
+    adapted = COMPARED.splitlines()[0] + '\nt (adapted),64.0 ± 1.0,"+4.0 [+3.0, +5.0]",▲,3,1,1,lr 0.1\n'
     setting = dict(table=dict(runs=48, rounds=[20], seeds=[0, 1, 2], targets=["a"], made="2026-11-27"))
     return reports(folder, {
         "comparison/photos/table.csv": COMPARED.format(rows), "comparison/photos/table_adapted.csv": adapted,
@@ -194,9 +195,11 @@ def test_results_of_files_that_come_later(tmp_path):
     "The ledger with its counts, a paper's tables, records that are counted: each where its file exists."
     table = "method,dataset,target,printed,ours,difference,mark\n"
     folder = reports(tmp_path/"reports", {
-        "papers/x/table1.csv": f"{table}A,d,t1,1.50,2.5,1.0,*\nA,d,t2,1,,,\nB,d,t1,3,3,0,\n", "papers/x/x.ipynb": "",
+        "papers/x/table1.csv": f"{table}A,d,t1,1.50,2.5,1.0,*\nA,d,t2,1,,,\nB,d,t1,3,3,0,\n",
+        "papers/x/x.ipynb": "",
         "papers/x/table2.csv": f"{table}A,d,t1,1,,,\n", "records/d.jsonl": "{}\n{}\n", "records/hidden.csv": "a\n1\n",
-        "README.md": "# R\n| [x](papers/x/x.ipynb) |\n", "studies.toml": '[x]\nwhat = "X, Table 1"\nfolder = "papers/x"\n'})
+        "README.md": "# R\n| [x](papers/x/x.ipynb) |\n",
+        "studies.toml": '[x]\nwhat = "X, Table 1"\nfolder = "papers/x"\n'})
     made = results_page.pages(folder)
     assert [*made] == [f"{name}.md" for name in RESULTS]
     text = made["results/papers.md"]
@@ -244,7 +247,8 @@ def test_links_of_a_report_lead_somewhere(report):
 def test_results_as_they_are():
     "Every table, figure and executed report of reports/ is shown or linked."
     text = "".join(results_page.pages(used=set()).values())
-    for place in results_page.copies(): assert place.removeprefix("files/reports/") in text, place
+    shown = [p.removeprefix("files/reports/") for p in results_page.copies() if p.endswith((".csv", ".png", ".ipynb"))]
+    assert not [p for p in shown if p not in text]
 
 
 # ---- reference
@@ -255,7 +259,7 @@ def test_a_docstring_is_shown_word_by_word():
 
 
 def test_reference_of_every_public_name():
-    "Each on one page, under the task of its module; the parameters of a function and the options of a method as tables."
+    "Each on one page, under the task of its module; parameters and options as tables."
     found = api_pages.pages()
     for module, tree in api_pages.trees().items():
         if module == "fdgnb": continue
@@ -306,7 +310,7 @@ def older():
     "A source that is newer than the site, or None; of the records the site shows the number alone."
     tops = [(NBS, "*.ipynb"), (REPORTS, "*"), (ROOT/"docs", "*"), (ROOT/"fdgnb", "*.py")]
     found = [p for top, kind in tops for p in top.rglob(kind) if p.is_file() and "__pycache__" not in p.parts
-             and REPORTS/results_page.RECORDS not in p.parents]
+             and REPORTS/"records" not in p.parents]
     made = BUILT.stat().st_mtime
     return next((p.relative_to(ROOT) for p in found if p.stat().st_mtime > made), None)
 
@@ -386,7 +390,7 @@ def well(b, address):
     assert not [u for u in b.requests if not u.startswith((address, "data:", "blob:", "about:"))]
 
 
-SAMPLE = ["index", "run", "methods/index", "methods/list", "methods/01_fedsb", "api/index", "api/train", "search", *RESULTS]
+SAMPLE = "index run methods/index methods/list methods/01_fedsb api/index api/train search".split() + RESULTS
 CUT = "[...document.querySelectorAll('.cell_input pre')].some(p => p.scrollWidth > p.clientWidth + 1)"
 SET = "['mjx-container', 'mjx-merror'].map(name => document.querySelectorAll(name).length)"
 
@@ -413,7 +417,11 @@ ROWS = "[...document.querySelectorAll('{} tbody tr')].map(r => r.cells[{}].textC
 
 
 TYPED = "(i => {{ i.value = '{}'; i.dispatchEvent(new Event('input', {{bubbles: true}})) }})({})"
-CHOSEN = "(l => {{ l.value = '{}'; l.dispatchEvent(new Event('change', {{bubbles: true}})) }})(document.querySelector('select[aria-label=\"{}\"]'))"
+CHOSEN = """(value => {{
+    const list = document.querySelector('select[aria-label="{1}"]');
+    list.value = value;
+    list.dispatchEvent(new Event('change', {{bubbles: true}}));
+}})('{0}')"""
 COUNT = "document.querySelector('.filters output').textContent"
 
 
@@ -465,12 +473,16 @@ def test_contents_of_a_page_beside_it(chromium, width, seen):
 
 
 OVERLAP = """[...document.querySelectorAll('div.math')].filter(div => {
-    const [tag] = div.querySelectorAll('mjx-labels, [data-mml-node=mlabeledtr] > [data-mml-node=mtd]:first-child, [data-labels]');
-    const body = div.querySelector('[data-mml-node=mtable] [data-mml-node=mtr], [data-mml-node=mlabeledtr] > [data-mml-node=mtd]:last-child');
-    if (!tag || !body || tag === body) return false;
+    const tag = div.querySelector('[data-labels]'), body = div.querySelector('[data-table] [data-mml-node=mlabeledtr]');
+    if (!tag || !body) return false;
     const [t, e] = [tag, body].map(node => node.getBoundingClientRect());
     return t.left < e.right - 1 && e.left < t.right - 1 && t.top < e.bottom && e.top < t.bottom;
 }).length"""
+
+
+# none begins left of where its box can be scrolled to
+BEGINS = """[...document.querySelectorAll('div.math mjx-container')].every(
+    c => c.getBoundingClientRect().left >= c.closest('div.math').getBoundingClientRect().left - 1)"""
 
 
 def test_no_number_lies_on_its_equation(chromium, site):
@@ -480,6 +492,8 @@ def test_no_number_lies_on_its_equation(chromium, site):
     for name in [p for p in site if p.startswith("methods/") and "tag{" in (SITE/p).read_text()]:
         b.open(f"{address}/{name}")
         assert b.js(OVERLAP) == 0, name
+        assert b.js("document.querySelectorAll('[data-labels]').length"), name
+        assert b.js(BEGINS), name
 
 
 CELLS = ["-21.2 [-25.0, -17.9]", "", "+12.0 [8.1, 15.9]", "+3.5", "1,204 ± 3", "63.1 (1)"]
@@ -513,7 +527,8 @@ def test_search_finds_scaffold(chromium):
     b, address = chromium
     b.open(f"{address}/search.html?q=SCAFFOLD")
     b.wait("document.querySelectorAll('#search-results li a').length > 2")
-    found = b.js("[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href').split('?')[0])")
+    links = "[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href').split('?')[0])"
+    found = b.js(links)
     plain = [link for link in found if "#" not in link]
     assert any("methods/06_drift.html" in link for link in plain[:3]) and len(plain) == len(set(plain))
     assert not [link for link in plain if link.startswith(("api/", "reports/", "results/ledger"))]
