@@ -63,7 +63,8 @@ def test_the_message_of_a_long_value_is_short():
 
 
 def test_names_lists_and_defaults_of_make():
-    assert "unknown hyper-parameter 'nu'; did you mean 'mu'?" in said(lambda: make(Hyper, dict(nu=1), "hyper-parameter"))
+    line = said(lambda: make(Hyper, dict(nu=1), "hyper-parameter"))
+    assert "unknown hyper-parameter 'nu'; did you mean 'mu'?" in line
     assert make(Hyper, dict(mu=1, drops=[3, 4]), "hyper-parameter") == Hyper(mu=1., drops=(3, 4))
 
 
