@@ -320,6 +320,23 @@ def test_formats(tmp_path, suffix, mode):
     assert x.shape == (3, 8, 8) and x.dtype == np.uint8 and x.min() > 250
 
 
+def test_folders_of_another_form(shop):
+    for path in ("~nobody/shop", "x/"*3000, None): says(lambda: from_folder(path))
+    says(lambda: from_folder(shop, size=100_000), "size=100000")
+    says(lambda: from_folder(shop, white=0), "white=0")
+    says(lambda: from_folder(shop / "front"), "has no class folders")
+    says(lambda: from_folder(shop, domains=["fromt"]), "did you mean 'front'?")
+
+
+def test_groups_and_stratify_of_a_folder(tmp_path):
+    for i in range(8):
+        picture(tmp_path / "clinic" / "north" / "xy"[i // 4] / f"patient{i // 2}_{i % 2}.png", (i, 0, 0))
+    clinic = from_folder(tmp_path / "clinic", size=16, groups=r"patient(\d+)", stratify=True)
+    assert clinic["north"].groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and clinic.defaults["stratify"] is True
+    says(lambda: from_folder(tmp_path / "clinic", size=16, groups="patient"))
+    says(lambda: from_folder(tmp_path / "clinic", size=16, split="folder"), "is no part")
+
+
 # the real data
 
 def test_office_caltech10_counts(monkeypatch):
