@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from fdgnb.core import FdgnbError
-from fdgnb.data.domain import split_indices, suggest_backbone
+from fdgnb.data.domain import (Dataset, Domain, check_names, check_size, choose_domains, scale_channels, split_indices,
+                               suggest_backbone)
 from platformdirs import user_cache_path
 from fdgnb.data.cache import cache_dir, cache_places, cache_arrays, data_dir
 from fdgnb.data.folders import decode, from_folder
@@ -319,6 +320,23 @@ def test_formats(tmp_path, suffix, mode):
     assert x.shape == (3, 8, 8) and x.dtype == np.uint8 and x.min() > 250
 
 
+def test_folders_of_another_form(shop):
+    for path in ("~nobody/shop", "x/"*3000, None): says(lambda: from_folder(path))
+    says(lambda: from_folder(shop, size=100_000), "size=100000")
+    says(lambda: from_folder(shop, white=0), "white=0")
+    says(lambda: from_folder(shop / "front"), "has no class folders")
+    says(lambda: from_folder(shop, domains=["fromt"]), "did you mean 'front'?")
+
+
+def test_groups_and_stratify_of_a_folder(tmp_path):
+    for i in range(8):
+        picture(tmp_path / "clinic" / "north" / "xy"[i // 4] / f"patient{i // 2}_{i % 2}.png", (i, 0, 0))
+    clinic = from_folder(tmp_path / "clinic", size=16, groups=r"patient(\d+)", stratify=True)
+    assert clinic["north"].groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and clinic.defaults["stratify"] is True
+    says(lambda: from_folder(tmp_path / "clinic", size=16, groups="patient"))
+    says(lambda: from_folder(tmp_path / "clinic", size=16, split="folder"), "is no part")
+
+
 # the real data
 
 def test_office_caltech10_counts(monkeypatch):
@@ -353,3 +371,45 @@ def test_split_leaves_the_global_generator_alone():
     split_indices(100)
     get_dataset("digits", domains=["rendered"])
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_splits_refuse_what_they_cannot_cut():
+    says(lambda: split_indices(9, fractions=(.8, .1)), "three fractions")
+    says(lambda: split_indices(3, torch.zeros(3, 2), stratify=True), "stratify needs one class a sample")
+    assert {k: len(v) for k, v in split_indices(1).items()} == dict(train=1, val=0, test=0)
+
+
+# domains and data sets
+
+
+def flat(name, y, width=2, n=None):
+    return Domain(name, torch.zeros(len(y) if n is None else n, width), torch.tensor(y))
+
+
+def test_domains_refuse_arrays_that_do_not_fit():
+    says(lambda: flat("photo", [0, 0, 0], n=4), "4 inputs and 3 labels")
+    says(lambda: flat("photo", [0., 0., 0.]), "wanted uint8 images")
+    says(lambda: flat("ward", [[.5, 1.]]), "zeros and ones, float32")
+
+
+def test_data_sets_refuse_domains_that_do_not_fit():
+    ward = flat("ward", [[1., 1., 0.], [0., 1., 0.]])
+    says(lambda: Dataset("toy", {}, ["cat"]), "has no domains")
+    says(lambda: Dataset("toy", {"a": flat("a", [0, 2])}, ["cat", "dog"]), "labels 0 to 2, wanted 0 to 1")
+    says(lambda: Dataset("chest", {"ward": ward}, ["edema"]), "labels of 3 columns, wanted one for")
+    mixed = {"ward": ward, "b": flat("b", [0])}
+    says(lambda: Dataset("chest", mixed, ["edema", "nodule", "effusion"]), "wanted one class a sample in all domains")
+
+
+def test_arguments_that_loaders_share():
+    assert (check_size(28), choose_domains("toy", None, ["sketch"])) == (28, ["sketch"])
+    says(lambda: check_size("28"), "size='28': expected a whole number")
+    says(lambda: check_names(classes=["cat", "cat"]), "classes=['cat', 'cat']: wanted a list of different names")
+    says(lambda: choose_domains("toy", ["skech"], ["sketch"]), "did you mean 'sketch'?")
+
+
+def test_scaled_channels_keep_their_dtype():
+    pixels = torch.linspace(0, 1, 300, dtype=torch.float64).view(4, 3, 5, 5)
+    assert torch.equal(scale_channels(pixels, "none"), pixels)
+    assert torch.allclose(scale_channels(pixels, "half"), 2*pixels - 1)
+    assert torch.allclose(scale_channels(pixels, "imagenet")[:, 1], (pixels[:, 1] - .456)/.224)

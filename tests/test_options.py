@@ -8,6 +8,7 @@ from conftest import bits, one_line, python, run, same_bits
 import fdgnb
 from fdgnb import models
 from fdgnb.core import FdgnbError, generator, seeded
+from fdgnb.data.augment import AUGMENTATIONS
 from fdgnb.federation.loop import Method
 from fdgnb.runs.callbacks import Metrics, MLflow
 from fdgnb.runs.setup import Federation, check_device, explain_mps
@@ -223,6 +224,11 @@ def test_what_is_no_augmentation_says_why(bad, says, tiny):
     before = random.getstate(), np.random.get_state()[1].tolist()
     refused(says, tiny, augment=bad)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_colors_of_six_channels_are_refused():
+    with pytest.raises(FdgnbError, match="these have 6"):
+        AUGMENTATIONS.get("ga")(torch.zeros(2, 6, 28, 28), generator(0))
 
 
 def test_augmix_draws_where_no_generator_reaches(tiny): refused("does not draw from", tiny, augment=v2().AugMix())
