@@ -13,7 +13,8 @@ from fdgnb.data.arrays import CIFAR10_CLASSES
 from fdgnb.data.catalogue import DATASETS, get_dataset, list_datasets
 from fdgnb.data.found import Found
 from fdgnb.data.photos import DOMAINNET_CLASSES, OFFICEHOME, OFFICEHOME_CLASSES, PACS_CLASSES, VLCS_CLASSES
-from fdgnb.data.prepare import check, count_duplicates, main, is_as_published
+from fdgnb.data.cache import cache_entries
+from fdgnb.data.prepare import _options, check, count_duplicates, main, is_as_published
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -494,6 +495,60 @@ def test_command_line(home, capsys, monkeypatch):
         assert main(bad) == 2
         said = capsys.readouterr()
         assert said.err.startswith("error: ") and said.err.count("\n") == 1 and not said.out
+
+
+def test_digits_are_as_many_as_published():
+    assert is_as_published(check("digits", ["optical"], decode=False))
+
+
+def test_options_of_a_command_are_words_or_json():
+    given = ["tokens=32", "encoder=bert", "angles=[0, 15]", "svhn_shift=true"]
+    assert _options(given) == dict(tokens=32, encoder="bert", angles=[0, 15], svhn_shift=True)
+
+
+@pytest.mark.parametrize("bad", ["prepare", "prepare pacs --size 2", "check officehome --domain art",
+                                 "prepare amazon_review --option tokens", "prepare pacs --option tokens=3",
+                                 "prepare digits --skip-broken", "prepare pac --clean", "check ./nowhere",
+                                 "check ./shop/north/cat"])
+def test_a_command_that_cannot_be_meant_is_one_line(bad, home, monkeypatch, capsys):
+    picture(home/"shop/north/cat/1.png")
+    monkeypatch.chdir(home)
+    assert main(bad.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and not said.out
+
+
+def test_remarks_on_a_folder(home):
+    "Duplicates, alike classes, empty and hidden folders, notes, images beside the class folders, TIFF pages."
+    shop, black = home/"shop", Image.new("RGB", (8, 8))
+    for name in ("north/cat/1", "north/cat/2", "south/Cat/1"):
+        (shop/name).parent.mkdir(parents=True, exist_ok=True)
+        black.save(shop/f"{name}.png")
+    for name in ("south/dog/1", "south/dog/2", "north/loose", "south/_old/1"):
+        picture(shop/f"{name}.png", seed=len(name) + int(name[-1] == "2"))
+    (shop/"south/elk").mkdir()
+    (shop/"south/dog/notes.txt").write_text("two dogs")
+    black.save(shop/"north/cat/3.tif", save_all=True, append_images=[black, black])
+    t = check(shop)
+    assert totals(t) == dict(north=3, south=3)
+    assert t.attrs["within"] == dict(north=(1, 1), south=(0, 0)) and t.attrs["across_domains"] == 1
+    assert len(t.attrs["remarks"]) == 7
+    picture(home/"alone/north/cat/1.png")
+    assert check(home/"alone").attrs["remarks"] == ["one class: 1, the first: 'cat'; a run refuses it"]
+
+
+def test_what_is_prepared_is_cleared_by_name_or_path(home, capsys):
+    pacs_tree(home, ["photo"])
+    for d in ("north", "south"):
+        for c in ("cat", "dog"): picture(home/"shop"/d/c/"1.png")
+    shop, held = str(home/"shop"), []
+    for line in (["prepare", "pacs", "--size", "8", "--domain", "photo"], ["prepare", shop, "--size", "8"],
+                 ["cache", shop, "--clear"], ["cache", "pacs", "--clear"], ["cache"]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")                     # the tree is smaller than PACS
+            assert main(line) == 0
+        held.append([len(cache_entries(name)) for name in ("pacs", "shop")])
+    assert held == [[1, 0], [1, 2], [1, 0], [0, 0], [0, 0]]
 
 
 def test_module_runs_by_its_name(home):
