@@ -114,8 +114,8 @@ def test_scales_only_shrink(protocol):
 def test_a_row_holds_for_its_data_methods_and_scale_alone():
     bound = row("lr", .1, "x", data="pacs")
     assert [bound.applies("paper", d, "fedavg") for d in ("pacs", "digits")] == [True, False]
-    bound = row("lr", .1, "x", method="fdse ga")
-    assert [bound.applies("paper", "pacs", m) for m in ("fdse", "fedprox+ga", "fedavg", None)] == [True, True, False, False]
+    bound, methods = row("lr", .1, "x", method="fdse ga"), ("fdse", "fedprox+ga", "fedavg", None)
+    assert [bound.applies("paper", "pacs", m) for m in methods] == [True, True, False, False]
     bound = row("lr", .1, "x", scale="cpu")
     assert [bound.applies(s, "pacs", "ga") for s in ("smoke", "cpu", "paper")] == [False, True, False]
 
