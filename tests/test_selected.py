@@ -322,3 +322,45 @@ def test_exported_programs_say_what_they_take(vary, tmp_path):
     props = onnx.load(run.export(tmp_path/"a.onnx", floats=True)).metadata_props
     said = {p.key: json.loads(p.value) for p in props}
     assert said["classes"] == run.classes and said["takes"] == "floats in [0, 1]"
+
+
+ABOUT = dict(in_channels=3, size=8, shape=[3, 8, 8])
+PAIR = dict(in_channels=2, size=None)                                  # of a run of vectors of two numbers
+
+
+def some_bytes(): return torch.randint(256, (4, 3, 8, 8), generator=generator(0)).to(torch.uint8)
+
+
+def test_a_batch_is_taken_in_every_form_a_user_has():
+    x = some_bytes()
+    for given in (x, x.numpy(), (x/255.).tolist(), x.permute(0, 2, 3, 1), Domain("a", x, torch.zeros(4).long())):
+        assert torch.equal(selected.as_batch(given, ABOUT), x)
+    assert torch.equal(selected.as_batch(x[0], ABOUT), x[:1])
+    vectors = torch.tensor([[1, 200]]).to(torch.uint8)
+    assert torch.equal(selected.as_batch(vectors, PAIR), vectors.float())
+    assert selected.as_batch([[1., -7.]], PAIR).tolist() == [[1., -7.]]
+
+
+def test_what_is_no_batch_is_refused_with_the_remedy():
+    x, batch = some_bytes(), selected.as_batch
+    wrong = [(x.float(), r"floats in \[0, 1\]; these reach from 0 to 255"), (x.float()*float("nan"), "from nan"),
+             (x[:, :1], r"a batch \(N, 3, 8, 8\), not \(4, 1, 8, 8\)"), (x[:0], "no samples"), ("cat.png", "cat.png: "),
+             (x[..., 1:], "the run saw another size: resize as it did"), ([[1], [1, 2]], "several shapes"),
+             (x.to_sparse(), r"give its to_dense\(\)"), (x.long()*2, "0 to 255")]
+    for bad, says in wrong:
+        with refused(says): batch(bad, ABOUT)
+    with refused("finite numbers"): batch([[1., float("inf")]], PAIR)
+    with refused("no image files"): batch("a.png", PAIR)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_a_file_of_any_mode_is_read_as_a_data_set_reads_it(tmp_path, mode):
+    from PIL import Image
+    from fdgnb.data.folders import decode
+    ramp = np.random.default_rng(0).integers(0, 256, (20, 12, 4)).astype(np.uint8)
+    deep = Image.fromarray(ramp[..., 0].astype(np.uint16)*256)
+    image = deep if mode == "I;16" else Image.fromarray(ramp).convert(mode)
+    image.save(file := tmp_path/"a.png")
+    same = torch.from_numpy(decode(file, 8).copy())
+    with Image.open(file) as again: assert torch.equal(selected.as_batch(again, ABOUT), same[None])
+    assert torch.equal(selected.as_batch([file, str(file)], ABOUT), torch.stack([same, same]))
