@@ -6,15 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import fdgnb
+from fastcore.test import test_close as close, test_eq as same, test_fail as fails
 from fdgnb import FdgnbError
 from fdgnb.data.catalogue import get_dataset
 from fdgnb.experiments.grid import (ComparePage, check_seeds, grid, list_members, parse_methods, plan_comparison,
                                     split_names)
 from fdgnb.experiments.store import (Store, add_digest, combine, failure_of, metric_names, outcome, read_study,
                                      record_of, scores_in, share, subtract, thin, to_six, write_study)
+from fdgnb.experiments.statistics import judge, verdicts
+from fdgnb.experiments.table import all_rules, cost_of, curves_of, table
 from fdgnb.federation.toys import slice_of
 from fdgnb.runs.callbacks import Metrics
-from fdgnb.runs.metrics import METRICS
 from fdgnb.runs.setup import read_page
 
 
@@ -192,3 +194,136 @@ def test_metrics_lie_beside_the_scores_and_an_edited_one_is_unmeasured(made, tmp
 def test_names_of_metrics():
     assert metric_names(["auc", "accuracy", "auc"]) == ["auc"] and metric_names(None) == []
     refuses(lambda: metric_names("macro_f2"), "did you mean 'macro_f1'?")
+
+
+def line(label, target, seed, value, dataset="toy", n=10, **more):
+    "A finished run of the grid; of no value one that is missing."
+    scored = dict(aggregated=dict(last={"target" if target else "AVG": value, "rounds": "2"}))
+    rec = dict(args=dict(target=target, **more), samples={target: n}, scores=scored)
+    return dict(label=label, method=label, dataset=dataset, target=target, seed=seed,
+                state="missing" if value is None else "done", record=None if value is None else rec)
+
+
+def test_what_was_asked_for_and_is_not_there_shows():
+    asked = [line(m, t, s, .5 + (m == "b")*.1*(s + 1) if t != "z" and (t, s) != ("y", 1) else None)
+             for m in "ab" for t in "xyz" for s in range(3)]
+    t = table(pd.DataFrame(asked), "last", base="a")
+    same(list(t.mean), [*"xyz", "Avg", "ALL"]); assert t.mean[["z", "Avg", "ALL"]].isna().all(axis=None)
+    assert "8 cells without a score (runs: 8 missing)" in t.caption and t.extra.gain.isna().all()
+    same(t.cell("b", "y"), "70.0 ± 14.1 (2)"); same(t.cell("b", "z"), "")
+    t = table(pd.DataFrame([r for r in asked if r["target"] == "x"]), "last", base="a")
+    same(judge(t).tolist(), ["open"])
+    same(verdicts(table(pd.DataFrame(asked), "last")), "No row fedavg to compare with.")
+
+
+def test_data_sets_side_by_side():
+    two = [line(m, t, s, v + .1*(m == "b"), d, n) for m in "ab" for s in (0, 1)
+           for d, t, n, v in (("d", "p", 100, .2), ("d", "q", 300, .4), ("e", "r", 50, .6))]
+    t = table(pd.DataFrame(two), "last", base="a", columns="dataset")
+    close(t.mean.loc["a"], [.3, .6, .45, (100*.2 + 300*.4 + 50*.6)/450])
+    same(judge(t).tolist(), ["untested"])                                # each seed has the same gain
+    t = table(pd.DataFrame([*two[:-1], line("b", "r", 1, None, "e")]), "last", base="a", columns="dataset")
+    same(t.cell("b", "e"), "70.0 (1)"); same(t.cell("b", "d"), "40.0 ± 0.0")
+
+
+def test_different_things_in_one_cell_are_refused():
+    scored = dict(a=(.033333, .083333), b=(.05, .066667))
+    ties = [line(m, "x", s, v) for m, vs in scored.items() for s, v in enumerate(vs)]
+    same(table(pd.DataFrame(ties), "last", base="a").extra["rank"].tolist(), [1.5, 1.5])
+    many = [line(m, None, s, .5) for m in "ab" for s in (0, 1)]               # so many clients: means alone
+    close(table(pd.DataFrame(many), "last", base="a").mean.AVG, [.5, .5])
+    for wrong, said, columns in (
+            ([line("a", "x", 0, .5), line("b", None, 0, .5)], "in-domain runs and held-out", "target"),
+            ([line("a", "x", 0, .5, data="1"), line("b", "x", 0, .5, data="2")], "of one name", "dataset"),
+            ([line("a", "x", 0, .5), line("a", "x", 0, .6)], "several runs of 'a'", "dataset"),
+            ([line("a", "x", 0, .5), line("a", "x", 0, .6)], "labels of their own", "target")):
+        fails(lambda: table(pd.DataFrame(wrong), "last", base="a", columns=columns), contains=said)
+    fails(lambda: table(pd.DataFrame(ties), "last", base="c"), contains="no row 'c'")
+    fails(lambda: table(pd.DataFrame(ties).drop(columns="record")), contains="wanted the lines that a grid's")
+
+
+def test_domains_held_out_together_and_odd_names(tmp_path):
+    listed = [line(m, "x+y", s, .5 + .1*s) for m in "ab" for s in (0, 1)]            # two held out together
+    listed[-1] |= dict(record=None, state="missing")
+    for r in listed: r["target"] = ["x", "y"]
+    t = table(pd.DataFrame(listed), "last", base="a")
+    same(list(t.mean), ["x+y"]); same(t.cell("b", "x+y"), "50.0 (1)")
+    turned = table(pd.DataFrame(listed), "last", base="x+y", rows="target", columns="label")
+    same([*turned.mean.index], ["x+y"])
+    two = [line(m, t, s, v + .1*(m == "b"), d, n) for m in "ab" for s in (0, 1)
+           for d, t, n, v in (("d", "p", 100, .2), ("d", "q", 300, .4), ("e", "r", 50, .6))]
+    mixed = pd.DataFrame([*two, line("a", None, 0, None, "f")])
+    close(table(mixed, "last", base="a", columns="dataset").mean.loc["a", ["d", "e"]], [.3, .6])
+    renamed = pd.DataFrame([dict(line(m, "x", s, .5), method="m") for m in "ab" for s in (0, 1)])
+    same(list(table(renamed, "last", base="m", rows="method", columns="label").mean), [*"ab", "Avg", "ALL"])
+    named = table(pd.DataFrame([line(m, "h|1", 0, .5) for m in ("[x] a", "b|c\nd")]), "last", base="b|c\nd")
+    assert "\n{}[x] a &" in named.to_latex()
+    same({r.count("|") - r.count("\\|") for r in named.to_markdown().splitlines()[2:]}, {5})
+    (tmp_path/"file").touch()
+    fails(lambda: named.save(tmp_path/"file", "t"), contains="cannot be written")
+
+
+def record(values, per_round=None, flops=10, sent=4, **rules):
+    "An in-domain record of two clients, of 10 and 30 test samples; curves rise to their mean."
+    row = lambda a, b: dict(a=a, b=b, AVG=(a + b)/2, ALL=(10*a + 30*b)/40, rounds="2")
+    at = dict(last=row(*values), **{r: row(*v) for r, v in rules.items()})
+    args = dict(target=None, settings=dict(per_round=per_round))
+    return dict(args=args, samples=dict(a=10, b=30), rounds=2, flops_round=flops,
+                scores=dict(aggregated=at), bytes=dict(up=dict(model=sent), down=dict(model=2*sent)),
+                curves=dict(round=[1, 2], target=[.1, None], val=[.7, .8]))
+
+
+def test_in_domain_tables_costs_rules_and_verdicts():
+    of = dict(fedavg=[record((.2, .4), source_val=(.1, .3)), record((.4, .6), source_val=(.3, .5))],
+              half=[record((.5, .5), 1, 30, 2, source_val=(.4, .4)),
+                    record((.6, .9), 1, 30, 2, source_val=(.5, .8))])
+    inside = pd.DataFrame([dict(label=m, method=m, dataset="toy", target=None, seed=s, state="done", record=r)
+                           for m, rs in of.items() for s, r in enumerate(rs)])
+    t = table(inside, "last")
+    assert t.inside and not table(inside.assign(target="a", record=[
+        dict(r, args=dict(r["args"], target="a"), scores=dict(aggregated=dict(last=dict(target=.5, rounds="2"))))
+        for r in inside.record]), "last").inside
+    same([*t.mean], ["a", "b", "Avg", "ALL"])
+    close(t.mean.loc["half"].to_numpy(), [.55, .7, .625, (10*.55 + 30*.7)/40])
+    close(t.extra.gain["half"], .225); same(t.n.loc["half", "Avg"], 2)
+    costs = cost_of(inside, t)
+    close(costs.loc["half", ["gain", "bytes", "flops"]].to_numpy(float), [.225, .5, 1.5])
+    same(costs.loc["fedavg"].dropna().to_dict(), dict(gain=0., bytes=1., flops=1.))
+    same(curves_of(inside)[["round", "value"]].to_numpy().tolist(), [[1, .1]]*4)
+    choices = all_rules(inside)
+    same([*choices], ["last", "source_val"])
+    close(choices.loc["half"].to_numpy(), [62.5, 52.5])
+    close(choices.loc["fedavg"].to_numpy(), [40, 30])
+    same(t.best("a"), {"half"})
+    one = table(inside[:3], "last")                                       # a seed of `half` is not there
+    same((one.best("a"), one.cell("half", "a")), ({"fedavg"}, "50.0 (1)"))
+    assert "an oracle" not in t.caption
+    under = lambda rule: inside.assign(record=[
+        dict(r, scores=dict(aggregated={rule: r["scores"]["aggregated"]["last"]})) for r in inside.record])
+    for r in ("top5", "target"): assert "an oracle: it looks at the target's labels" in table(under(r), r).caption
+    unseen = under("last")
+    same([*all_rules(unseen)], ["last"])
+    fails(lambda: table(unseen), contains="no validation samples to select by, rule='last'")
+    other = inside.assign(target="a", record=[
+        dict(r, args=dict(r["args"], target="a"), samples=dict(a=10 + 2*(k > 1), b=30),
+             scores=dict(aggregated=dict(last=dict(target=.5, rounds="2"))))
+        for k, r in enumerate(inside.record)])
+    fails(lambda: table(other, "last"), contains="on different numbers of samples of a")
+    same(verdicts(table(inside.drop(index=[0, 1]), "last")), "No row fedavg to compare with.")
+    lone = inside.assign(record=[None if m == "fedavg" else r for m, r in zip(inside.label, inside.record)])
+    assert verdicts(table(lone, "last")).startswith("No whole run of fedavg to compare with")
+    def luck(gains):
+        "The verdict on `half` over FedAvg at .2 and .3, by gains (a, b) a seed."
+        more = [("fedavg", .2, .3)]*len(gains) + [("half", .2 + a, .3 + b) for a, b in gains]
+        lines = [dict(inside.loc[0], label=m, method=m, seed=k % len(gains), record=record((a, b)))
+                 for k, (m, a, b) in enumerate(more)]
+        return verdicts(table(pd.DataFrame(lines), "last"))
+    shared = "* of these, with each of the {} seeds as one number, as its clients share a run, still shown: {}"
+    apart, alike = [(.1, .12), (.12, .1), (.11, .111)], [(.02, .02), (.1, .1), (.07, .07), (.04, .04)]
+    same(luck(apart).splitlines(), ["* beats fedavg: half (+11.0)", shared.format(3, "half")])
+    same(luck(alike).splitlines()[1:], [shared.format(4, "half")])
+    few = luck([(.02, .02), (.1, .1), (.07, .07)]).splitlines()
+    same(few, ["* beats fedavg: half (+6.3)", shared.format(3, "none")])
+    even = luck([(.09, .11), (.11, .09), (.1, .1)]).splitlines()          # seeds of one mean: no test
+    same(even, ["* beats fedavg: half (+10.0)", shared.format(3, "none") + "; without a test: half"])
+    assert len(luck([(.1, -.1), (-.1, .2)]).splitlines()) == 1               # nothing shown, nothing to say
