@@ -23,6 +23,56 @@ from fdgnb.runs.plots import colors, escape_label, styled
 from fdgnb.settings import format_value
 from fdgnb.tables.figures import alike, costs_of
 
+# %% ../../nbs/tables/07_comparison.ipynb #gainscd001
+FAR = 12.                                                 # points; gains beyond are numbers at the edge
+
+
+def order_labels(lines):
+    "Labels by their mean gain over the settings, best first; what adapts at test time last."
+    means = lines.groupby("label").agg(adapts=("adapts", "first"), gain=("gain", "mean"))
+    return list(means.sort_values(["adapts", "gain"], ascending=[True, False]).index)
+
+
+def draw_panel(ax, lines, places, color, far=FAR):
+    "One setting's gains with intervals, in points. places: {label: height}."
+    for line in lines.itertuples():
+        if np.isnan(line.gain): continue
+        gain, height = 100*line.gain, places[line.label]
+        if abs(gain) > far:
+            edge, mark, side = (far, ">", "right") if gain > 0 else (-far, "<", "left")
+            ax.plot(edge, height, mark, color=color, ms=5)
+            ax.text(.94*edge, height, f"{gain:+.0f}", ha=side, va="center", fontsize=8)
+            continue
+        if not np.isnan(line.low):
+            ends = np.clip([100*line.low, 100*line.high], -far, far)
+            ax.plot(ends, [height]*2, color=color, lw=1.2)
+        is_shown = line.kind in ("beats", "worse")
+        ax.plot(gain, height, "o", color=color, mfc=color if is_shown else "white", ms=5)
+    ax.axvline(0, color=".5", lw=.8, zorder=0)
+    ax.set_xlim(-far*1.05, far*1.05)
+
+
+@styled
+def draw_gains(lines, far=FAR):
+    "Gains over the base with 95 % intervals: a panel a setting, a row a method; None where there is no gain."
+    import matplotlib.pyplot as plt
+    lines = lines[(lines.kind != "base") & lines.gain.notna()] if len(lines) else lines
+    if lines.empty: return None
+    labels, settings = order_labels(lines), list(dict.fromkeys(lines.setting))
+    places, color = {label: -i for i, label in enumerate(labels)}, colors(settings)
+    width = min(12.8, 2.2 + 2.8*len(settings))
+    fig, axes = plt.subplots(1, len(settings), figsize=(width, .22*len(labels) + 1.1), sharey=True, squeeze=False)
+    adapts = sum(not v for v in lines.groupby("label").adapts.first())           # rows above what adapts
+    for ax, setting in zip(axes[0], settings):
+        draw_panel(ax, lines[lines.setting == setting], places, color[setting], far)
+        if 0 < adapts < len(labels): ax.axhline(.5 - adapts, color=".5", lw=.8, ls=":")
+        for height in places.values(): ax.axhline(height, color=".93", lw=.6, zorder=-1)
+        ax.set_title(setting.replace("_", " "))
+        ax.set_xlabel("gain, points")
+    axes[0, 0].set_yticks([*places.values()], [escape_label(label) for label in places])
+    axes[0, 0].set_ylim(-len(labels) + .4, .6)
+    return fig
+
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp008
 BASE = "fedavg"
 
@@ -238,56 +288,6 @@ def describe_plan(study, plan, lines):
     if missing: said.append(f"Runs: {missing}.")
     said += [f"* {method} is left out: {why}" for method, why in (plan.refused | plan.failed).items()]
     return "\n\n".join(said[:3]) + "\n\n" + "\n".join(said[3:])
-
-# %% ../../nbs/tables/07_comparison.ipynb #gainscd001
-FAR = 12.                                                 # points; gains beyond are numbers at the edge
-
-
-def order_labels(lines):
-    "Labels by their mean gain over the settings, best first; what adapts at test time last."
-    means = lines.groupby("label").agg(adapts=("adapts", "first"), gain=("gain", "mean"))
-    return list(means.sort_values(["adapts", "gain"], ascending=[True, False]).index)
-
-
-def draw_panel(ax, lines, places, color, far=FAR):
-    "One setting's gains with intervals, in points. places: {label: height}."
-    for line in lines.itertuples():
-        if np.isnan(line.gain): continue
-        gain, height = 100*line.gain, places[line.label]
-        if abs(gain) > far:
-            edge, mark, side = (far, ">", "right") if gain > 0 else (-far, "<", "left")
-            ax.plot(edge, height, mark, color=color, ms=5)
-            ax.text(.94*edge, height, f"{gain:+.0f}", ha=side, va="center", fontsize=8)
-            continue
-        if not np.isnan(line.low):
-            ends = np.clip([100*line.low, 100*line.high], -far, far)
-            ax.plot(ends, [height]*2, color=color, lw=1.2)
-        is_shown = line.kind in ("beats", "worse")
-        ax.plot(gain, height, "o", color=color, mfc=color if is_shown else "white", ms=5)
-    ax.axvline(0, color=".5", lw=.8, zorder=0)
-    ax.set_xlim(-far*1.05, far*1.05)
-
-
-@styled
-def draw_gains(lines, far=FAR):
-    "Gains over the base with 95 % intervals: a panel a setting, a row a method; None where there is no gain."
-    import matplotlib.pyplot as plt
-    lines = lines[(lines.kind != "base") & lines.gain.notna()] if len(lines) else lines
-    if lines.empty: return None
-    labels, settings = order_labels(lines), list(dict.fromkeys(lines.setting))
-    places, color = {label: -i for i, label in enumerate(labels)}, colors(settings)
-    width = min(12.8, 2.2 + 2.8*len(settings))
-    fig, axes = plt.subplots(1, len(settings), figsize=(width, .22*len(labels) + 1.1), sharey=True, squeeze=False)
-    adapts = sum(not v for v in lines.groupby("label").adapts.first())           # rows above what adapts
-    for ax, setting in zip(axes[0], settings):
-        draw_panel(ax, lines[lines.setting == setting], places, color[setting], far)
-        if 0 < adapts < len(labels): ax.axhline(.5 - adapts, color=".5", lw=.8, ls=":")
-        for height in places.values(): ax.axhline(height, color=".93", lw=.6, zorder=-1)
-        ax.set_title(setting.replace("_", " "))
-        ax.set_xlabel("gain, points")
-    axes[0, 0].set_yticks([*places.values()], [escape_label(label) for label in places])
-    axes[0, 0].set_ylim(-len(labels) + .4, .6)
-    return fig
 
 # %% ../../nbs/tables/07_comparison.ipynb #whichcd001
 FEW = 1.05                                                # times the base's bytes

@@ -37,7 +37,7 @@ def draw(report, figure, stem):
     display(figure)
 
 
-# %% ../../nbs/tables/06_figures.ipynb #e2d038ab
+
 def network(rec): return rec["args"]["settings"]["backbone"]
 
 
@@ -88,7 +88,7 @@ def extent(runs, drawn):
     of = int(runs.of.max()) if "of" in runs else drawn
     return f", {drawn} of {of} rounds"*(drawn < of)
 
-# %% ../../nbs/tables/06_figures.ipynb #f149472a
+
 def pace(runs):
     """({label: seconds per round}, processor): the fastest seed, mean over the targets that all labels have.
 
@@ -102,7 +102,7 @@ def pace(runs):
         if len(fastest) and set(fastest) == set(t.label): return fastest.mean().to_dict(), processor
     return {}, ""
 
-# %% ../../nbs/tables/06_figures.ipynb #814aa3d0
+
 def converging(runs, by="rounds"):
     "Tidy curves of runs: label, step, x (round, or seconds by the `pace`), value; rounds all have."
     rows, unit = [], pace(runs)[0] if by == "seconds" else dict.fromkeys(runs.label, 1)
@@ -209,7 +209,7 @@ def read_how(labels, metric):
     words = dict.fromkeys(WORDS[rule] for rule, _ in how.values())
     return {k: k + f" ({point})"*(point != "aggregated") for k, (_, point) in how.items()}, " or ".join(words)
 
-# %% ../../nbs/tables/06_figures.ipynb #domaincd0001
+
 def bars_by_domain(t, runs, metric, how):
     "Percent by label and domain as bars: what a radar of one or two rays would be; `how` as by_domain says."
     import matplotlib.pyplot as plt
@@ -239,7 +239,7 @@ def numbers_by_domain(t, runs, metric, how):
     fig.suptitle(f"{title_of(runs)}\n{rules}\n{how}", x=.02, ha="left", size=9)
     return fig
 
-# %% ../../nbs/tables/06_figures.ipynb #6ed213b5
+
 @styled
 def radar(runs, metric):
     """Accuracy by domain, a ray each, from the lowest of all (center) to the highest (rim); of two, bars.
@@ -293,7 +293,7 @@ class Study:
         methods = {k: (call["method"], own(call) | h) for k, (call, h) in calls.items()}
         return grid(methods, first["dataset"], self.target, seeds, None, first["protocol"], at)
 
-# %% ../../nbs/tables/06_figures.ipynb #fecff0f1
+
 def fill(report, todo, most=None, jobs=None):
     "Run what a report's store lacks of a grid, at most so many, spread; then its records are read again."
     todo = todo.iloc[spaced(list(range(len(todo))), most)]
@@ -345,7 +345,7 @@ def in_order(value):
     number = isinstance(value, (int, float))
     return "" if number else type(value).__name__, value if number else repr(value)
 
-# %% ../../nbs/tables/06_figures.ipynb #fea70d02
+
 @styled
 def sensitivity(records, plan, metric, label):
     """Accuracy by the value of each hyper-parameter that was varied by itself; None where none was.
@@ -367,7 +367,6 @@ def sensitivity(records, plan, metric, label):
     axes[0, 0].set_ylabel("accuracy, %")
     fig.suptitle(f"{said[label]} on {plan['dataset']}: {rules}")
     return fig
-
 
 # %% ../../nbs/tables/06_figures.ipynb #short0code
 SMALL = dict(smoke=dict(rounds=3, limit=60, batch_size=16))

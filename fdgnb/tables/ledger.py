@@ -49,7 +49,7 @@ PRICES = ("params_1e7", "comm_MB_per_round", "flops_1e10", "params_M")   # neith
 MACHINE = ("sim_time_s", "train_time_s")                    # seconds on the authors' machine
 HOURS = "CPU hours: not spent yet"
 
-# %% ../../nbs/tables/10_ledger.ipynb #ce2f2ea0
+
 def short_of(paper, table, method, dataset, backbone, metric, scale="paper"):
     "What a published number would need and this project lacks, a text per lack; [] where nothing but time."
     if (plain := method.removesuffix("+GA")) in LEFT: return [f"method: {plain}: {LEFT[plain]}"]
@@ -121,7 +121,7 @@ def fits(args, plan):
     wanted = DEFAULT | own | plan["settings"]
     return all(k in FREE or v == wanted[k] for k, v in args["settings"].items())
 
-# %% ../../nbs/tables/10_ledger.ipynb #ab6c875f
+
 RAMPS = ("gamma",)                       # hyper-parameters that are steepness over the whole run
 
 
@@ -136,7 +136,7 @@ def begins(args, plan):
     whole = {k: wanted(k) for k in ramps}
     return fits(args | dict(rounds=plan["rounds"], hyper=args["hyper"] | whole), plan)
 
-# %% ../../nbs/tables/10_ledger.ipynb #67d1e5a2
+
 def prices(args, plan):
     "Whether a round of a record costs what a plan's does: all is equal but rounds, and images per domain."
     same = dict(limit=plan["settings"].get("limit", DEFAULT["limit"]))
@@ -207,7 +207,7 @@ def sent(rec, way):
     at_once = rec["args"]["settings"]["per_round"] or clients
     return rec["bytes"][way]["all"]/rec["rounds"]/min(clients, at_once)
 
-# %% ../../nbs/tables/10_ledger.ipynb #7b30a76e
+
 COSTS = dict(
     params_1e7=lambda r: r["parameters"]/1e7, comm_MB_per_round=lambda r: sent(r, "up")/2**20)
 
@@ -255,7 +255,7 @@ SENT = dict(                           # backbone, row of FedBR's Table 7: what 
     vgg11=dict(FedAvg=9.22561, Moon=9.617034, VHL=9.22561, FedCM=18.45122, FedBR=9.455626),
     cct=dict(FedAvg=3.783269, Moon=3.914853, VHL=3.783269, FedCM=7.566538, FedBR=3.947749))
 
-# %% ../../nbs/tables/10_ledger.ipynb #fcec94f5
+
 COUNTED = dict(                        # on the network of scale paper, without a run
     params_M=lambda r: SENT[r.backbone][r.method], flops_1e10=lambda r: FORWARD[224][r.method])
 
@@ -388,7 +388,7 @@ class Rates:
         flops = times*samples*sample_flops(s["backbone"], s["size"], classes)
         return flops/self.speed(s["backbone"])/3600, (flops/GPU_FLOPS + max(times, 1)*steps*GPU_STEP)/3600
 
-# %% ../../nbs/tables/10_ledger.ipynb #costcd0004
+
 ROW = ["paper", "table", "row", "dataset", "backbone"]
 
 
@@ -448,7 +448,7 @@ def said_of(r, rules):
     own, holds = (r.paper, r.table, r.dataset, r.target), lambda rule, own: not rule or own in rule.split()
     return next((text for *rule, text in rules if all(map(holds, rule, own))), "")
 
-# %% ../../nbs/tables/10_ledger.ipynb #d6e0c785
+
 def explain(r):
     "What was tried on a printed number that does not come out, and what explains it."
     if (r.paper, r.table, r.metric) == ("fdse", "table4", "flops_1e10"):
@@ -456,7 +456,7 @@ def explain(r):
     return said_of(r, EXPLAINED) or "no explanation known"
 
 
-# %% ../../nbs/tables/10_ledger.ipynb #f27b774a
+
 def tolerance(r):
     "How far we may lie from a printed value: one point or two sd; a hundredth of a price; else a tenth."
     if r.metric in ACCURACY: return max(1., 2*float(r.std or 0))
@@ -521,7 +521,7 @@ def line(r, records, beside="cpu", odd=""):
     return what | dict(state=state, ours=mean, ours_sd=spread(values), n=len(values),
                        difference=mean - float(r.mean or "nan"), why=why, odd=odd) | {f"at_{beside}": at}
 
-# %% ../../nbs/tables/10_ledger.ipynb #65194b7c
+
 def ledger(store=None, numbers=None):
     """DataFrame with a line for every published number: state, ours, difference, why, what is odd, price.
 

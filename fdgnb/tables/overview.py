@@ -102,7 +102,7 @@ ROWS = {
              "FedDG-GA": ("ga", {}), "FedSR": ("fedsr", {})},
 }
 
-# %% ../../nbs/tables/03_overview.ipynb #over0035
+
 ablation = lambda letters: fdse.ABLATION[letters.replace("+", "")]
 component = lambda words: fedbr.ABLATIONS[f"Table 4: {words}"]
 ONCE = dict(refresh="once")                                          # "pseudo-data only transfer once"

@@ -38,7 +38,7 @@ SB_TABLES = (                          # table, data set, backbone, methods: wha
     ("table3", "officehome", "vit_b_32", "FedAvg FedSB"),
 )
 
-# %% ../../nbs/tables/05_paper.ipynb #abe468d1
+
 def rows_of(paper, tables=None):
     "The lines of `published()` of a paper, of all or some tables (names, or words by commas)."
     numbers = published()
@@ -83,7 +83,7 @@ def calls_of(lines, scale, here=True):
             if at_hand(plan) or not here: out.setdefault(repr(plan), (r.method, call, t, plan))
     return list(out.values())
 
-# %% ../../nbs/tables/05_paper.ipynb #0dea83b4
+
 def spaced(some, most):
     "At most so many of a list, evenly spread, the first and the last among them."
     if most is None or len(some) <= most: return list(some)
@@ -132,7 +132,7 @@ def filled(lines, records, scale):
                         mark=mark, why=why))
     return pd.concat([lines.reset_index(drop=True), pd.DataFrame(out, index=range(len(out)))], axis=1)
 
-# %% ../../nbs/tables/05_paper.ipynb #pairscd0001
+
 def decimals(v): return len(str(v).partition(".")[2])
 
 
@@ -164,7 +164,7 @@ CHOSEN = dict(last="last round", source_val="round of best source validation",
               target="best round, by the test images (oracle)")
 POINT = dict(aggregated="aggregated model", local="after local training", adapted="after adaptation")
 
-# %% ../../nbs/tables/05_paper.ipynb #wordscd0003
+
 def rounds_in(metric):
     "'rounds to 80 %' of such a metric, '' of others."
     return f"rounds to {metric.rpartition('_')[2]} %" if metric.startswith("rounds_to_") else ""
@@ -181,7 +181,7 @@ def read_in_words(metric, methods):
     rest = [f"{', '.join(some)}: {say(how)}" for how, some in by.items() if how != most]
     return f"{SHORT.get(metric, 'accuracy')}, %: " + "; ".join([say(most), *rest])
 
-# %% ../../nbs/tables/05_paper.ipynb #69a62b4f
+
 def reasons(lines):
     "{why a cell is blank: its letter}"
     return {w: chr(97 + i) for i, w in enumerate(w for w in dict.fromkeys(lines.why) if w)}
@@ -239,7 +239,7 @@ def escaped(text):
         text = text.replace(plain, tex)
     return text
 
-# %% ../../nbs/tables/05_paper.ipynb #signscd0001
+
 NOTE = "\n[{}] {}  "
 WITHIN = ("within what the ledger allows, ✗ not: the larger of one point and two printed deviations; of a "
           "price a hundredth, of rounds a tenth")
@@ -395,7 +395,7 @@ def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=F
     return Report(paper, scale, lines, Records(kept), placed(reports), seeds)
 
 
-# %% ../../nbs/tables/05_paper.ipynb #79cedda1
+
 def verdicts_of(report, base="FedAvg"):
     "In Markdown: which rows of a `Report`'s tables beat the base; nothing of data sets' means, of no runs."
     said, by = [], ["table", "dataset", "backbone", "metric"]
