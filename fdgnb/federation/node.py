@@ -27,6 +27,50 @@ class Node:
     role: str = "client"                       # or "target": the unseen client, who is only scored
     unseen: Client = None                      # the unseen client, where it is on the same machine
 
+# %% ../../nbs/federation/08_node.ipynb #nodcode001
+def offer(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
+    "What a client offers before a round."
+    return client_offer(node.method, net, node.client, download, about["round"]), {}
+
+
+def train(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
+    "A client's local steps: its upload, and rows of its network as it stands after them."
+    client, round, scoring = node.client, about["round"], about["scoring"]
+    upload = client_update(node.method, net, client, download, round)
+    check_state(f"client {client.id!r}", client.state)
+    check_finite(f"client {client.id!r}", client.state, node.method.gaps, round)
+    rows = [(client.id, "train", "training", "loss", client.scratch["loss"])]
+    if "local" in scoring: rows += score_local(node, net, "train" in scoring)
+    client.optimizer, client.scratch = None, {}
+    return upload, dict(rows=rows, start=client.start)
+
+
+def receive(node, net, download, round):
+    "Load what a node is sent after a round."
+    node.client.round, node.client.scratch = round, {}
+    node.method.receive(net, node.client, download)
+
+
+def score(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
+    "Rows of the network as received; of the unseen client also of the adapted one."
+    client, method, round = node.client, node.method, about["round"]
+    receive(node, net, download, round)
+    is_unseen = node.role == "target"
+    rows = assess(net, client, ["target"] if is_unseen else own_splits("train" in about["scoring"]), "aggregated")
+    if is_unseen and adapts_now(method, client, round): rows += score_adapted(method, client, net)
+    return {}, dict(rows=rows)
+
+
+def trial(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
+    "The loss of the network as received, on one batch."
+    client = node.client
+    receive(node, net, download, about["round"])
+    x, y = client.take(torch.arange(min(32, client.n())))
+    with torch.no_grad(): return {}, dict(loss=float(label_loss(net.eval()(x).float(), y, client)))
+
+
+ASKS = dict(offer=offer, train=train, score=score, trial=trial)
+
 # %% ../../nbs/federation/08_node.ipynb #severalcd1
 def aurocs(p, y):
     """Area under the ROC curve of each class against the rest, (C,) float64; NaN of a class that none or all have.
@@ -170,47 +214,3 @@ def check_finite(whose, state, gaps, round):
     what = "the global model" if is_global else f"the state of the {whose}"
     raise FdgnbError(f"{what} is not finite after round {round + 1} ({where}): "
                      "try a smaller lr, or clip=10; the last checkpoint is kept")
-
-# %% ../../nbs/federation/08_node.ipynb #nodcode001
-def offer(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "What a client offers before a round."
-    return client_offer(node.method, net, node.client, download, about["round"]), {}
-
-
-def train(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "A client's local steps: its upload, and rows of its network as it stands after them."
-    client, round, scoring = node.client, about["round"], about["scoring"]
-    upload = client_update(node.method, net, client, download, round)
-    check_state(f"client {client.id!r}", client.state)
-    check_finite(f"client {client.id!r}", client.state, node.method.gaps, round)
-    rows = [(client.id, "train", "training", "loss", client.scratch["loss"])]
-    if "local" in scoring: rows += score_local(node, net, "train" in scoring)
-    client.optimizer, client.scratch = None, {}
-    return upload, dict(rows=rows, start=client.start)
-
-
-def receive(node, net, download, round):
-    "Load what a node is sent after a round."
-    node.client.round, node.client.scratch = round, {}
-    node.method.receive(net, node.client, download)
-
-
-def score(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "Rows of the network as received; of the unseen client also of the adapted one."
-    client, method, round = node.client, node.method, about["round"]
-    receive(node, net, download, round)
-    is_unseen = node.role == "target"
-    rows = assess(net, client, ["target"] if is_unseen else own_splits("train" in about["scoring"]), "aggregated")
-    if is_unseen and adapts_now(method, client, round): rows += score_adapted(method, client, net)
-    return {}, dict(rows=rows)
-
-
-def trial(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "The loss of the network as received, on one batch."
-    client = node.client
-    receive(node, net, download, about["round"])
-    x, y = client.take(torch.arange(min(32, client.n())))
-    with torch.no_grad(): return {}, dict(loss=float(label_loss(net.eval()(x).float(), y, client)))
-
-
-ASKS = dict(offer=offer, train=train, score=score, trial=trial)
