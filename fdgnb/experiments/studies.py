@@ -119,8 +119,8 @@ def execute_page(name, study, scale, store, folder):
 # %% ../../nbs/experiments/08_studies.ipynb #st00000i
 README = """# Reports
 
-Made by `make reports` from [studies.toml](studies.toml), a line a study. What was run stands in `setting.json` beside
-the tables.
+Made by `make reports` from [studies.toml](studies.toml), one row per study. `setting.json` beside the tables says what
+was run.
 
 | study | tables | what it is | scale | runs | made |
 |---|---|---|---|---:|---|
