@@ -202,6 +202,8 @@ def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     files: Annotated[list[str], typer.Argument(help="Images.", show_default=False)],
     rule: Annotated[Optional[str], typer.Option(help="Whose model: source_val or last; target is an oracle's.")] = None,
+    adapt: Annotated[bool, typer.Option("--adapt", help="Adapt the model to these images first, as the run's method "
+                                        "does.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,
     imports: Annotated[str, typer.Option(help="Your own modules, whose method the run is of.")] = "",
 ):
@@ -211,7 +213,7 @@ def predict(
     from fdgnb.runs.imports import import_modules
     import_modules(imports)
     kept = fdgnb.load(run)
-    logits = kept.predict(files, rule=rule)
+    logits = kept.adapt(files, rule).predict(files) if adapt else kept.predict(files, rule=rule)
     if kept.multilabel:
         found = pd.DataFrame(logits.sigmoid().tolist(), columns=kept.classes)
         found.insert(0, "file", files, allow_duplicates=True)

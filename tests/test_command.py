@@ -107,15 +107,30 @@ def test_a_comparison_that_fails_in_part(tmp_path, broken, capsys):
     assert {"accuracy.png", "rounds.svg", "cost.png", "table.csv"} <= {p.name for p in (tmp_path/"out").iterdir()}
 
 
+def keep_run(method, folder, n=3):
+    "A run, kept in <folder>/run, and the files of some images."
+    fdgnb.fit(method, slice_of(fdgnb.get_dataset("digits"), 30), target="inked", rounds=1, progress=False,
+              out=folder/"run").save()
+    files = [str(folder/f"{i}.png") for i in range(n)]
+    for file, x in zip(files, fdgnb.get_dataset("digits")["inked"].x):
+        Image.fromarray(x.permute(1, 2, 0).numpy()).save(file)
+    return files
+
+
+def test_predictions_of_a_model_that_adapts_to_the_files(tmp_path, capsys):
+    files = keep_run("bnstats", tmp_path, 6)
+    assert main(["predict", tmp_path/"run", *files, "--csv", "--adapt"]) == 0
+    (tmp_path/"found.csv").write_text(capsys.readouterr().out)
+    found, kept = pd.read_csv(tmp_path/"found.csv").probability.tolist(), fdgnb.load(tmp_path/"run")
+    as_trained, adapted = (model.predict(files).softmax(1).amax(1).tolist() for model in (kept, kept.adapt(files)))
+    assert found == pytest.approx(adapted, abs=1e-5) and found != pytest.approx(as_trained, abs=1e-3)
+    assert main(["predict", tmp_path/"run", files[0], "--adapt"]) == 1
+    assert "to a single image: give several" in capsys.readouterr().err
+
+
 def test_predictions_are_those_of_the_run(tmp_path, capsys):
     "Class and probability of files, in order."
-    from PIL import Image
-    fdgnb.fit("fedavg", slice_of(fdgnb.get_dataset("digits"), 30), target="inked", rounds=1, progress=False,
-              out=tmp_path/"run").save()
-    files = []
-    for i, x in enumerate(fdgnb.get_dataset("digits")["inked"].x[:3]):
-        files.append(str(tmp_path/f"{i}.png"))
-        Image.fromarray(x.permute(1, 2, 0).numpy()).save(files[-1])
+    files = keep_run("fedavg", tmp_path)
     assert main(["predict", tmp_path/"run", *files, "--csv"]) == 0
     printed = capsys.readouterr().out
     (tmp_path/"found.csv").write_text(printed)

@@ -184,7 +184,8 @@ def _decode_samples(f, size, title, on_error, folder):
     if fits: x[:] = samples[:, None] if samples.ndim == 3 else np.moveaxis(samples, -1, 1)     # all at once
     else: map_in_threads(read_one, range(n), title, "image", 64)
     if bad and (on_error == "raise" or len(bad) == n):
-        i, skip = min(bad), ', or pass on_error="skip"' if len(bad) < n else ""
+        i, skip = min(bad), ""
+        if len(bad) < n: skip = ', or pass on_error="skip" (of the command: --load "{on_error: skip}")'
         raise FdgnbError(f"cannot read image {i} of {str(f.files[0])!r} ({len(bad)} such images): {bad[i]}; "
                          f"repair the file{skip}")
     kept = np.setdiff1d(np.arange(n), list(bad))

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/09_selected.ipynb #selimport1
-import copy, io, json, math, torch, warnings
+import copy, io, json, torch, warnings
 import numpy as np
 from functools import cached_property
 from importlib.util import find_spec
@@ -482,7 +482,8 @@ class Adapted(Deployable):
         before, self.batchwise = copy.deepcopy(self.net.state_dict()), "predict" in hooks_of(cls)
         with one_thread(): self.method.adapt(self.net, x, self.client)
         if not self.batchwise and all(v.equal(before[k]) for k, v in self.net.state_dict().items()):
-            raise FdgnbError(f"{args['method']} finds nothing to adapt in this network: use predict")
+            where = "to a single image: give several, or" if len(x) == 1 else "in this network:"
+            raise FdgnbError(f"{args['method']} finds nothing to adapt {where} use predict")
 
     def model_of(self, domain=None, rule=None): return self.net
 

@@ -346,6 +346,13 @@ def write_choice(lines):
     return "\n".join(parts)
 
 
+def write_waiting(plans):
+    "What the list lacks, as Markdown: the methods of each setting that have no run yet; '' where none is missing."
+    waiting = {name: list_waiting(plan) for name, plan in plans.items()}
+    lines = [f"{name}: {', '.join(several)}" for name, several in waiting.items() if several]
+    return "\n### Not run yet\n\n" + "\n\n".join(lines) + "\n" if lines else ""
+
+
 def save_choice(text, folder):
     "Write the list as which.md."
     head = """# Which method?
