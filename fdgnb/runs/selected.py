@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/09_selected.ipynb #selimport1
-import copy, io, json, math, torch, warnings
+import copy, io, json, torch, warnings
 import numpy as np
 from functools import cached_property
 from importlib.util import find_spec
