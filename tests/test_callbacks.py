@@ -245,3 +245,70 @@ def test_a_metric_of_ones_own(short):
     t = run.table(metric="error").loc["last", "target"], run.table().loc["last", "target"]
     del metrics.METRICS["error"]
     assert sum(t) == pytest.approx(1)
+
+
+# ---- without a run: any object with rows and a round
+
+FIRST = (1, "a", "test", "aggregated", "accuracy", .5)
+
+
+def toy(): return SimpleNamespace(rows=[FIRST], round=1, fed=SimpleNamespace(rounds=9))
+
+
+def told(*given, run=None): return callbacks.tell(callbacks.as_callbacks([*given]), run or toy(), [FIRST])
+
+
+def adds(run, rows): return [(1, "a", "test", "aggregated", "auc", .75)]
+
+
+class Looks(callbacks.Callback):
+    "Told last, it hears what was added, though it stands first."
+    told_last, heard = True, ()
+    def round(self, run, rows): self.heard = rows
+
+
+def test_who_looks_hears_all_and_who_answers_no_stops_nothing():
+    looks, run = Looks(), toy()
+    assert told(looks, adds, lambda run, rows: None, lambda run, rows: False, run=run) == []
+    assert looks.heard == run.rows == [FIRST, (*FIRST[:4], "auc", .75)]
+    assert told(lambda run, rows: pd.Series([.5]).gt(1)[0]) == []                         # numpy's own False
+
+
+@pytest.mark.parametrize("given, says", [(print, "wanted a list"), ([3], "3 is neither a function f"),
+                                         ([callbacks.Callback], r"nor a Callback\(\)")])
+def test_what_is_no_list_of_callbacks(given, says):
+    with refused(says): callbacks.as_callbacks(given)
+
+
+def test_answers_that_are_none_are_named():
+    def notes(run, rows): return len("a line")
+    with refused(r"notes returned 6 \(int\): wanted True to stop the run, None or False to go on"): told(notes)
+    with refused(r"<lambda> returned 'stop' \(str\)"): told(lambda run, rows: "stop")
+    looks = Looks()
+    looks.round = adds                                                                    # it was to look only
+    with refused(r"Looks returned \[\(1, 'a'"): told(looks)
+
+
+@pytest.mark.parametrize("row, why", [
+    ((2, *FIRST[1:]), "its round is 2, the run's is 1"), (FIRST, "the history has it already"),
+    (FIRST[:5], r"wanted \(round, client,"), (dict(value=1), r"wanted \(round, client,"),
+    ((*FIRST[:4], None, 1.), "its metric is None, wanted a name"),
+    ((*FIRST[:3], "agregated", "f1", 1.), "did you mean 'aggregated'"),
+    ((*FIRST[:4], "f1", "high"), r"its value is 'high' \(str\), wanted a number")])
+def test_what_is_no_row(row, why):
+    with refused(why): told(lambda run, rows: [row])
+
+
+def past(n, grown=False):
+    "A run after n rounds whose validation is best in round 3."
+    rows = [(r + 1, "a", "val", "aggregated", "accuracy", v) for r, v in enumerate([.1, .2, .6, .5, .6, .4, .3][:n])]
+    return SimpleNamespace(history=pd.DataFrame(rows, columns=callbacks.HISTORY_COLUMNS), sizes=dict(a=dict(val=10)),
+                           round=n, grown=grown, fed=SimpleNamespace(rounds=20))
+
+
+def test_patience_asks_before_the_first_round_too():
+    assert [callbacks.Patience(n).start(past(5)) for n in (1, 2, 3)] == [True, True, False]
+    assert callbacks.Patience(2).start(past(0)) is False                                  # nothing is done yet
+    again = callbacks.Patience(2)
+    started = again.start(past(5, grown=True))
+    assert [started, *(again.round(past(n), []) for n in (6, 7))] == [False, False, True]

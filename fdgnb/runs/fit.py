@@ -32,28 +32,6 @@ from .records import save
 from .selected import (Deployable, about_of, file_of, has_own, keep_weights, name_weights, read_states,
                                  refuse_site, state_for, states_of, write_weights)
 
-# %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
-def look_at(client):
-    "A copy of a client, so that what a method notes while one looks at its network stays in the copy."
-    client = copy.copy(client)
-    client.state, client.scratch = dict(client.state), {}
-    return client
-
-
-def network_of(fed, domain=None):
-    "The network that a domain's client, or an unseen one, would now be sent, in evaluation mode."
-    if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
-    who = next((c for c in fed.clients if c.id == domain), None)
-    if domain not in (None, fed.target) and not who:
-        raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
-    if not fed.nodes and has_own(fed.method): refuse_site(domain, fed.server.clients)
-    if who: who = look_at(who)
-    who = who or fed.target_client or Client("unseen", {}, fed.settings)
-    who.round = fed.server.round
-    net = copy.deepcopy(fed.net)
-    fed.method.receive(net, who, fed.method.download(fed.server, who.id))
-    return net.eval()
-
 # %% ../../nbs/runs/05_fit.ipynb #runclass01
 class Run(Deployable):
     "A run and what came of it: history, ledger, model, tables and pictures."
@@ -121,7 +99,138 @@ class Run(Deployable):
         f, done = self.fed, f"{self.round} of {self.fed.rounds} rounds"
         return f"Run({f.method.name} on {f.data.name}, target {f.target}, seed {f.seed}, {done})"
 
-# %% ../../nbs/runs/05_fit.ipynb #selfit0001
+# %% ../../nbs/runs/05_fit.ipynb #fitcode001
+def fit(
+    method: str | type,                         # a name of `list_methods()`, several joined by +, or a Method class
+    dataset: "str | Path | Dataset" = "digits", # a name of `list_datasets()`, a folder, or a Dataset
+    target: str | list | None = "own",          # the domain held out, or several; own: the data set's; None: in-domain
+    rounds: int | None = None,                  # None: the protocol's number, or 20
+    seed: int = 0,                              # of everything that is drawn
+    out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
+    *,
+    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
+    scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
+    device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
+    engine: str = "threads",                    # what asks the clients: threads, or flower, in processes; the same bits
+    workers: int | None = None,                 # clients at once; None: one per core; does not change a bit
+    progress: bool | None = None,               # show a bar; None: unless CI is set
+    checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
+    resume: bool = True,                        # False: start the folder again, and delete what a run had written there
+    groups: dict | None = None,                 # {domain: a name per sample, as of a patient}: each group in one part
+    split: dict | None = None,                  # {domain: {"train": rows, "val": rows, "test": rows}}: one's own
+    callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
+    hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
+    **options,                                  # fields of `Settings` and of the method's own `Hyper`
+) -> Run:
+    """Run a federated method; bad input is an FdgnbError of one line before any work.
+
+    Data that are given by their name have a target of their own, other data have none. A folder is resumed with the
+    same arguments and versions, or with more rounds. A callback that returns True stops the run and prints who
+    stopped it and why (`run.reason`); of a finished run callbacks are told nothing."""
+    call = make(FitCall, dict(engine=engine, workers=workers, checkpoint_every=checkpoint_every, progress=progress,
+                              resume=resume), "argument")
+    workers, checkpoint_every, progress = call.workers, call.checkpoint_every, call.progress
+    open_engine = find_engine(call.engine)
+    resume, out, callbacks = call.resume, folder_of(out), as_callbacks(callbacks)
+    if torch.get_default_dtype() != torch.float32:
+        raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
+                         "call torch.set_default_dtype(torch.float32) first")
+    check_spelling(options, fit, method)
+    fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, groups, split,
+                     **options)
+    if len(fed.data.classes) == 1:
+        raise FdgnbError(f"{fed.data.name} has one class, {fed.data.classes[0]!r}: there is nothing to learn")
+    run = Run(fed, out=out)
+    if out:
+        if not resume: start_again(out)
+        reserve_folder(run)
+        restore(run)
+    warn_of_gaps(callbacks, run)
+    if run.round == fed.rounds: return run
+    keep_large_blocks()
+    quiet = bool(os.environ.get("CI")) if progress is None else not progress
+    with one_thread(), repeatable(fed.device), explain_mps(), start_and_end(callbacks, run) as who:
+        if who: stay(run, who)
+        else:
+            with interruptible(run, quiet, resume): play(run, open_engine, workers, checkpoint_every, quiet, callbacks)
+    if run.stopped: print(run.reason)
+    if run.privacy: print(describe_privacy(run.privacy))
+    return run
+
+# %% ../../nbs/runs/05_fit.ipynb #30056b3a
+@contextmanager
+def interruptible(run, quiet, resume=True):
+    "Ctrl-C says what is kept, unless `quiet`, and goes its way."
+    try: yield
+    except KeyboardInterrupt:
+        kept = run.out and (run.out/"checkpoint.safetensors").exists()
+        how = "the same call" + ", with resume=True,"*(not resume)
+        what = f"{how} goes on from the checkpoint in {run.out}" if kept else "nothing is kept"
+        why = "" if run.out else ", for no folder was given (out=)"
+        if not quiet: print(f"\ninterrupted after {run.round} of {run.fed.rounds} rounds: {what}{why}")
+        raise
+
+
+def play(run, open_engine, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
+    "The rounds of a run that are still to be done."
+    from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
+    fed = run.fed
+    down = downloads(fed.method, fed.server)
+    with open_engine(fed, workers) as engine:
+        bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}",
+                   initial=run.round, total=fed.rounds, disable=quiet, unit="round")
+        for r in bar:
+            start = time.perf_counter()
+            down, rows = run_round(fed, engine, down, r, run.book)
+            run.rows += rows
+            run.seconds.append(time.perf_counter() - start)
+            stop = after_round(run, rows, callbacks)
+            due = (r + 1) % checkpoint_every == 0 or r + 1 == fed.rounds or stop
+            if run.out and due: checkpoint(run)
+            if not quiet: bar.set_postfix(progress_postfix(fed, rows))
+            if stop: break
+
+
+def check_spelling(options, call, *methods):
+    "FdgnbError where the name of an option is nearest to that of an argument of `call` itself."
+    own, every = set(inspect.signature(call).parameters) - {"options", "settings"}, set(SETTINGS)
+    for m in methods: every |= set(hyper_names(method_class(m)))
+    for k in sorted(options.keys() - every, key=str):
+        meant = difflib.get_close_matches(str(k), sorted(own | every), 1, .7)
+        if own & {*meant}: raise FdgnbError(f"unknown argument {echo(k)}; did you mean {meant[0]!r}?")
+
+# %% ../../nbs/runs/05_fit.ipynb #06e5eb13
+def progress_postfix(fed, rows):
+    "Loss and accuracy for the bar."
+    split = "target" if fed.target else "test"
+    losses = [v for *_, p, m, v in rows if (p, m) == ("training", "loss")]
+    hits = [v for *_, s, p, m, v in rows if (s, p, m) == (split, "aggregated", "accuracy")]
+    avg = lambda v: f"{sum(v)/len(v):.3f}" if v else "-"
+    return dict(loss=avg(losses), acc=avg(hits))
+
+# %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
+def look_at(client):
+    "A copy of a client, so that what a method notes while one looks at its network stays in the copy."
+    client = copy.copy(client)
+    client.state, client.scratch = dict(client.state), {}
+    return client
+
+
+def network_of(fed, domain=None):
+    "The network that a domain's client, or an unseen one, would now be sent, in evaluation mode."
+    if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
+    who = next((c for c in fed.clients if c.id == domain), None)
+    if domain not in (None, fed.target) and not who:
+        raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
+    if not fed.nodes and has_own(fed.method): refuse_site(domain, fed.server.clients)
+    if who: who = look_at(who)
+    who = who or fed.target_client or Client("unseen", {}, fed.settings)
+    who.round = fed.server.round
+    net = copy.deepcopy(fed.net)
+    fed.method.receive(net, who, fed.method.download(fed.server, who.id))
+    return net.eval()
+
+
 def selected_network(run, rule, domain=None):
     "The network of a client, or an unseen one's, in the round that a rule names; FdgnbError where it has none."
     rule, fed = check_rule(rule), run.fed
@@ -184,7 +293,7 @@ def folder_of(out, what="out"):
     if out is None or isinstance(out, str) and not out: return None
     return path_of(out, what, "the path of a folder")
 
-# %% ../../nbs/runs/05_fit.ipynb #rootscode1
+
 def folder_args(fed):
     "What a run's folder is compared by: its arguments and the versions of what computes it, as JSON."
     return fed.args() | dict(versions=versions_of(fed))
@@ -293,115 +402,6 @@ def checkpoint(run):
     except OSError as e:
         raise FdgnbError(f"the checkpoint of round {run.round} cannot be written to {run.out} "
                          f"({e.strerror or e}): the last one is kept; call again to go on from it")
-
-# %% ../../nbs/runs/05_fit.ipynb #06e5eb13
-def progress_postfix(fed, rows):
-    "Loss and accuracy for the bar."
-    split = "target" if fed.target else "test"
-    losses = [v for *_, p, m, v in rows if (p, m) == ("training", "loss")]
-    hits = [v for *_, s, p, m, v in rows if (s, p, m) == (split, "aggregated", "accuracy")]
-    avg = lambda v: f"{sum(v)/len(v):.3f}" if v else "-"
-    return dict(loss=avg(losses), acc=avg(hits))
-
-# %% ../../nbs/runs/05_fit.ipynb #30056b3a
-@contextmanager
-def interruptible(run, quiet, resume=True):
-    "Ctrl-C says what is kept, unless `quiet`, and goes its way."
-    try: yield
-    except KeyboardInterrupt:
-        kept = run.out and (run.out/"checkpoint.safetensors").exists()
-        how = "the same call" + ", with resume=True,"*(not resume)
-        what = f"{how} goes on from the checkpoint in {run.out}" if kept else "nothing is kept"
-        why = "" if run.out else ", for no folder was given (out=)"
-        if not quiet: print(f"\ninterrupted after {run.round} of {run.fed.rounds} rounds: {what}{why}")
-        raise
-
-
-def play(run, open_engine, workers=None, checkpoint_every=1, quiet=True, callbacks=()):
-    "The rounds of a run that are still to be done."
-    from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
-    fed = run.fed
-    down = downloads(fed.method, fed.server)
-    with open_engine(fed, workers) as engine:
-        bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}",
-                   initial=run.round, total=fed.rounds, disable=quiet, unit="round")
-        for r in bar:
-            start = time.perf_counter()
-            down, rows = run_round(fed, engine, down, r, run.book)
-            run.rows += rows
-            run.seconds.append(time.perf_counter() - start)
-            stop = after_round(run, rows, callbacks)
-            due = (r + 1) % checkpoint_every == 0 or r + 1 == fed.rounds or stop
-            if run.out and due: checkpoint(run)
-            if not quiet: bar.set_postfix(progress_postfix(fed, rows))
-            if stop: break
-
-# %% ../../nbs/runs/05_fit.ipynb #spellcode1
-def check_spelling(options, call, *methods):
-    "FdgnbError where the name of an option is nearest to that of an argument of `call` itself."
-    own, every = set(inspect.signature(call).parameters) - {"options", "settings"}, set(SETTINGS)
-    for m in methods: every |= set(hyper_names(method_class(m)))
-    for k in sorted(options.keys() - every, key=str):
-        meant = difflib.get_close_matches(str(k), sorted(own | every), 1, .7)
-        if own & {*meant}: raise FdgnbError(f"unknown argument {echo(k)}; did you mean {meant[0]!r}?")
-
-# %% ../../nbs/runs/05_fit.ipynb #fitcode001
-def fit(
-    method: str | type,                         # a name of `list_methods()`, several joined by +, or a Method class
-    dataset: "str | Path | Dataset" = "digits", # a name of `list_datasets()`, a folder, or a Dataset
-    target: str | list | None = "own",          # the domain held out, or several; own: the data set's; None: in-domain
-    rounds: int | None = None,                  # None: the protocol's number, or 20
-    seed: int = 0,                              # of everything that is drawn
-    out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
-    *,
-    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
-    scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
-    device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
-    engine: str = "threads",                    # what asks the clients: threads, or flower, in processes; the same bits
-    workers: int | None = None,                 # clients at once; None: one per core; does not change a bit
-    progress: bool | None = None,               # show a bar; None: unless CI is set
-    checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
-    resume: bool = True,                        # False: start the folder again, and delete what a run had written there
-    groups: dict | None = None,                 # {domain: a name per sample, as of a patient}: each group in one part
-    split: dict | None = None,                  # {domain: {"train": rows, "val": rows, "test": rows}}: one's own
-    callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
-    hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
-    **options,                                  # fields of `Settings` and of the method's own `Hyper`
-) -> Run:
-    """Run a federated method; bad input is an FdgnbError of one line before any work.
-
-    Data that are given by their name have a target of their own, other data have none. A folder is resumed with the
-    same arguments and versions, or with more rounds. A callback that returns True stops the run and prints who
-    stopped it and why (`run.reason`); of a finished run callbacks are told nothing."""
-    call = make(FitCall, dict(engine=engine, workers=workers, checkpoint_every=checkpoint_every, progress=progress,
-                              resume=resume), "argument")
-    workers, checkpoint_every, progress = call.workers, call.checkpoint_every, call.progress
-    open_engine = find_engine(call.engine)
-    resume, out, callbacks = call.resume, folder_of(out), as_callbacks(callbacks)
-    if torch.get_default_dtype() != torch.float32:
-        raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
-                         "call torch.set_default_dtype(torch.float32) first")
-    check_spelling(options, fit, method)
-    fed = Federation(method, dataset, target, rounds, seed, device, protocol, scale, hyper, groups, split,
-                     **options)
-    if len(fed.data.classes) == 1:
-        raise FdgnbError(f"{fed.data.name} has one class, {fed.data.classes[0]!r}: there is nothing to learn")
-    run = Run(fed, out=out)
-    if out:
-        if not resume: start_again(out)
-        reserve_folder(run)
-        restore(run)
-    warn_of_gaps(callbacks, run)
-    if run.round == fed.rounds: return run
-    keep_large_blocks()
-    quiet = bool(os.environ.get("CI")) if progress is None else not progress
-    with one_thread(), repeatable(fed.device), explain_mps(), start_and_end(callbacks, run) as who:
-        if who: stay(run, who)
-        else:
-            with interruptible(run, quiet, resume): play(run, open_engine, workers, checkpoint_every, quiet, callbacks)
-    if run.stopped: print(run.reason)
-    if run.privacy: print(describe_privacy(run.privacy))
-    return run
 
 # %% ../../nbs/runs/05_fit.ipynb #preparecode
 PLAYED = "engine workers checkpoint_every progress resume callbacks".split()   # how a run is played, not what it is
