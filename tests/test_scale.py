@@ -7,7 +7,7 @@ from conftest import said, says
 import fdgnb
 from fdgnb import FdgnbError
 from fdgnb.data.cache import cache_dir
-from fdgnb.data.scale import decide_white
+from fdgnb.data.scale import check_white, decide_white, read_whole, to_bytes
 
 rng = np.random.default_rng(0)
 bytes_ = rng.integers(0, 256, (8, 16, 16), dtype=np.uint8)
@@ -153,3 +153,37 @@ def test_check_says_the_scale(tmp_path, capsys):
         folder = write(tmp_path/part.split()[0], **domains)
         assert main(["check", str(folder)]) == 0 and part in capsys.readouterr().out
     assert not (tmp_path/"cache").exists() or not list((tmp_path/"cache").iterdir())
+
+
+SCALES = {255: dict(a=(255, 0), b=(0, 200)), 1: dict(a=(0, 1), b=(0, 0)), 4095: dict(a=(0, 4000), b=(0, 900)),
+          65535: dict(a=(0, 60000))}
+
+
+@pytest.mark.parametrize("white", SCALES)
+def test_white_is_the_smallest_that_fits(white):
+    found, lines = said(lambda: decide_white("own", SCALES[white]))
+    assert found == white and len(lines) == (white != 255)
+
+
+def test_bytes_beside_twelve_bits_and_a_dark_domain():
+    assert said(lambda: decide_white("own", dict(a=(255, 0), b=(0, 4000))))[0] == 4095
+    white, lines = said(lambda: decide_white("own", dict(a=(255, 0), b=(9, 0))))
+    assert white == 255 and "brightest pixel of 'b' is 9" in lines[0]
+
+
+@pytest.mark.parametrize("highs", [dict(a=(255, 0), b=(0, 1)), dict(a=(0, 200), b=(0, 4000)), dict(a=(1, 0), b=(250, 0)),
+                                   dict(a=(0, 70000))])
+def test_scales_that_do_not_fit_are_refused(highs):
+    says(lambda: decide_white("own", highs), "scale")
+
+
+def test_a_white_that_is_given():
+    assert decide_white("own", dict(a=(0, 4000), b=(0, 1000)), 4000) == 4000
+    says(lambda: decide_white("own", dict(a=(0, 4001)), 4000), "beyond 0 to 4000")
+    for white in (0, "12 bits", 2.5): says(lambda white=white: check_white(white), "white=")
+
+
+def test_whole_numbers_become_bytes():
+    steps = np.array([0, 1, 2048, 4095])
+    assert to_bytes(steps, 4095).tolist() == [0, 0, 128, 255] and read_whole(steps[:2], 1, "a").tolist() == [0, 255]
+    says(lambda: read_whole(steps, 255, "domain 'a'"), "domain 'a'", "beyond 0 to 255")
