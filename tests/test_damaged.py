@@ -366,3 +366,66 @@ def test_names_that_are_not_utf8(home):
     says(lambda: from_folder(top, size=8), "is not UTF-8", "rename it", "front")
     (top/"front"/os.fsdecode(b"caf\xe9")).rename(top/"front"/"a\nb")
     says(lambda: from_folder(top, size=8), "control character", "rename it")
+
+
+# ---- single files
+
+def test_damage_is_told_from_absence_and_from_a_mistake(home):
+    file = home/"a.gz"
+    file.write_bytes(gzip.compress(b"a"*999)[:-9])
+
+    def unpack(path):
+        with files.reading(path, "gzip"): return gzip.decompress(path.read_bytes())
+    with pytest.raises(FdgnbError, match="a.gz' is damaged: get it again \\(EOFError"): unpack(file)
+    with pytest.raises(FdgnbError, match="cannot read .*b.gz': No such file"): unpack(home/"b.gz")
+    with pytest.raises(NameError), files.reading(file, "gzip"): undefined  # noqa: B018, F821
+
+
+def test_packed_arrays_are_read_when_asked_for(home):
+    file = home/"a.npz"
+    np.savez(file, x=np.arange(999), y=np.arange(3))
+    whole, packed = file.read_bytes(), files.Packed(file)
+    assert packed["y"].tolist() == [0, 1, 2]
+    with pytest.raises(FdgnbError, match="holds no array 'z'"): packed["z"]
+    file.write_bytes(whole[:-99])
+    with pytest.raises(FdgnbError, match="damaged"): files.Packed(file)
+    file.write_bytes(whole[:400] + b"?" + whole[401:])
+    with pytest.raises(FdgnbError, match="damaged"): files.Packed(file)["x"]
+    file.write_text('{"images": [')
+    with pytest.raises(FdgnbError, match="JSONDecodeError"): files.read_json(file)
+
+
+def test_encodings_of_a_text(home):
+    file = home/"a.txt"
+    for kind in ("utf8", "utf-8-sig", "utf-16", "utf-32"):
+        file.write_text("café", kind)
+        assert files.read_text(file) == "café"
+    file.write_text("café", "cp1252")
+    with pytest.raises(FdgnbError, match="UnicodeDecodeError"): files.read_text(file)
+    with pytest.warns(UserWarning, match="read as cp1252"): assert files.read_text(file, guess=True) == "café"
+    file.write_bytes(b"\x81\0")
+    with pytest.raises(FdgnbError, match="neither UTF-8 nor cp1252"): files.read_text(file, guess=True)
+
+
+def test_labels_and_names_in_a_file(home):
+    assert files.to_labels([1., 0.], "a").tolist() == [1, 0]
+    for y in ([.5], [float("nan")], ["a"], [[1]]):
+        with pytest.raises(FdgnbError, match="labels.mat.*damaged"): files.to_labels(y, "labels.mat")
+    assert files.join_path(home/"a", "b/c.jpg", "notes.json") == home/"a"/"b"/"c.jpg"
+    for name in ("../c.jpg", "/c.jpg", "b\\..\\..\\c.jpg", "C:\\c.jpg", "", None, "a\0b"):
+        with pytest.raises(FdgnbError, match="leads out of its folder"): files.join_path(home/"a", name, "notes.json")
+
+
+def test_which_files_count(home):
+    (home/"gone.png").symlink_to(home/"nowhere.png")
+    os.mkfifo(home/"pipe.png")
+    (home/"a.txt").write_text("a")
+    four = [home/"gone.png", home/"pipe.png", home/"a.txt", home]
+    assert list(map(files.is_lost, four)) == [True, True, False, False]
+    with pytest.warns(UserWarning, match="passed over 2 dangling links or special files"): files.warn_of_lost(four)
+    for name in (".ipynb_checkpoints/1.png", "@eaDir/1.png", "Thumbs.db", "b/1.png"):
+        (home/"thumbs"/name).parent.mkdir(parents=True, exist_ok=True)
+        (home/"thumbs"/name).write_text("")
+    assert files.list_below(home/"thumbs") == [home/"thumbs"/"b"/"1.png"]
+    assert files.check_name(home/"Café") == "Café"
+    with pytest.raises(FdgnbError, match="is not UTF-8"): files.check_name(home/os.fsdecode(b"caf\xe9"))

@@ -267,3 +267,64 @@ def test_a_first_run_learns_with_every_default(n, side):
     assert (run.predict(fresh).argmax(1).numpy() == label).mean() > .9
     assert run.history.query("metric == 'loss'").value.max() < 10
 
+
+
+ODD = {"a bit beyond 1": (x/255*1.0001, "clip them"), "a bit below 0": (x/255 - .01, "clip them"),
+       "complex": (x*1j, "wanted numbers"), "sparse": (torch.from_numpy(x).to_sparse(), "to_dense()"),
+       "floats of PIL": ([Image.new("F", (8, 8))]*6, "domain 'a'")}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_pixels(what):
+    samples, remedy = ODD[what]
+    says(lambda: fdgnb.from_arrays(dict(a=(samples, y))), remedy)
+
+
+def test_booleans_are_black_and_white():
+    assert torch.equal(fdgnb.from_arrays(dict(a=(x > 99, y)))["a"].x, torch.from_numpy((x > 99)*np.uint8(255)))
+
+
+def test_a_column_of_labels_and_words_that_look_alike():
+    column = np.array(y)[:, None] + 3
+    for labels in (column, torch.from_numpy(column)):
+        assert fdgnb.from_arrays(dict(a=(x, labels)))["a"].y.tolist() == y
+    pairs = [(Image.fromarray(v), np.array([label])) for v, label in zip(x.transpose(0, 2, 3, 1), y)]
+    assert fdgnb.from_torch(dict(a=pairs))["a"].y.tolist() == y
+    alike = dict(a=(x, ["Sick", "well"]*3), b=(x, ["sick", "well"]*3))
+    with pytest.warns(UserWarning, match="are different classes, though"):
+        assert fdgnb.from_arrays(alike).classes == ["Sick", "sick", "well"]
+    says(lambda: fdgnb.from_arrays(dict(a=(x, torch.eye(6).to_sparse()))), "to_dense()")
+
+
+def test_size_is_for_pil_images():
+    pairs = [(Image.fromarray(v), label) for v, label in zip(x.transpose(0, 2, 3, 1), y)]
+    assert fdgnb.from_torch(dict(a=pairs), size=16).size == 16
+    assert torch.equal(fdgnb.from_torch(dict(a=pairs))["a"].x, torch.from_numpy(x))
+    for size in ("16", 0, True): says(lambda size=size: fdgnb.from_torch(dict(a=pairs), size=size), "size=")
+    tensors = torch.utils.data.TensorDataset(torch.from_numpy(x)/255, torch.tensor(y))
+    assert torch.equal(fdgnb.from_torch(dict(a=tensors))["a"].x, torch.from_numpy(x))
+    says(lambda: fdgnb.from_torch(dict(a=tensors), size=16), "size= is for PIL images")
+
+
+def test_a_pil_image_is_read_as_its_file_is(tmp_path):
+    "Upright by the camera's note, 16 bits scaled, what is transparent over white; a gray one keeps one channel."
+    gray, color = Image.fromarray(x[0, 0, :8, :8]), Image.fromarray(x[0, :, :8, :8].transpose(1, 2, 0))
+    deep = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8)*1000)
+    clear, turned = color.copy(), Image.Exif()
+    clear.putalpha(gray)
+    turned[274] = 6                                                     # orientation: a quarter turn
+    kinds = dict(gray=gray, color=color, deep=deep, clear=clear, bits=gray.convert("1"), both=clear.convert("LA"),
+                 palette=color.quantize(8))
+    for name in (*kinds, "phone"): (tmp_path/"f"/name/"c").mkdir(parents=True)
+    for name, im in kinds.items():
+        im.save(tmp_path/"f"/name/"c"/"1.png", **(dict(transparency=0) if name == "palette" else {}))
+    color.save(tmp_path/"f"/"phone"/"c"/"1.jpg", exif=turned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                                 # 16 bits: 65,535 counts as white
+        files = fdgnb.from_folder(tmp_path/"f", size=6)
+        for name in files.names:
+            with Image.open(next((tmp_path/"f"/name/"c").iterdir())) as im:
+                one = fdgnb.from_torch(dict(a=[(im, 0)]), size=6)["a"].x
+            assert torch.equal(one.expand(1, 3, 6, 6), files[name].x)
+            assert one.shape[1] == (1 if name in ("gray", "deep", "bits") else 3)
+    assert len(files["deep"].x.unique()) > 9 and files["clear"].x.float().mean() > files["color"].x.float().mean()

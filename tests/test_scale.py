@@ -171,8 +171,8 @@ def test_bytes_beside_twelve_bits_and_a_dark_domain():
     assert white == 255 and "brightest pixel of 'b' is 9" in lines[0]
 
 
-@pytest.mark.parametrize("highs", [dict(a=(255, 0), b=(0, 1)), dict(a=(0, 200), b=(0, 4000)), dict(a=(1, 0), b=(250, 0)),
-                                   dict(a=(0, 70000))])
+@pytest.mark.parametrize("highs", [dict(a=(255, 0), b=(0, 1)), dict(a=(0, 200), b=(0, 4000)),
+                                   dict(a=(1, 0), b=(250, 0)), dict(a=(0, 70000))])
 def test_scales_that_do_not_fit_are_refused(highs):
     says(lambda: decide_white("own", highs), "scale")
 
