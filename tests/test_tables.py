@@ -418,7 +418,8 @@ def test_our_own_comparison_of_planted_records(compared):
     assert "1 DIVERGED run left out; not run yet: fedbn" in page
     assert "later is left out: no run of fedavg yet" in page
     assert {"table.md", "table.tex", "setting.json"} <= {p.name for p in (compared/"reports/held").iterdir()}
-    assert {"gains.png", "costs.csv", "rules.csv", "which.md"} <= {p.name for p in (compared/"reports").iterdir()}
+    made = {p.name for p in (compared/"reports").iterdir()}
+    assert {"gains.png", "bytes.png", "costs.csv", "rules.csv", "which.md"} <= made
 
 
 def test_the_short_list_stands_between_the_marks_of_readme_alone(tmp_path):

@@ -73,6 +73,30 @@ def draw_gains(lines, far=FAR):
     axes[0, 0].set_ylim(-len(labels) + .4, .6)
     return fig
 
+
+def draw_bytes(lines, lowest=-.05, fewest=.25):
+    "Gain against bytes of a round, a dot a method and setting; what is lower stands at the edge. None of no gain."
+    import matplotlib.pyplot as plt
+    lines = lines[(lines.kind != "base") & lines.gain.notna() & lines.bytes.gt(0)] if len(lines) else lines
+    if lines.empty: return None
+    fig, ax = plt.subplots(figsize=(6.4, 3.6))
+    color = colors(list(dict.fromkeys(lines.setting)))
+    for line in lines.itertuples():
+        marker = "^" if line.adapts else "o"
+        face = color[line.setting] if line.kind == "beats" else "white"
+        at = max(line.bytes, fewest), 100*max(line.gain, lowest)
+        ax.plot(*at, marker, ms=5, mfc=face, mec=color[line.setting])
+        if line.kind == "beats" or not .8 < line.bytes < 1.2:
+            ax.annotate(escape_label(line.label), at, (5, -3), textcoords="offset points", fontsize=8)
+    for name in color: ax.plot([], [], "o", color=color[name], label=name.replace("_", " "))
+    ax.axhline(0, color=".6", lw=.8)
+    ax.axvline(1, color=".6", lw=.8)
+    ax.set_xscale("log", base=2)
+    ax.set(xlabel="bytes of a round, over FedAvg's", ylabel="gain over FedAvg, points")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.legend()
+    return fig
+
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp008
 BASE = "fedavg"
 
