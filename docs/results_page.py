@@ -459,6 +459,7 @@ CHOICE = """Accuracy in percent at the last round, at the round with the best va
 an oracle's, which looks at the target's labels."""
 OTHER = {"flower/costs.csv": "Cost of a federation over Flower",
          "flower/imports.csv": "Seconds of processor time to import",
+         "flower/faults.csv": "Faults of a deployment, what was expected and what came",
          "privacy/curve.csv": "Accuracy under differential privacy"}
 # what setting.json says, and the heads of its columns
 FACTS = dict(protocol="protocol", scale="scale", rounds="rounds", seeds="seeds", data="data", network="network",
