@@ -230,6 +230,7 @@ clients; ▲ better, ▼ worse by a paired t test at 5 % after Holm's correction
 row is FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
 GAINS = """Gains over FedAvg with 95 % intervals; filled dots are shown after the correction; below the dotted line is
 what adapts to unlabeled samples of the target at test time."""
+BYTES = "Gain against the bytes of a round; filled: shown to be better; triangles adapt; beyond the edge: on it."
 POINTS = {"table": "the model as received", "table_adapted": "adapted at test time", "table_local": "after local steps"}
 
 
@@ -263,6 +264,7 @@ def comparison(folder):
     return page(
         title, quotation, sentences(lines), raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
         picture(here/"gains.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
+        picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"), caption(BYTES),
         "## By setting", *[describe_setting(s, folder) for s in settings(folder)],
         "## Files", links(files, folder), "[All methods](../methods/list.md) · [How it was measured](measured.md)")
 
