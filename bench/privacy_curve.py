@@ -2,7 +2,7 @@
 
     python bench/privacy_curve.py [SEED ...]
 
-Twenty minutes a seed; 0, 1 and 2 unless others are named."""
+A seed takes minutes; 0, 1 and 2 unless others are named."""
 import sys
 import pandas as pd
 import fdgnb

@@ -13,14 +13,8 @@ from fdgnb.settings import differences, hp, switch, variant
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method, sum_of
 from fdgnb.federation.shared import remember
-from fdgnb.methods.fdse_network import PAPER, blocks, owner
-from fdgnb.methods.fdse_penalty import PENALTIES, Formula, blank_statistics, erase, take_statistics
-# the parts' other names, importable from here
-from fdgnb.methods.fdse_network import DSE, DSEBlock, Halves, PADDINGS, TIMM_BLOCKS, TappedBN  # noqa: F401
-from fdgnb.methods.fdse_network import at_path, block_for, decompose, is_bn, know_timm, know_torchvision  # noqa: F401
-from fdgnb.methods.fdse_network import last_operator, moments, pass_on, repad, shared_statistics  # noqa: F401
-from fdgnb.methods.fdse_network import split_runs, splittable, tapped  # noqa: F401
-from fdgnb.methods.fdse_penalty import Consistency, consistency_loss, past_weight, penalty_v1, penalty_v2  # noqa: F401
+from fdgnb.methods.fdse_network import blocks, owner, PAPER
+from fdgnb.methods.fdse_penalty import blank_statistics, erase, Formula, PENALTIES, take_statistics
 
 # %% ../../nbs/methods/05_fdse.ipynb #fdse0003
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ from fdgnb.settings import differences, hp, switch, variant
 from fdgnb.models import Dropout, chain, outputs_of
 from fdgnb.federation.compose import method
 from fdgnb.federation.shared import redraw_weights
-from fdgnb.methods.fedbr_pseudo import PseudoData, PseudoHyper, pseudo_batch, strengths
-from fdgnb.methods.fedbr_pseudo import arrive, ask, collect_images, fit_to, is_early, mean_indices  # noqa: F401
-from fdgnb.methods.fedbr_pseudo import mixture, pool_means, proxy_means, random_sample_mean, renew  # noqa: F401
+from fdgnb.methods.fedbr_pseudo import pseudo_batch, PseudoData, PseudoHyper, strengths
 
 # %% ../../nbs/methods/04_fedbr.ipynb #hyperfedbr
 @dataclass(frozen=True)

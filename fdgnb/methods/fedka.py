@@ -20,11 +20,9 @@ from fdgnb.federation.loop import Method
 from fdgnb.federation.steps import cut_batches, descend, index_batches
 from fdgnb.federation.compose import method, sum_of
 from fdgnb.federation.shared import mix_samples, prepare_input, remember
-from fdgnb.methods.fedka_losses import (  # noqa: F401
-    Discriminator, Reverse, bandwidths, critic_step, domain_loss, mk_mmd, squared_distances)
-from fdgnb.methods.fedka_target import (  # noqa: F401
-    Pulled, Ramped, Subsample, add_gradients, borrow, cycle_rows, draw_target, keep_gradients, lend_optimizer, ramp,
-    run_in, subsampled_passes, target_batch, target_features, target_images)
+from fdgnb.methods.fedka_losses import critic_step, Discriminator, domain_loss, mk_mmd, Reverse
+from fdgnb.methods.fedka_target import borrow, cycle_rows, lend_optimizer, Pulled, ramp, Ramped, run_in, target_batch
+from fdgnb.methods.fedka_target import target_features
 
 # %% ../../nbs/methods/03_fedka.ipynb #disentcls0
 @method("disentangler")

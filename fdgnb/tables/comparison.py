@@ -398,8 +398,9 @@ def write_box(lines, most=3):
     for situation, own in select_situations(lines).items():
         rivals, found = own[own.kind != "base"], list_better(own)
         if rivals.empty: continue
-        several = [f"`{row.method}` {row[1]}" for row in found.head(most).itertuples(index=False)]
-        shown = "; ".join(several) if several else "none is shown"
+        first = found.head(most)
+        several = [f"`{row['method']}` {row['better by, points [95 %]']}" for _, row in first.iterrows()]
+        shown = "; ".join(several) or "none is shown"
         more = f"; {len(found) - most} more" if len(found) > most else ""
         item = f"- **{situation}** ({rivals.label.nunique()} methods): {shown}{more}."
         items.append(fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))

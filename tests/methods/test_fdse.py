@@ -11,11 +11,12 @@ from fdgnb.settings import Settings
 from fdgnb.federation.compose import METHODS, hyper_of, method, method_class
 from fdgnb.federation.loop import Server
 from fdgnb.federation.steps import clip_gradients
-from fdgnb.methods import fdse
+from fdgnb.methods import fdse, fdse_penalty
 from fdgnb.methods.drift import Scaffold
-from fdgnb.methods.fdse import attention, consensus_step, consensus_update, decompose, entries, erase, for_unseen
-from fdgnb.methods.fdse import layers, min_norm_weights, owner, recall, rows, similarity_aggregate, similarity_step
-from fdgnb.methods.fdse import take_statistics, unrow, without
+from fdgnb.methods.fdse import attention, consensus_step, consensus_update, entries, for_unseen, layers
+from fdgnb.methods.fdse import min_norm_weights, recall, rows, similarity_aggregate, similarity_step, unrow, without
+from fdgnb.methods.fdse_network import decompose, owner
+from fdgnb.methods.fdse_penalty import erase, take_statistics
 from fdgnb.runs.setup import Federation
 
 CONV1 = "features.conv1.conv"
@@ -332,7 +333,7 @@ def test_adaptation_goes_by_the_formula_that_is_set(tiny):
     c, x, m = fed.clients[0], tiny["blended"].x, copy.deepcopy(fed.net)
     other = copy.deepcopy(m)
     fed.method.adapt(m, x, c)
-    erase(other, x, fed.method.hs["similarity"], c.rng("adapt"), fdse.penalty_v2)
+    erase(other, x, fed.method.hs["similarity"], c.rng("adapt"), fdse_penalty.penalty_v2)
     for k, v in other.state_dict().items(): assert torch.equal(m.state_dict()[k], v), k
 
 
@@ -481,11 +482,6 @@ def test_scaffold_and_fdse_keep_to_their_own_parts(tiny, deaf):
     for mine in ("model", "fdse"): assert bits(deaf, mine) == bits(plain, mine)
     other = run("scaffold+fdse", tiny, new_statistics="target")          # nor what FDSE sends to SCAFFOLD
     for mine in ("scaffold", "scaffold.sum"): assert bits(other, mine) == bits(r, mine)
-
-
-def test_public_names():
-    names = "DSEBlock decompose consistency_loss min_norm_weights consensus_update similarity_aggregate"
-    assert all(hasattr(fdse, name) for name in [*names.split(), "ABLATION", "DIFFERENCES"])
 
 
 def test_defaults_of_the_paper():

@@ -7,8 +7,9 @@ from fdgnb.core import FdgnbError, generator, seeded
 from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client
 from fdgnb.federation.shared import prepare_input
-from fdgnb.methods.fedka import DIFFERENCES, FedKA, borrow, group_effect, group_effects, mk_mmd, ramp
-from fdgnb.methods.fedka import tta, vote
+from fdgnb.methods.fedka import DIFFERENCES, FedKA, group_effect, group_effects, tta, vote
+from fdgnb.methods.fedka_losses import mk_mmd
+from fdgnb.methods.fedka_target import borrow, ramp
 from fdgnb.models import Dropout
 from fdgnb.runs.setup import Federation
 from fdgnb.settings import Settings, switches

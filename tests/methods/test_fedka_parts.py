@@ -11,11 +11,12 @@ from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client, Server, client_update, downloads, weigh
 from fdgnb.federation.shared import prepare_input, redraw_weights
 from fdgnb.methods import fedka
-from fdgnb.methods.fedka import Discriminator, Disentangler, FDANN, MKMMD, Pulled, Ramped, Reverse, Subsample, Voting
-from fdgnb.methods.fedka import add_gradients, bandwidths, borrow, critic_step, cycle_rows, distance_gradients
-from fdgnb.methods.fedka import domain_loss, gather_batch, group_effect, keep_gradients, lend_optimizer, mk_mmd
-from fdgnb.methods.fedka import normalize_by_batch, ramp, run_in, squared_distances, target_features, train_critic
-from fdgnb.methods.fedka import tune, vote
+from fdgnb.methods.fedka import Disentangler, distance_gradients, FDANN, gather_batch, group_effect, MKMMD
+from fdgnb.methods.fedka import normalize_by_batch, train_critic, tune, vote, Voting
+from fdgnb.methods.fedka_losses import bandwidths, critic_step, Discriminator, domain_loss, mk_mmd, Reverse
+from fdgnb.methods.fedka_losses import squared_distances
+from fdgnb.methods.fedka_target import add_gradients, borrow, cycle_rows, keep_gradients, lend_optimizer, Pulled, ramp
+from fdgnb.methods.fedka_target import Ramped, run_in, Subsample, target_features
 from fdgnb.models import Dropout
 from fdgnb.settings import Settings
 from fdgnb.vectors import digest, nbytes, part, tagged
