@@ -106,7 +106,7 @@ def test_check_of_a_folder_says_what_a_run_refuses(tmp_path, capsys):
     assert "publ" not in said and said.rstrip().endswith("counted and decoded")
     assert "cannot be read" not in said
     (tmp_path/"shop"/"south"/"cat"/"1.png").write_bytes(b"no image")
-    assert main(["check", str(tmp_path/"shop")]) == 0
+    assert main(["check", str(tmp_path/"shop")]) == 1
     said = capsys.readouterr().out
     assert "images of south that cannot be read: 1" in said and "1.png" in said and "a run refuses them" in said
     assert main(["check", str(tmp_path/"shop"), "--no-decode"]) == 0
@@ -114,7 +114,7 @@ def test_check_of_a_folder_says_what_a_run_refuses(tmp_path, capsys):
     (tmp_path/"shop"/"south"/"cat"/"1.png").unlink()
     (tmp_path/"shop"/"north"/"cat"/"0.png").rename(tmp_path/"shop"/"north"/"cat"/"0.dcm")
     for f in (tmp_path/"shop"/"south"/"dog").iterdir(): f.unlink()
-    assert main(["check", str(tmp_path/"shop")]) == 0
+    assert main(["check", str(tmp_path/"shop")]) == 1
     said = capsys.readouterr().out
     assert all(w in said for w in ("folders without images: 1", "the first: 'dog in south'", "0.dcm"))
     says(lambda: fdgnb.from_folder(tmp_path/"shop"), "has no images")

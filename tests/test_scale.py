@@ -149,9 +149,10 @@ def test_pixels_that_no_scale_fits(tmp_path):
 
 def test_check_says_the_scale(tmp_path, capsys):
     from fdgnb.data.prepare import main
-    for domains, part in ((dict(a=deep, b=deep), "4095 counts as white"), (MIXED["bytes and 0/1"], "two scales")):
+    mixed = MIXED["bytes and 0/1"]
+    for domains, part, code in ((dict(a=deep, b=deep), "4095 counts as white", 0), (mixed, "two scales", 1)):
         folder = write(tmp_path/part.split()[0], **domains)
-        assert main(["check", str(folder)]) == 0 and part in capsys.readouterr().out
+        assert main(["check", str(folder)]) == code and part in capsys.readouterr().out
     assert not (tmp_path/"cache").exists() or not list((tmp_path/"cache").iterdir())
 
 

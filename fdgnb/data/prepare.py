@@ -139,6 +139,9 @@ def _pages(file):
     except (*_PIL, Image.DecompressionBombError): return 1
 
 
+REFUSES = "a run refuses"                                # so says a remark after which `check` exits with 1
+
+
 def _remarks(path, folders, tree):
     "What `from_folder` would refuse, pass over, or take for two, in lines; tree: {domain: {class: files}}."
     classes = sorted({c for by_class in tree.values() for c in by_class})
@@ -159,14 +162,14 @@ def _remarks(path, folders, tree):
     hidden += [f for f in inside if f.is_dir() and is_ignored(f.name)]
     paged = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
     alone = classes if len(classes) == 1 else []
-    remarks = [("folders without images", empty, "a run refuses them: fill or remove them"),
+    remarks = [("folders without images", empty, f"{REFUSES} them: fill or remove them"),
                ("classes without images in a domain", unseen, "a client there never sees them"),
                ("files whose names do not end like an image's", unread, "they are not read"),
                ("classes that differ in case or spaces alone", alike, "they are different classes"),
                ("images beside the class folders", loose, "they are not read"),
                ("folders that are hidden, a system's own, or begin with an underscore", hidden, "they are not read"),
                ("TIFF files of several pages", paged, "only the first page is read"),
-               ("one class", alone, "a run refuses it")]
+               ("one class", alone, f"{REFUSES} it")]
     return [f"{what}: {len(names)}, the first: {str(names[0])!r}; {why}" for what, names, why in remarks if names]
 
 
@@ -187,8 +190,8 @@ def _decode_remarks(name, found):
         highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, str))], axis=0).tolist()
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
-        lines.append(f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; a run "
-                     f"refuses them, on_error=\"skip\" leaves them out")
+        lines.append(f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; {REFUSES} "
+                     f"them, on_error=\"skip\" leaves them out")
     return lines + _scale_remarks(name, highs)
 
 
@@ -197,10 +200,15 @@ def _scale_remarks(name, highs):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try: decide_white(name, highs)
-        except FdgnbError as e: return [str(e)]
+        except FdgnbError as e: return [f"{e}; {REFUSES} them"]
     return [str(w.message) for w in said]
 
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
+def is_refused(t):
+    "Whether a run would refuse something that `check` found."
+    return any(REFUSES in line for line in t.attrs["remarks"])
+
+
 def is_as_published(t):
     "Whether every count of a table of `check` is the published one, and no domain is missing."
     return not t.attrs["missing"] and not (t["equal"] == False).any()
@@ -250,7 +258,8 @@ def _verdict(t):
     elif t[t["class"] == "all"].published.isna().all(): verdict = "no published counts"
     elif odd: verdict = f"counts differ from the published ones in {', '.join(odd)}"
     else: verdict = "counts equal to the published ones"
-    return f"{t.attrs['name']}: {verdict}{missing}"
+    refused = f"; {REFUSES} these files" if is_refused(t) else ""
+    return f"{t.attrs['name']}: {verdict}{missing}{refused}"
 
 
 def _check_text(t):
@@ -366,7 +375,7 @@ def _check_skips(name):
 
 
 def main(argv=None):
-    "The command line; returns the exit code: 0, 1 (`check --strict` saw a difference), 2 (bad input)."
+    "The command line; returns the exit code: 0, 1 (`check` saw what a run refuses, or `--strict` a difference), 2."
     try: return _run(_parser().parse_args(argv))
     except FdgnbError as e:
         print(f"error: {e}", file=sys.stderr)
@@ -386,4 +395,4 @@ def _run(a):
     if a.command != "check": return 0
     t = check(a.name, a.domain, decode=not a.no_decode)
     print(_check_text(t))
-    return int(a.strict and not is_as_published(t))
+    return int(is_refused(t) or (a.strict and not is_as_published(t)))
