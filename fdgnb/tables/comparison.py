@@ -377,8 +377,8 @@ def write_waiting(plans):
     return "\n### Not run yet\n\n" + "\n\n".join(lines) + "\n" if lines else ""
 
 
-def save_choice(text, folder):
-    "Write the list as which.md."
+def save_choice(text, folder, settings):
+    "Write the list as which.md. settings: {name: what it is}."
     head = """# Which method?
 
 Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
@@ -386,7 +386,8 @@ for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and
 ~: still moving when the rounds ended. [All tables](comparison.ipynb)
 
 """
-    atomic_write(Path(folder)/"which.md", head + text)
+    named = "".join(f"- *{name}*: {what}\n" for name, what in settings.items())
+    atomic_write(Path(folder)/"which.md", f"{head}Settings:\n\n{named}\n{text}")
 
 
 BOX = "<!-- which method: written by `make reports STUDY=comparison` -->"
