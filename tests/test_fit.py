@@ -11,6 +11,7 @@ from fdgnb.data.augment import AUGMENTATIONS, Augment
 from fdgnb.data.own import from_arrays
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method_class
+from fdgnb.runs import records
 from fdgnb.runs.fit import Run, folder_of, interruptible, prepare_run, progress_postfix, read_args, reserve_folder
 from fdgnb.runs.setup import Federation
 
@@ -152,6 +153,17 @@ def test_bfloat16_has_bits_of_its_own_on_any_workers(tiny):
     whole = fdgnb.fit("fedavg", tiny, **SHORT)
     assert bits(one) == bits(two) != bits(whole)
     assert {v.dtype for v in one.fed.server.model.values()} - {torch.int64} == {torch.float32}
+    score = lambda run: run.table().loc["last", "AVG"]
+    assert abs(score(one) - score(whole)) <= .1
+
+
+def test_a_run_is_saved_alike_each_time(tiny, tmp_path):
+    run = fdgnb.fit("fedavg", tiny, **SHORT)
+    written = []
+    for name in "ab":
+        records.save(run, tmp_path/name)
+        written.append({p.name: p.read_bytes() for p in (tmp_path/name).iterdir()})
+    assert written[0] == written[1] and "record.json" in written[0]
 
 
 def test_data_of_one_class_are_refused(tiny):
