@@ -201,7 +201,7 @@ def compare(
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     files: Annotated[list[str], typer.Argument(help="Images.", show_default=False)],
-    rule: Annotated[Optional[str], typer.Option(help="Whose model: source_val or last; target is an oracle's.")] = None,
+    rule: Annotated[Optional[str], typer.Option(help="Whose model: last (usual), source_val, target.")] = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Adapt the model to these images first, as the run's method "
                                         "does.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,

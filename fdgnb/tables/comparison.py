@@ -213,13 +213,24 @@ def list_lines(setting, runs, point="aggregated"):
     return lines.sort_values(["adapts", "gain"], ascending=[True, False], kind="stable", ignore_index=True)
 
 
+def write_values(values):
+    "'lr 0.03, mu 0.1' of what a search chose."
+    return ", ".join(f"{k} {format_value(v)}" for k, v in values.items())
+
+
+def write_searched(chosen, label):
+    "The searched values of a line's method. chosen: {method: values}."
+    return write_values(chosen.get(label.removesuffix(ADAPTED), {}))
+
+
 def list_settings(plans):
     "The `list_lines` of all studies; in-domain also of the clients' own models after local steps."
     lines = []
     for name, plan in plans.items():
         runs = begun_runs(plan)
-        lines.append(list_lines(name, add_adapted(runs)))
-        if runs.target.isna().all(): lines.append(list_lines(name, runs, "local"))
+        own = [list_lines(name, add_adapted(runs))]
+        if runs.target.isna().all(): own.append(list_lines(name, runs, "local"))
+        lines += [part.assign(searched=[write_searched(plan.chosen, label) for label in part.label]) for part in own]
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame()
 
 # %% ../../nbs/tables/07_comparison.ipynb #rowscd0001
@@ -228,26 +239,20 @@ SIGNS = dict(beats="▲", worse="▼", same="=", untested="?", gaps="?")
 IN_LATEX = str.maketrans({"▲": r"$\triangle$", "▼": r"$\nabla$", "±": r"$\pm$", "~": r"$\sim$"})
 
 
-def write_values(values):
-    "'lr 0.03, mu 0.1' of what a search chose."
-    return ", ".join(f"{k} {format_value(v)}" for k, v in values.items())
-
-
 def mark_line(line):
     "The signs of a line: verdict, still moving, needs the target's samples."
     signs = [SIGNS.get(line.kind, ""), "" if line.rest else "~", "T" if line.target and not line.adapts else ""]
     return " ".join(filter(None, signs))
 
 
-def write_rows(lines, chosen):
-    "The lines of a setting as texts. chosen: {method: searched values}."
+def write_rows(lines):
+    "The lines of a setting as texts."
     rows = []
     for line in lines.itertuples():
         gain = "" if line.kind == "base" else gain_text(line.gain, line.low, line.high)
-        values = write_values(chosen.get(line.label.removesuffix(ADAPTED), {}))
         rows.append({"method": line.label, "accuracy, %": cell_text(line.mean, line.sd),
                      f"gain over {BASE}": gain, "mark": mark_line(line), "seeds": f"{line.n:.0f}",
-                     "steps": f"{line.steps:.2g}", "bytes": f"{line.bytes:.2g}", "values": values})
+                     "steps": f"{line.steps:.2g}", "bytes": f"{line.bytes:.2g}", "values": line.searched})
     return pd.DataFrame(rows)
 
 
@@ -344,6 +349,12 @@ def write_gains(lines):
                      for line in lines.itertuples())
 
 
+def write_searches(lines):
+    "The searched values of a method's lines, by setting where they differ."
+    if lines.searched.nunique() == 1: return lines.searched.iloc[0]
+    return "; ".join(f"{line.setting} {line.searched}" for line in lines.itertuples())
+
+
 def list_better(lines):
     "The methods of some lines that beat the base somewhere, by in how many settings and by how much."
     rows = []
@@ -352,7 +363,8 @@ def list_better(lines):
         if better.empty: continue
         row = {"method": label, "better by, points [95 %]": write_gains(better), "of": str(len(own)),
                "seconds": write_range(better.seconds), "FLOPs": write_range(better.flops),
-               "bytes": write_range(better.bytes), "worse on": ", ".join(worse.setting)}
+               "bytes": write_range(better.bytes), "seeds": write_range(better.n),
+               "values": write_searches(better), "worse on": ", ".join(worse.setting)}
         rows.append((-len(better), -better.gain.mean(), row))
     return pd.DataFrame([row for *_, row in sorted(rows, key=lambda r: r[:2])])
 
@@ -383,7 +395,15 @@ def save_choice(text, folder, settings):
 
 Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
 for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times FedAvg's;
-~: still moving when the rounds ended. [All tables](comparison.ipynb)
+~: still moving when the rounds ended. Differences among listed methods are not tested. *noeval* is FedKA's released
+prediction, with dropout on. [All tables](comparison.ipynb)
+
+A row as a command, where the new domain is unknown while you train (of adapted rows also the second):
+
+```bash
+python -m fdgnb run METHOD --dataset ./hospitals --target none --protocol common --lr LR --hyper NAME=VALUE --out runs/x
+python -m fdgnb predict runs/x new/*.png --adapt --csv
+```
 
 """
     named = "".join(f"- *{name}*: {what}\n" for name, what in settings.items())
@@ -393,19 +413,29 @@ for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and
 BOX = "<!-- which method: written by `make reports STUDY=comparison` -->"
 
 
-def write_box(lines, most=3):
-    "The list in short, for README: the first few methods of each situation, and how many were compared."
+def wrap(item):
+    "An item of a Markdown list in lines of at most 100 columns."
+    return fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def write_short(row):
+    "A method in README's list: its gains, and its bytes where they are not FedAvg's."
+    sent = "" if row["bytes"] == "1" else f", {row['bytes']} times the bytes"
+    return f"`{row['method']}` {row['better by, points [95 %]']}{sent}"
+
+
+def write_box(lines, settings, most=3):
+    "The list in short, for README: the first few methods of each situation. settings: {name: what it is}."
     items = []
     for situation, own in select_situations(lines).items():
         rivals, found = own[own.kind != "base"], list_better(own)
         if rivals.empty: continue
         first = found.head(most)
-        several = [f"`{row['method']}` {row['better by, points [95 %]']}" for _, row in first.iterrows()]
-        shown = "; ".join(several) or "none is shown"
+        shown = "; ".join(write_short(row) for _, row in first.iterrows()) or "none is shown"
         more = f"; {len(found) - most} more" if len(found) > most else ""
-        item = f"- **{situation}** ({rivals.label.nunique()} methods): {shown}{more}."
-        items.append(fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
-    return "\n".join(items)
+        items.append(wrap(f"- **{situation}** ({rivals.label.nunique()} methods): {shown}{more}."))
+    where = "; ".join(f"*{name}*: {settings[name]}" for name in dict.fromkeys(lines.setting))
+    return "\n".join([*items, wrap(f"- Settings: {where}.")])
 
 
 def fill_box(text, file):
