@@ -325,7 +325,7 @@ FEW = 1.05                                                # times the base's byt
 def select_situations(lines):
     "{situation: the lines that answer it}."
     held_out, received = ~lines.inside, lines.point == "aggregated"
-    few = (lines.bytes <= FEW) & ~lines.target & received
+    few = held_out & (lines.bytes <= FEW) & ~lines.target & received
     own = "The clients' own domains count"
     return {"No data of the target": lines[held_out & ~lines.target],
             "Unlabeled samples of the target, at test time or in training": lines[held_out & lines.target],
@@ -424,7 +424,7 @@ def write_short(row):
     return f"`{row['method']}` {row['better by, points [95 %]']}{sent}"
 
 
-def write_box(lines, settings, most=3):
+def write_box(lines, settings, most=2):
     "The list in short, for README: the first few methods of each situation. settings: {name: what it is}."
     items = []
     for situation, own in select_situations(lines).items():
