@@ -809,18 +809,66 @@ def build_timm(name, in_channels, size, pretrained):
         what = f"{name} with its weights" if pretrained else name
         raise FdgnbError(f"timm cannot make {what}: {why}") from None
 
+# %% ../nbs/03_models.ipynb #timmcode04
+def split_name(name):
+    "(NAME, k) of 'NAME@k', timm's network from its block k on; (NAME, None) of a whole one."
+    whole, at, block = name.partition("@")
+    if not at: return name, None
+    if block.isdecimal(): return whole, int(block)
+    raise FdgnbError(f"timm:{name}: wanted the number of a block behind the @, like 'timm:tf_efficientnet_lite0@6'")
+
+
+def check_cut(name, body, first):
+    "FdgnbError unless a network of timm can be cut before its block `first`."
+    parts = ("conv_stem", "bn1", "blocks", "conv_head")
+    if not all(hasattr(body, part) for part in parts):
+        raise FdgnbError(f"timm:{name} cannot be cut at a block: only timm's EfficientNets and MobileNetV3s can")
+    if not 1 <= first <= len(body.blocks):
+        raise FdgnbError(f"timm:{name} can be cut at block 1 to {len(body.blocks)}, not at {first}")
+
+
+def take_first(body, first):
+    "The stem and the blocks before block `first` of a network, images -> feature maps."
+    return chain(conv_stem=body.conv_stem, bn1=body.bn1, blocks=body.blocks[:first])
+
+
+def take_rest(body, first):
+    "The network from block `first` on, feature maps -> features, in place."
+    body.conv_stem, body.bn1 = nn.Identity(), nn.Identity()
+    body.blocks = body.blocks[first:]
+    return body
+
+
+def shape_before(name, first, side):
+    "The shape (C, h, w) of what block `first` of timm's network `name` takes, of images of `side` pixels."
+    with torch.device("meta"):
+        body = import_timm().create_model(name, num_classes=0).eval()
+        check_cut(name, body, first)
+        return tuple(take_first(body, first)(torch.zeros(1, 3, side, side)).shape[1:])
+
+
+def build_rest(name, first, channels, in_channels, pretrained):
+    "timm's network from block `first` on, which takes maps of `channels`."
+    if in_channels != channels:
+        raise FdgnbError(f"timm:{name}@{first} takes feature maps of {channels} channels, not {in_channels}: "
+                         f"load={{'encoder': 'timm:{name}', 'blocks': {first}}} makes them of images")
+    return take_rest(build_timm(name, 3, None, pretrained), first)
+
 # %% ../nbs/03_models.ipynb #timmcode03
 @functools.cache
 def timm_backbone(name):
-    "A builder of timm's network `name`, as those that are registered."
-    timm = import_timm()
-    if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=.3)
-        raise FdgnbError(f"timm has no model {name!r}{nearest(name, close)}")
-    shape = tuple(timm.get_pretrained_cfg_value(name, "input_size") or (3, 224, 224))
-    fixed = bool(timm.get_pretrained_cfg_value(name, "fixed_input_size"))
-    def build(n_classes, in_channels=3, size=shape[-1], pretrained=False):
-        body = own_dropout(build_timm(name, in_channels, size, pretrained))
+    "A builder of timm's network `name`, or of NAME@k, the same from block k on, as those that are registered."
+    timm, (whole, first) = import_timm(), split_name(name)
+    if not timm.is_model(whole):
+        close = difflib.get_close_matches(whole, timm.list_models(), n=3, cutoff=.3)
+        raise FdgnbError(f"timm has no model {whole!r}{nearest(whole, close)}")
+    shape = tuple(timm.get_pretrained_cfg_value(whole, "input_size") or (3, 224, 224))
+    fixed = bool(timm.get_pretrained_cfg_value(whole, "fixed_input_size"))
+    if first is not None: shape = shape_before(whole, first, shape[-1])
+    def build(n_classes, in_channels=shape[0], size=shape[-1], pretrained=False):
+        if first is None: body = build_timm(whole, in_channels, size, pretrained)
+        else: body = build_rest(whole, first, shape[0], in_channels, pretrained)
+        body = own_dropout(body)
         if any(getattr(m, "drop_rate", 0) for m in body.modules()):
             raise FdgnbError(f"timm:{name} has dropout that reads the global random state")
         check = Expect(f"timm:{name}", in_channels, size if fixed else 1, exact=fixed)

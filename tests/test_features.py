@@ -10,7 +10,7 @@ from fdgnb.data import features
 from fdgnb.data.catalogue import _load_with
 from fdgnb.data.features import encode_images, encode_pixels
 from fdgnb.experiments.grid import grid
-from fdgnb.runs.setup import refuse_vectors, resolve_arguments
+from fdgnb.runs.setup import Federation, refuse_vectors, resolve_arguments
 from fdgnb.federation.compose import METHODS, method_class
 
 IMAGES_ONLY = ["am", "ccst", "elcfs", "fedfa", "harmofl"]
@@ -174,3 +174,117 @@ def test_images_of_a_loader_with_further_options_are_encoded(photos):
 def test_vectors_cannot_be_encoded():
     vectors = fdgnb.from_arrays({"a": (torch.arange(32.).reshape(8, 4), [0, 1]*4)})
     says(lambda: encode_images(vectors), "takes images")
+
+
+CUT = dict(encoder="lite0", size=32, blocks=6)
+REST = "timm:tf_efficientnet_lite0@6"
+
+
+@pytest.fixture
+def whole():
+    "The packaged network on three channels, in evaluation mode."
+    with seeded(0): return models.get("timm:tf_efficientnet_lite0", 2, 3, "packaged", 32).eval()
+
+
+@lite0
+def test_a_folder_becomes_maps_once(photos, whole, monkeypatch):
+    data = fdgnb.get_dataset(photos, **CUT)
+    assert data.first.x.shape == (24, 192, 1, 1) and data.first.x.dtype == torch.float32 and data.kind == "maps"
+    assert data.encoder == CUT and data.defaults["backbone"] == REST and data.defaults["pretrained"] == "packaged"
+    images = fdgnb.from_folder(photos, size=32)
+    x = (images["a"].x/255 - .5)/.5
+    with torch.no_grad():
+        assert torch.allclose(data["a"].x, models.take_first(whole.features.body, 6)(x), atol=1e-4)
+        with seeded(0): rest = models.get(REST, 2, 192, "packaged", 1).eval()
+        assert torch.allclose(rest.features(data["a"].x), whole.features(x), atol=1e-5)
+    monkeypatch.setattr(features, "encode_pixels", lambda *a, **k: pytest.fail("encoded again"))
+    assert fdgnb.get_dataset(photos, **CUT)["b"].x.equal(data["b"].x)
+
+
+@lite0
+def test_vectors_and_maps_are_kept_apart(photos):
+    assert fdgnb.get_dataset(photos, **CUT).first.x.shape[1:] == (192, 1, 1)
+    assert fdgnb.get_dataset(photos, **CUT | dict(blocks=7)).first.x.shape[1:] == (320, 1, 1)
+    assert fdgnb.get_dataset(photos, **ENCODED).first.x.shape[1:] == (1280,)
+
+
+@lite0
+def test_the_key_of_vectors_is_what_it_was(monkeypatch):
+    keys = []
+    monkeypatch.setattr(features, "cache_key", lambda *words, files: keys.append(words))
+    monkeypatch.setattr(features, "cache_arrays", lambda *a, **k: None)
+    monkeypatch.setattr(features, "version", lambda library: "1")
+    features.keep_features(["pacs"], [], ENCODED, None)
+    features.keep_features(["pacs"], [], CUT, None)
+    plain = ("pacs", "lite0", 32, "features 1", "timm 1")
+    assert keys == [plain, (*plain, "blocks 6")]
+
+
+@lite0
+def test_the_frozen_part_has_the_pretrained_statistics():
+    first = features.build_encoder("lite0", 32, 6)[0].features.first
+    own, kept = first.state_dict(), models.read_packaged("tf_efficientnet_lite0")
+    assert not first.training and "bn1.running_var" in own and not any(k.startswith("blocks.6") for k in own)
+    assert all(v.equal(kept[k]) for k, v in own.items() if "num_batches" not in k)
+
+
+@lite0
+@pytest.mark.parametrize("method", ["fedavg", "fdse"])
+def test_the_rest_is_fine_tuned_from_its_weights(photos, tmp_path, whole, method):
+    how = dict(load=CUT, rounds=2, lr=.01, batch_size=8, progress=False, out=tmp_path/"run", seed=0)
+    run = fdgnb.fit(method, photos, target="b", **how)
+    settings, hyper = run.fed.args()["settings"], run.fed.args()["hyper"]
+    assert (settings["backbone"], settings["pretrained"]) == (REST, "packaged")
+    assert method == "fedavg" or hyper["start"] == "identity"
+    again = fdgnb.load(tmp_path/"run")
+    files, maps = sorted((photos/"b").glob("*/*.png")), fdgnb.get_dataset(photos, **CUT)["b"]
+    logits = again.predict(files)
+    assert torch.allclose(logits, again.predict(maps), atol=1e-3)
+    assert torch.allclose(logits, again.predict(maps.x), atol=1e-3)
+    says(lambda: again.predict(torch.zeros(2, 3, 32, 32)), "image files, or their maps (N, 192, 1, 1)")
+    program = again.export(tmp_path/"net.pt2")
+    assert torch.export.load(program).module()(maps.x[:3]).shape == (3, 2)
+
+
+@lite0
+@pytest.mark.parametrize("method", ["fedavg", "fdse"])
+def test_the_first_network_is_the_pretrained_one(photos, whole, method):
+    data, x = fdgnb.get_dataset(photos, **CUT), (fdgnb.from_folder(photos, size=32)["a"].x/255 - .5)/.5
+    with torch.no_grad(): wanted = whole.features(x)
+    for dataset, load in ((photos, CUT), (data, None)):
+        fed = Federation(method, dataset, target="b", rounds=1, load=load)
+        with torch.no_grad(): assert torch.allclose(fed.net.eval().features(data["a"].x), wanted, atol=1e-5)
+
+
+@lite0
+def test_a_site_is_encoded_like_the_run(photos):
+    run = fdgnb.fit("fedavg", photos, target="none", load=CUT, rounds=1, lr=.01, batch_size=8, progress=False)
+    tuned = fdgnb.finetune(run, photos, site="a", epochs=1)
+    assert tuned.predict(sorted((photos/"a").glob("*/*.png"))).shape == (24, 2)
+
+
+@lite0
+def test_another_network_on_maps_starts_anew():
+    how = dict(load=CUT, backbone="own_maps")
+    def build(n_classes, in_channels): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, n_classes))
+    models.add_backbone("own_maps", build, (192, 1, 1))
+    try: assert resolve_arguments(method_class("fdse"), how, dataset="pacs")[2]["pretrained"] is False
+    finally: del models.MODELS["own_maps"]
+
+
+@lite0
+def test_where_an_encoder_cannot_be_cut(photos):
+    load = lambda **given: lambda: fdgnb.fit("fedavg", "pacs", load=dict(encoder="lite0") | given)
+    says(load(blocks=8), "can be cut at block 1 to 7, not at 8")
+    says(load(blocks=0), "blocks=0 is out of range")
+    says(load(blocks="six"), "blocks='six'")
+    says(load(blocks=True), "blocks=True")
+    says(lambda: fdgnb.get_dataset(photos, blocks=6), "unknown option 'blocks'")
+    says(lambda: fdgnb.get_dataset("pacs", blocks=6), "unknown option 'blocks'")
+    for name, value in dict(size=64, augment="domainbed", normalize="half", backbone="resnet18").items():
+        says(lambda: grid("fedavg", "pacs", load=CUT, **{name: value}), "makes maps of them")
+    says(lambda: grid("elcfs", "pacs", load=CUT), "the samples are maps: elcfs exchanges")
+    maps = fdgnb.get_dataset(photos, **CUT)
+    says(lambda: fdgnb.fit("am", maps), "the samples are maps: am mixes")
+    says(lambda: fdgnb.fit("fedavg", maps, target="b", augment="domainbed"), "holds maps")
+    says(lambda: encode_images(maps), "holds maps")

@@ -10,7 +10,7 @@ import inspect, os
 from pathlib import Path
 from ..core import FdgnbError, Registry, echo, exists, is_folder, nearest, path_of
 from .domain import Dataset
-from .features import SIDE, encode_images, encodes_images, find_weights
+from .features import SIDE, check_encoder, encode_images, encodes_images
 from .folders import from_folder
 
 # %% ../../nbs/data/04_catalogue.ipynb #41377f0e
@@ -36,10 +36,11 @@ def _load_with(loader, name, own, options):
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
     encoder = None if "encoder" in known else options.get("encoder")
     if encoder and (encodes_images(options) or not takes_any):
-        find_weights(encoder)
-        rest = {k: v for k, v in options.items() if k != "encoder"}
+        blocks = options.get("blocks")
+        check_encoder(encoder, blocks)
+        rest = {k: v for k, v in options.items() if k not in ("encoder", "blocks")}
         images = _load_with(loader, name, own | dict(size=own.get("size") or SIDE), rest)
-        return encode_images(images, encoder)
+        return encode_images(images, encoder, blocks)
     free = [k for k in known if k not in ("path", "size")]
     for k in options:
         if k not in free and not takes_any:

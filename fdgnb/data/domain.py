@@ -104,6 +104,12 @@ class Dataset:
         "Pixels a side; None for a matrix."
         return self.first.x.shape[2] if self.first.x.ndim > 2 else None
 
+    @property
+    def kind(self):
+        "What its samples are: images, vectors, or the feature maps of an encoder."
+        if self.size is None: return "vectors"
+        return "maps" if self.encoder else "images"
+
     def __getitem__(self, domain):
         # a year or a number names a domain too
         if str(domain) in self.domains: return self.domains[str(domain)]

@@ -19,7 +19,7 @@ from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads
 from .files import damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
-from .features import SIDE, find_weights, keep_features
+from .features import SIDE, check_encoder, describe_encoder, keep_features, suggest_after
 from .text import TOKENS, about_encoder, check_tokens, encode, find_encoder
 
 # %% ../../nbs/data/07_found.ipynb #c45beb65
@@ -280,29 +280,28 @@ def find_domains(load, domains, options):
     return {d: lambda get=there[d]: get().check(n) for d in chosen}
 
 # %% ../../nbs/data/07_found.ipynb #ad802399
-def _defaults(info, size, encoder=None):
-    "What suits a run: the data set's own, with a network that the images are large enough for, or for vectors."
+def _defaults(info, size):
+    "What suits a run: the data set's own, with a network that the images are large enough for."
     own = dict(info["defaults"])
-    if encoder: own["backbone"] = "mlp_bn"
     if size and own["backbone"] == "alexnet_bn": own["backbone"] = suggest_backbone(size)
     return own
 
 
-def _encode(name, d, f, encoder, size, on_error):
-    "A `Found` of images as a Domain of vectors; its `y` as of `_read`."
+def _encode(name, d, f, about, on_error):
+    "A `Found` of images as a Domain of vectors or maps; its `y` as of `_read`."
     words = [name, d, f.channels, f.tag, on_error]
-    arrays = keep_features(words, f.files, encoder, size, lambda: _read(name, d, f, size, on_error))
+    arrays = keep_features(words, f.files, about, lambda: _read(name, d, f, about["size"], on_error))
     return Domain.from_arrays(d, arrays)
 
 
-def _one_domain(load, d, f, size, on_error, options, encoder=None):
-    "A domain from what was found of it, its official parts attached; encoder: of images."
+def _one_domain(load, d, f, size, on_error, options, about=None):
+    "A domain from what was found of it, its official parts attached; about: the encoder of images."
     name, info = load.__name__, load.info
     if not len(f.y):
         home, n = str(data_dir()/info["home"]), len(info["class_names"])
         raise FdgnbError(f"domain {d!r} of {name} in {home!r} has none of the {n} classes")
     if f.kind == "text": dom = encode_domain(name, d, f, options.get("encoder", "minilm"), options.get("tokens"))
-    elif encoder: dom = _encode(name, d, f, encoder, size, on_error)
+    elif about: dom = _encode(name, d, f, about, on_error)
     else: dom = _read(name, d, f, size, on_error)
     rows = dom.y.numpy()
     return _with_official(Domain(d, dom.x, torch.from_numpy(f.y[rows])), f, rows, name)
@@ -311,14 +310,16 @@ def _one_domain(load, d, f, size, on_error, options, encoder=None):
 def _load(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
-    made, odd, sides, encoder = {}, [], [], None
+    made, odd, sides, encoder, defaults = {}, [], [], None, _defaults(info, size)
     of_images = options.pop("encoder", None) if info["size"] else None      # a finder of texts has its own option
     if of_images:
-        find_weights(of_images)
-        encoder = dict(encoder=of_images, size=size)
+        blocks = options.pop("blocks", None)
+        check_encoder(of_images, blocks)
+        encoder = describe_encoder(of_images, size, blocks)
+        defaults |= suggest_after(of_images, blocks)
     for d, get in find_domains(load, domains, options).items():
         f = get()
-        made[d] = _one_domain(load, d, f, size, on_error, options, of_images)
+        made[d] = _one_domain(load, d, f, size, on_error, options, encoder if of_images else None)
         if f.kind == "text": encoder = about_encoder(options.get("encoder", "minilm"), options.get("tokens"))
         found = np.bincount(f.y, minlength=len(info["class_names"]))
         difference = _differs(found, f.published or info["published"].get(d))
@@ -332,7 +333,7 @@ def _load(load, size, domains, on_error, options):
         warnings.warn(f"{name} in {home!r} is a copy of {min(sides)} pixels a side: {size} pixels are only "
                       f"that, enlarged")
     return Dataset(name, made, list(info["class_names"]), info["citation"], info["terms"],
-                   _defaults(info, size, of_images), encoder=encoder)
+                   defaults, encoder=encoder)
 
 # %% ../../nbs/data/07_found.ipynb #ca657fab
 def source(name, description, published, classes, size, where, home=None, citation="", terms="none stated",

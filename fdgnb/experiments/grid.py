@@ -25,8 +25,8 @@ from ..federation.loop import Server
 from ..runs.fit import check_spelling
 from ..runs.imports import import_modules
 from ..runs.metrics import RULES
-from ..runs.setup import (FitCall, SharedCall, check_choices, check_device, known_domains, merge_hyper,
-                              holds_vectors, is_undecided, refuse_vectors, resolve_arguments, targets_of)
+from ..runs.setup import (FitCall, SharedCall, check_choices, check_device, kind_of, known_domains, merge_hyper,
+                              is_undecided, refuse_vectors, resolve_arguments, targets_of)
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
 def split_names(methods):
@@ -219,7 +219,7 @@ def check_line(cls, dataset, target, options, rounds, protocol, scale):
     "The targets of a method on a data set; FdgnbError on what `fit` would refuse of one of them."
     rounds, hyper, settings = resolve_arguments(cls, options, rounds, protocol, scale, dataset)
     load = settings.get("load") or {}
-    if holds_vectors(dataset, load): refuse_vectors(cls)
+    refuse_vectors(cls, kind_of(dataset, load))
     targets = list_targets(dataset, target, load)
     check_method(cls, hyper, settings, rounds, sources_of(dataset, targets[0], load))
     for held in targets:

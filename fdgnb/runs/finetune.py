@@ -16,6 +16,7 @@ from ..vectors import tagged
 from ..settings import Settings, hp, make
 from ..data.catalogue import get_dataset
 from ..data.domain import Dataset, Domain, Split, split_indices
+from ..data.features import encodes_images
 from ..federation.loop import Client, Method, client_update
 from ..federation.engine import one_thread
 from ..federation.node import assess
@@ -98,9 +99,10 @@ def read_like(models, data, size):
     "The data of a new site, a folder read by the run's white and window; FdgnbError on a data set of another white."
     about = models.about
     is_path = isinstance(data, Path) or isinstance(data, str) and ("/" in data or os.sep in data)
-    reads_images = is_path and about.get("size")
+    encodes = not isinstance(data, Dataset) and encodes_images(about.get("encoder"))
+    how = about["encoder"] if encodes else dict(size=size)
     own = {k: about[k] for k in ("white", "window") if about.get(k) is not None}
-    data = get_dataset(data, size=size, **own if reads_images else {})
+    data = get_dataset(data, **how, **own if is_path and (encodes or about.get("size")) else {})
     white = about.get("white", data.white)
     if data.white == white or data.white == 255 < white: return data
     raise FdgnbError(f"finetune: {data.name} was read with {data.white} as white, the run's images with {white}: read "

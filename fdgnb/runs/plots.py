@@ -131,8 +131,8 @@ def sheet_of(dataset, chosen, rows, step):
 def sample_sheet(dataset, classes=12, rows=1):
     "Domains by classes: at most `classes` (spread over all), `rows` samples of each. For images."
     import matplotlib.pyplot as plt
-    if dataset.size is None:
-        raise FdgnbError(f"data set {dataset.name!r} holds vectors, not images: no sheet of samples to show")
+    if dataset.kind != "images":
+        raise FdgnbError(f"data set {dataset.name!r} holds {dataset.kind}, not images: no sheet of samples to show")
     n, domains = dataset.n_classes, dataset.domains
     step = dataset.size + 2                                             # pixels from one image to the next
     chosen = np.unique(np.linspace(0, n - 1, min(classes, n)).round().astype(int))

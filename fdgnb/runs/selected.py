@@ -51,6 +51,11 @@ def shape_of(about):
     return (channels, size, size) if size else (channels,)
 
 
+def holds_floats(about):
+    "Whether a run's samples are vectors, or maps of an encoder, and not pixels."
+    return len(shape_of(about)) == 1 or bool(about.get("encoder"))
+
+
 def is_file(value):
     "Whether a value is a path or an image of PIL."
     return isinstance(value, (str, Path)) or hasattr(value, "convert")
@@ -108,11 +113,11 @@ def is_of_texts(about):
 
 
 def encode_files(files, about):
-    "Image files, or images of PIL, as the vectors of the encoder that encoded the run's own."
+    "Image files, or images of PIL, as the vectors or maps of the encoder that encoded the run's own."
     if is_of_texts(about): return read_files(files, about)                       # refuses them
-    encoder, size = about["encoder"]["encoder"], about["encoder"]["size"]
+    encoder, size, blocks = (about["encoder"].get(k) for k in ("encoder", "size", "blocks"))
     pixels = read_files(files, about | dict(shape=[3, size, size]))
-    return torch.from_numpy(encode_pixels(pixels.numpy(), encoder))
+    return torch.from_numpy(encode_pixels(pixels.numpy(), encoder, blocks=blocks))
 
 
 def encode_texts(texts, about):
@@ -126,22 +131,23 @@ def wanted_of(about):
     "What `predict` takes, in words."
     batch = f"(N, {', '.join(map(str, shape_of(about)))})"
     if not about.get("encoder"): return f"a batch {batch}"
-    return f"{'texts' if is_of_texts(about) else 'image files'}, or their vectors {batch}"
+    kind = "maps" if "blocks" in about["encoder"] else "vectors"
+    return f"{'texts' if is_of_texts(about) else 'image files'}, or their {kind} {batch}"
 
 
 def explain_misfit(x, about):
     "What is wrong with a batch whose samples have another shape than the run's, and the remedy."
     hint, shape = "", shape_of(about)
-    if x.ndim == 4 and len(x) and x.shape[1] == shape[0]:
+    if x.ndim == 4 and len(x) and x.shape[1] == shape[0] and not holds_floats(about):
         hint = "; the run saw another size: resize as it did, or give the image files themselves"
     return f"predict takes {wanted_of(about)}, not {tuple(x.shape)}{hint}"
 
 
-def check_floats(x, vectors):
-    "FdgnbError on pixels that are no fractions of 1, or on vectors that are not finite."
+def check_floats(x, no_pixels):
+    "FdgnbError on pixels that are no fractions of 1, or on other numbers that are not finite."
     least, most = float(x.min()), float(x.max())
-    if np.isfinite(least + most) and (vectors or 0 <= least and most <= 1): return
-    takes = "finite numbers" if vectors else "bytes (uint8), or floats in [0, 1]"
+    if np.isfinite(least + most) and (no_pixels or 0 <= least and most <= 1): return
+    takes = "finite numbers" if no_pixels else "bytes (uint8), or floats in [0, 1]"
     raise FdgnbError(f"predict takes {takes}; these reach from {least:g} to {most:g}")
 
 
@@ -159,7 +165,7 @@ def fit_shape(x, about):
 
 def as_batch(images, about):
     "Images as bytes, or vectors, as a run stores them, from arrays, files, texts or a Domain; FdgnbError otherwise."
-    vectors = len(shape_of(about)) == 1
+    no_pixels = holds_floats(about)
     if isinstance(images, Domain): return torch.from_numpy(fit_shape(images.x.numpy(), about))
     texts = list_of(images, lambda v: isinstance(v, str)) if is_of_texts(about) else None
     files = list_of(images, is_file)
@@ -167,8 +173,8 @@ def as_batch(images, about):
     if files and about.get("encoder"): return encode_files(files, about)
     if files: return read_files(files, about)
     x = fit_shape(as_array(images, "predict"), about)
-    if vectors or x.dtype.kind == "f": check_floats(x, vectors)
-    if vectors: return torch.from_numpy(x).float()
+    if no_pixels or x.dtype.kind == "f": check_floats(x, no_pixels)
+    if no_pixels: return torch.from_numpy(x).float()
     return as_images(x, "predict", about.get("white", 255))
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode003
@@ -354,7 +360,7 @@ class Deployable:
         rule: str | None = None,     # whose round: source_val or last, the default; target is an oracle's
         domain: str | None = None,   # whose network: a client's; None: an unseen client's
     ) -> torch.Tensor:               # logits (N, n_classes); `classes` names the columns
-        """Logits of images or, in a run of vectors, of vectors; FdgnbError on what does not fit the run's samples.
+        """Logits of images, or of a run's vectors or maps; FdgnbError on what does not fit its samples.
 
         Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid()."""
         x = as_batch(images, self.about)
@@ -368,7 +374,7 @@ class Deployable:
         self,
         path: str | Path,            # .pt2 or .onnx
         rule: str | None = None,     # as in `predict`
-        floats: bool = False,        # it takes floats in [0, 1] (always so for vectors) instead of bytes
+        floats: bool = False,        # it takes floats in [0, 1] (always so for vectors and maps) instead of bytes
         domain: str | None = None,   # as in `predict`
     ) -> Path:
         "Write the model as a program, checked against the network; FdgnbError where the two differ."
@@ -380,7 +386,7 @@ class Deployable:
         if settings["precision"] != "float32": to_float32(net)
         net = Deployed(net, settings["normalize"]).eval()
         x = torch.randint(256, (3, *shape), generator=generator(0, purpose="export")).to(torch.uint8)
-        if floats or len(shape) == 1: x = x/255
+        if floats or holds_floats(self.about): x = x/255
         return write(net, x, path, notes_of(self.about, x))
 
     def adapt(
@@ -406,7 +412,7 @@ def make_writer(write, run):
 # %% ../../nbs/runs/09_selected.ipynb #selcode009
 def notes_of(about, x):
     "What a user of an exported program has to know: its classes, a sample's shape, of what numbers."
-    takes = "floats in [0, 1]" if x.ndim > 2 else "floats"
+    takes = "floats" if holds_floats(about) else "floats in [0, 1]"
     if x.dtype == torch.uint8: takes = "bytes (uint8)"
     return dict(classes=about["classes"], shape=list(x.shape[1:]), takes=takes)
 

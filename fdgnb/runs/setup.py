@@ -19,7 +19,7 @@ from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
 from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, to_python
 from ..data.domain import Dataset, check_size
-from ..data.features import SIDE, encodes_images, find_weights
+from ..data.features import SIDE, check_encoder, encodes_images, suggest_after
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
@@ -155,9 +155,11 @@ def override_protocol(protocol, given):
     return values
 
 
-def holds_vectors(dataset, load):
-    "Whether a data set is known to hold vectors before it is read."
-    return not dataset.size if isinstance(dataset, Dataset) else encodes_images(load)
+def kind_of(dataset, load):
+    "What samples a data set is known to hold before it is read: images, vectors or maps of an encoder."
+    if isinstance(dataset, Dataset): return dataset.kind
+    if not encodes_images(load): return "images"
+    return "vectors" if load.get("blocks") is None else "maps"
 
 
 OF_PIXELS = dict(size=None, augment="none", normalize="none", pretrained=False)      # what asks nothing of images
@@ -172,21 +174,32 @@ def is_of_pixels(name, value):
 def leave_pixels(values, given, dataset):
     "The values of a run without what a protocol says of images, where the data are vectors; FdgnbError on a given one."
     load = values.get("load") or {}
-    if not holds_vectors(dataset, load): return values
+    kind = kind_of(dataset, load)
+    if kind == "images": return values
     if encodes_images(load): check_encoded(load, given)
-    return {k: v for k, v in values.items() if k in given or k not in OF_PIXELS and not is_of_pixels(k, v)}
+    rest = {k: v for k, v in values.items() if k in given or k not in OF_PIXELS and not is_of_pixels(k, v)}
+    if kind == "vectors" or "pretrained" in given: return rest
+    return rest | dict(pretrained=begins_pretrained(given, dataset, load))
+
+
+def begins_pretrained(given, dataset, load):
+    "The setting `pretrained` of a run on maps: with the encoder's weights, where its rest is the network."
+    if "backbone" in given: return False
+    own = dataset.defaults if isinstance(dataset, Dataset) else suggest_after(load["encoder"], load["blocks"])
+    return own.get("pretrained", False)
 
 
 def check_encoded(load, given):
-    "FdgnbError on an encoder that is not here, and on a setting of images, which become vectors."
-    find_weights(load["encoder"])
+    "FdgnbError on an encoder that is not here, and on a setting of images, which become vectors or maps."
+    encoder, blocks = load["encoder"], load.get("blocks")
+    check_encoder(encoder, blocks)
     check_size(load.get("size", SIDE))
+    usual, kind = suggest_after(encoder, blocks), kind_of(None, load)
     for name, value in given.items():
         own = name == "backbone" and (is_given(value) or hasattr(models.MODELS.get(value), "own"))
-        if own or not is_of_pixels(name, value): continue
+        if own or usual.get(name) == value or not is_of_pixels(name, value): continue
         remedy = "leave it out, or take load={'encoder': ..., 'size': ...}" if name == "size" else "leave it out"
-        raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {load['encoder']!r} makes vectors of them: "
-                         f"{remedy}")
+        raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {encoder!r} makes {kind} of them: {remedy}")
 
 
 def protocol_values(cls, protocol, scale, dataset):
@@ -397,12 +410,13 @@ def targets_of(target, dataset, load):
 def check_samples(fed):
     "FdgnbError on what the settings ask of the samples and they lack."
     settings, data = fed.settings, fed.data
-    if settings.augment != "none" and not data.size:
-        raise FdgnbError(f"augment={settings.augment!r}: {data.name!r} holds vectors, and augmentation is for images")
+    if settings.augment != "none" and data.kind != "images":
+        raise FdgnbError(f"augment={settings.augment!r}: {data.name!r} holds {data.kind}, "
+                         f"and augmentation is for images")
     if "augment" in fed.objects:
         train = fed.clients[0].splits["train"]
         check_augment(fed.clients[0].augment, train.take(torch.arange(min(4, len(train))))[0], settings.augment)
-    if settings.normalize != "none" and (not data.size or data.in_channels != 3):
+    if settings.normalize != "none" and (data.kind != "images" or data.in_channels != 3):
         raise FdgnbError(f"normalize={settings.normalize!r} is for images of three channels; "
                          f"those of {data.name!r} have not")
     for client in fed.clients:
@@ -487,10 +501,10 @@ def check_net(fed):
                              f"its {client.n()} samples, too few for {where}: choose another, or drop_last=True")
 
 
-def refuse_vectors(cls):
-    "FdgnbError where a method cannot train on vectors."
-    if not cls.needs_images: return
-    raise FdgnbError(f"method {cls.name!r} is for images, and the samples are vectors: {cls.needs_images}")
+def refuse_vectors(cls, kind="vectors"):
+    "FdgnbError where a method cannot train on vectors, or on maps of an encoder. kind: of the samples."
+    if kind == "images" or not cls.needs_images: return
+    raise FdgnbError(f"method {cls.name!r} is for images, and the samples are {kind}: {cls.needs_images}")
 
 # %% ../../nbs/runs/01_setup.ipynb #bb33370d
 def data_digest(data):
@@ -624,11 +638,11 @@ class Federation(RunPlan):
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
         is_open = is_undecided(target, dataset, load)
-        if holds_vectors(dataset, load): refuse_vectors(cls)
+        refuse_vectors(cls, kind_of(dataset, load))
         check_choices(make(Settings, settings, "setting"), self.method, targets or is_open, self.objects)
         beside = dict(groups=groups, split=split)
         data = reader.load(dataset, settings.get("size"), load, beside)
-        if not data.size: refuse_vectors(cls)
+        refuse_vectors(cls, data.kind)
         if is_open: targets = targets_of(target, data, {})
         data = attach_given(data, beside, targets)
         data, self.target = held_out(data, targets) if targets else (data, None)

@@ -12,7 +12,6 @@ from pathlib import Path
 from fdgnb.core import FdgnbError, atomic_write, echo
 from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Dataset, Domain, suggest_settings
-from fdgnb.data.features import encodes_images
 from fdgnb.data.folders import list_subfolders
 from fdgnb.data.partitions import client_splits
 from fdgnb.federation.loop import Client
@@ -22,7 +21,8 @@ from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
 from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
 from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples,
-                              data_digest, first_network, first_server, load_data, participants, refuse_vectors)
+                              data_digest, first_network, first_server, kind_of, load_data, participants,
+                              refuse_vectors)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
@@ -96,7 +96,7 @@ class SitePart(RunPlan):
         super().__init__(device=device, **arguments)
         refuse_partition(self.given)
         load, told = self.given.get("load") or {}, told or {}
-        if encodes_images(load): refuse_vectors(type(self.method))
+        refuse_vectors(type(self.method), kind_of(None, load))
         check_choices(make(Settings, self.given, "setting"), self.method, True)
         self.name, self.role, self.target = name, role, told.get("target")
         data = read_site(folder, name, arguments["dataset"], self.given.get("size"), load, beside)

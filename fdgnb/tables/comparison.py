@@ -306,13 +306,23 @@ def describe_missing(runs, waiting):
     return "; ".join(filter(None, said))
 
 
+def describe_frozen(hyper):
+    "Which blocks of a pretrained network are frozen; '' where none are."
+    load = hyper.get("load") or {}
+    if "blocks" not in load: return ""
+    return (f"Frozen: the stem and the first {load['blocks']} blocks of {load['encoder']}, on images of {load['size']} "
+            "pixels; the blocks after them and the head are trained.")
+
+
 def describe_plan(study, plan, lines):
     "The Markdown above a setting's table."
     runs = begun_runs(plan)
     domains = [d for d in dict.fromkeys(runs.target) if d is not None]
     where = f"held out in turn: {', '.join(domains)}" if domains else "each client tested on its own domain"
     what = study["what"].removeprefix("Comparison: ")
-    said = [f"{what}. {describe_seeds(lines)}, {plan.how['rounds']} rounds; {where}.", describe_rest(lines)]
+    setting = f"{what}. {describe_seeds(lines)}, {plan.how['rounds']} rounds; {where}."
+    frozen = describe_frozen(plan.how.get("hyper", {}))
+    said = [f"{setting} {frozen}".strip(), describe_rest(lines)]
     missing = describe_missing(runs, list_waiting(plan))
     if missing: said.append(f"Runs: {missing}.")
     said += [f"* {method} is left out: {why}" for method, why in (plan.refused | plan.failed).items()]
