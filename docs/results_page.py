@@ -228,8 +228,8 @@ def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) 
 READ = """Points over FedAvg, mean over targets and seeds, at the round with the best validation accuracy of the
 clients; ▲ better, ▼ worse by a paired t test at 5 % after Holm's correction; no mark: no difference shown. The first
 row is FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
-GAINS = """Gains over FedAvg with 95 % intervals; filled dots are shown after the correction; below the dotted line is
-what adapts to unlabeled samples of the target at test time."""
+GAINS = """The five systems and what is better somewhere: gains over FedAvg with 95 % intervals; filled dots are shown
+after the correction; below the dotted line is what adapts to unlabeled samples of the target at test time."""
 BYTES = "Gain against the bytes of a round; filled: shown to be better; triangles adapt; beyond the edge: on it."
 POINTS = {"table": "the model as received", "table_adapted": "adapted at test time", "table_local": "after local steps"}
 
@@ -263,7 +263,8 @@ def comparison(folder):
     files = [here/stem for stem in ("comparison", "gains", "which", "costs", "values", "rules")]
     return page(
         title, quotation, sentences(lines), raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
-        picture(here/"gains.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
+        picture(here/"gains_short.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
+        folded("The same for all methods", picture(here/"gains.png", folder, "Gains over FedAvg of all methods")),
         picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"), caption(BYTES),
         "## By setting", *[describe_setting(s, folder) for s in settings(folder)],
         "## Files", links(files, folder), "[All methods](../methods/list.md) · [How it was measured](measured.md)")

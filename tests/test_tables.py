@@ -419,7 +419,7 @@ def test_our_own_comparison_of_planted_records(compared):
     assert "later is left out: no run of fedavg yet" in page
     assert {"table.md", "table.tex", "setting.json"} <= {p.name for p in (compared/"reports/held").iterdir()}
     made = {p.name for p in (compared/"reports").iterdir()}
-    assert {"gains.png", "bytes.png", "costs.csv", "rules.csv", "which.md"} <= made
+    assert {"gains.png", "gains_short.png", "bytes.png", "costs.csv", "rules.csv", "which.md"} <= made
 
 
 def test_the_short_list_stands_between_the_marks_of_readme_alone(tmp_path):

@@ -52,6 +52,12 @@ def draw_panel(ax, lines, places, color, far=FAR):
     ax.set_xlim(-far*1.05, far*1.05)
 
 
+def pick_lines(lines, always=("fedsb", "ga", "fedka", "fedbr", "fdse")):
+    "The lines of methods that are better somewhere, and of some that are always shown."
+    better = lines[lines.kind == "beats"].label
+    return lines[lines.label.isin({*better, *always})]
+
+
 @styled
 def draw_gains(lines, far=FAR):
     "Gains over the base with 95 % intervals: a panel a setting, a row a method; None where there is no gain."
