@@ -171,7 +171,8 @@ def compared(folder, several=15):
     setting = dict(table=dict(runs=48, rounds=[20], seeds=[0, 1, 2], targets=["a"], made="2026-11-27"))
     return reports(folder, {
         "comparison/photos/table.csv": COMPARED.format(rows), "comparison/photos/table_adapted.csv": adapted,
-        "comparison/photos/setting.json": json.dumps(setting), "comparison/gains_short.png": "", "comparison/gains.png": "",
+        "comparison/photos/setting.json": json.dumps(setting),
+        "comparison/gains_short.png": "", "comparison/gains.png": "",
         "comparison/costs.csv": "setting,label,steps,bytes,seconds,flops\nphotos,m0,1,0.5,2,1\n"})
 
 
