@@ -156,8 +156,8 @@ def test_an_error_in_a_hook_of_one_s_own_is_shown_from_its_file_on(tmp_path, cap
 def test_an_unknown_method_may_be_one_s_own(capsys):
     for words in (["run", "zzzz"], ["compare", "--methods", "fedavg zzzz"]):
         assert main(words) == 1
-        assert re.fullmatch(r"error: unknown method 'zzzz'; none of \d+ names is near it; your own: --imports FILE.py\n",
-                            capsys.readouterr().err)
+        error = r"error: unknown method 'zzzz'; none of \d+ names is near it; your own: --imports FILE.py\n"
+        assert re.fullmatch(error, capsys.readouterr().err)
 
 
 def test_what_predict_is_told_wrongly(tmp_path, capsys):
