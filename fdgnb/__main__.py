@@ -6,7 +6,7 @@
 __all__ = ['UsageError', 'say_warning', 'main']
 
 # %% ../nbs/command.ipynb #cmd0000004
-import inspect, sys, textwrap, warnings
+import inspect, os, sys, textwrap, traceback, warnings
 import typer
 import yaml
 from dataclasses import fields
@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Annotated, Optional
 from .core import FdgnbError, echo, read_regular, root
 from .settings import Settings, kind_of
+from .federation.compose import method_class
+from .runs.callbacks import Callback
+from .runs.metrics import args_of
+from .runs.selected import can_adapt
 from .runs.setup import RunPage, read_hyper, read_page
+from .runs.versions import is_installed
 from .experiments.grid import ComparePage, plan_comparison
 
 # %% ../nbs/command.ipynb #cmd0000007
@@ -109,6 +114,29 @@ Config = Annotated[Optional[Path], typer.Option(help="A YAML file with any of th
 Hyper = Annotated[Optional[list[str]], typer.Option(help="A hyper-parameter of the method, as mu=0.1; repeat it.",
                                                     metavar="NAME=VALUE")]
 
+# %% ../nbs/command.ipynb #cmd0000f03
+class SayResumed(Callback):
+    "Say where a run goes on from a checkpoint."
+    def start(self, run):
+        if run.round: print(f"goes on from the checkpoint of round {run.round}", file=sys.stderr)
+
+
+def describe_training(args):
+    "Learning rate, batch size and protocol of a run's arguments, in words."
+    settings, protocol = args["settings"], args["protocol"]
+    words = f"learning rate {settings['lr']:g}, batches of {settings['batch_size']}"
+    return words + (f", protocol {protocol} at scale {args['scale'] or 'paper'}" if protocol else ", no protocol")
+
+
+def print_table(run):
+    "Print a run's table; under it what a row `adapted` is."
+    table = run.table()
+    print(table)
+    if "adapted" not in table.index: return
+    note = "adapted: the last round's model, adapted to the target's unlabeled images"
+    if can_adapt(method_class(args_of(run)["method"])): note += " (predict --adapt)"
+    print(textwrap.fill(note, 80))
+
 # %% ../nbs/command.ipynb #cmd0000013
 def run_there(given, federation, public):
     "A run of a federation of several machines: its table, and where it is kept."
@@ -116,7 +144,7 @@ def run_there(given, federation, public):
     from fdgnb.flower.commands import run_federated
     if given.get("engine") != "flower": raise FdgnbError("--federation needs --engine flower")
     out = run_federated(given, federation, public)
-    print(fdgnb.load(out).table())
+    print_table(fdgnb.load(out))
     print(f"kept in {out}")
 
 
@@ -142,10 +170,12 @@ def run(
     if federation: return run_there(given, federation, public)
     if public: raise FdgnbError("--public is for a federation: give its file, --federation FILE")
     fed, out, call = prepare_run(given)
+    call.setdefault("callbacks", [SayResumed()])
     done = fdgnb.fit(out=out, **call)
     print(f"{fed.method.name} on {fed.data.name}, {f'target {fed.target}' if fed.target else 'in-domain'}, "
           f"seed {fed.seed}: {done.round} rounds, {sum(done.seconds):.0f} s")
-    print(done.table())
+    print(describe_training(fed.args()))
+    print_table(done)
     print(f"kept in {done.save(out).parent}")
 
 # %% ../nbs/command.ipynb #cmd0000014
@@ -197,6 +227,12 @@ def compare(
     if len(failed): raise FdgnbError(f"{len(failed)} of {len(made)} runs failed")
 
 # %% ../nbs/command.ipynb #cmd0000015
+def adapt_run(run, files, rule):
+    "A run's model adapted to files, as `Saved.adapt` does; its errors in words of the command."
+    try: return run.adapt(files, rule)
+    except FdgnbError as e: raise FdgnbError(str(e).replace("use predict", "leave out --adapt")) from None
+
+
 @app.command(epilog="Example: python -m fdgnb predict runs/st_mary images/*.png --csv > found.csv")
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
@@ -213,7 +249,7 @@ def predict(
     from fdgnb.runs.imports import import_modules
     import_modules(imports)
     kept = fdgnb.load(run)
-    logits = kept.adapt(files, rule).predict(files) if adapt else kept.predict(files, rule=rule)
+    logits = adapt_run(kept, files, rule).predict(files) if adapt else kept.predict(files, rule=rule)
     if kept.multilabel:
         found = pd.DataFrame(logits.sigmoid().tolist(), columns=kept.classes)
         found.insert(0, "file", files, allow_duplicates=True)
@@ -294,6 +330,20 @@ def site(
     from fdgnb.flower.commands import start_site
     return start_site(folder, superlink, name, key, ca, role, home, device, imports, local_dp, insecure)
 
+# %% ../nbs/command.ipynb #cmd0000f04
+def is_users(traceback_step):
+    "Whether a step of a traceback is in a file of the user's: neither in fdgnb nor where libraries are installed."
+    frame = traceback_step.tb_frame
+    is_ours = Path(inspect.getfile(FdgnbError)).parent in Path(frame.f_code.co_filename).parents
+    return not is_ours and not is_installed(frame.f_globals.get("__name__", ""))
+
+
+def cut_traceback(error):
+    "The traceback of an exception from the first step in a user's file on; None where there is none."
+    step = error.__traceback__
+    while step and not is_users(step): step = step.tb_next
+    return step
+
 # %% ../nbs/command.ipynb #cmd0000017
 UsageError = typer.BadParameter.__base__                               # wherever this version of typer keeps it
 
@@ -317,6 +367,12 @@ def main(
     except FdgnbError as e: said, code = str(e), 1
     except UsageError as e: said, code = " ".join(e.format_message().split()), 2
     except typer.Abort: return 130                                     # Ctrl-C; what is kept is said already
+    except Exception as e:
+        own = cut_traceback(e)
+        if not own or os.environ.get("FDGNB_TRACEBACK"): raise
+        traceback.print_exception(e.with_traceback(own))
+        return 1
+    if said.startswith("unknown method") and "--imports" not in said: said += "; your own: --imports FILE.py"
     if said.startswith("No such option"): said += " A method's own goes into --hyper name=value."
     print(f"error: {said}", file=sys.stderr)
     return code

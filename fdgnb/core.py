@@ -35,12 +35,13 @@ def echo(value, most=200):
 
 
 def nearest(name, options):
-    "`name` is wrong: the part of a message that says what was probably meant: all of up to six, or three."
+    "`name` is wrong: the part of a message that says what was probably meant: all of up to six, or the three nearest."
     name = name if isinstance(name, str) else echo(name)
     options = [str(option) for option in options]
     similar = difflib.get_close_matches(name[:100], options, 1, cutoff=.5)
     meant = f"; did you mean {similar[0]!r}?" if similar else ";"
     if len(options) <= 6: return f"{meant} known: {', '.join(options) or 'none'}"
+    if not similar: return f"; none of {len(options)} names is near it"
     three = difflib.get_close_matches(name[:100], options, 3, cutoff=0.)
     return f"{meant} nearest of {len(options)}: {', '.join(three)}"
 
@@ -72,7 +73,7 @@ class Registry(dict):
             if is_own or old is None or _module_of(old) == _module_of(obj): self[name] = obj
             elif _module_of(old) != "__main__":
                 raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {_module_of(old)} and in "
-                                 f"{_module_of(obj)}")
+                                 f"{_module_of(obj)}; choose another name")
             return obj
         return put
 

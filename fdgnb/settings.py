@@ -105,6 +105,15 @@ WANTED = dict(int="a whole number", float="a number", bool="True or False", tupl
               dict="a dict")
 
 
+def describe_range(what, f):
+    "The range of a field that is a number, for an error of pydantic's type `what`; one limit where that is all."
+    low, high = limits_of(f)
+    most = LARGEST[kind_of(f)]
+    if what == "greater_than_equal" and high == most: return f"at least {low:g}"
+    if what == "less_than_equal" and low == -most: return f"at most {high:g}"
+    return f"{low:g} to {high:g}"
+
+
 def explain(error, value, f):
     "The reason of a pydantic error on `value` for field `f`, as the end of a message."
     first = error.errors(include_url=False, include_input=False)[0]
@@ -115,8 +124,7 @@ def explain(error, value, f):
     if what == "not_allowed": return f" is not allowed{nearest(to_python(value), f.metadata['choices'])}"
     if places: return f": at place {'.'.join(places)} {reason} ({doc})"
     if what in ("finite_number", "greater_than_equal", "less_than_equal") and kind_of(f) in LARGEST:
-        low, high = limits_of(f)
-        return f" is out of range: {low:g} to {high:g} ({doc})"
+        return f" is out of range: {describe_range(what, f)} ({doc})"
     has_example = wanted and f.default not in (None, ..., (), False, True)
     example = f", like {f.default!r}" if has_example else ""
     return f": {reason}{example} ({doc})"
@@ -179,8 +187,8 @@ class DataSettings:
                         "a function; None: the data set's own")
     pretrained: bool = hp(False, "torchvision's weights, from a file: True, or their name", also=str)
     size: int = hp(None, "pixels a side; None: the data set's own", low=8, high=4096)
-    load: dict = hp(None, "options of the data set's loader, like {encoder: bert}, or {encoder: lite0, size: 160} of "
-                     "images; None: its defaults")
+    load: dict = hp(None, "options of the data set's loader, like {encoder: bert}, of images {encoder: lite0, "
+                     "size: 160} or {on_error: skip}; None: its defaults")
     fractions: tuple[float, ...] = hp((.8, .1, .1), "train, validation and test share of every client's data")
     stratify: bool = hp(False, "every part has the classes in equal shares, as far as whole groups of samples allow",
                         added=True)

@@ -40,7 +40,8 @@ def test_a_run_is_that_of_fit(tmp_path, capsys):
     words = ["run", "fedprox", "--config", tmp_path/"run.yaml", "--lr", "1e-1", "--out", tmp_path/"a"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert printed.splitlines()[1].split()[0] == "target" and max(map(len, printed.splitlines()[:-1])) <= 80
+    assert printed.splitlines()[1] == "learning rate 0.1, batches of 16, no protocol"
+    assert printed.splitlines()[2].split()[0] == "target" and max(map(len, printed.splitlines()[:-1])) <= 80
     done = fdgnb.fit("fedprox", rounds=2, limit=30, lr=.1, hyper=dict(mu=.001, momentum=.5), progress=False)
     assert fdgnb.load(tmp_path/"a").table().equals(done.table())
     assert fdgnb.load(tmp_path/"a").args == done.fed.args()
@@ -115,6 +116,57 @@ def keep_run(method, folder, n=3):
     for file, x in zip(files, fdgnb.get_dataset("digits")["inked"].x):
         Image.fromarray(x.permute(1, 2, 0).numpy()).save(file)
     return files
+
+
+def test_a_run_goes_on_from_its_checkpoint_aloud(tmp_path, capsys):
+    "Fewer rounds are refused in words of a shell; below the table stands what the row `adapted` is."
+    words = ["run", "bnstats", "--target", "inked", "--limit", 30, "--out", tmp_path/"a", "--rounds"]
+    assert main([*words, 1]) == 0
+    told = capsys.readouterr()
+    assert told.err == "" and "\nadapted: the last round's model" in told.out and "(predict --adapt)" in told.out
+    assert main([*words, 2]) == 0 and capsys.readouterr().err == "goes on from the checkpoint of round 1\n"
+    assert main([*words, 1]) == 1 and "--no-resume" in capsys.readouterr().err
+    assert main([*words, 1, "--no-resume"]) == 0 and capsys.readouterr().err == ""
+
+
+HOOK = """
+import fdgnb
+@fdgnb.method("mistaken")
+class Mistaken(fdgnb.Method):
+    "Looks for what is not there."
+    def loss(self, model, x, y, client): return super().loss(model, x, y, client) + client.nothing
+"""
+
+
+def test_an_error_in_a_hook_of_one_s_own_is_shown_from_its_file_on(tmp_path, capsys, monkeypatch):
+    "FDGNB_TRACEBACK=1 shows all, as does an error that no file of the user's is part of."
+    (tmp_path/"mistaken_hook.py").write_text(HOOK)
+    words = ["run", "mistaken", "--imports", tmp_path/"mistaken_hook.py", "--limit", 30, "--rounds", 1,
+             "--out", tmp_path/"a"]
+    try:
+        assert main(words) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert "mistaken_hook.py" in lines[1] and sum(line.startswith("  File ") for line in lines) == 1
+        assert lines[-1] == "AttributeError: 'Client' object has no attribute 'nothing'"
+        monkeypatch.setenv("FDGNB_TRACEBACK", "1")
+        with pytest.raises(AttributeError): main(words)
+    finally: fdgnb.federation.compose.METHODS.pop("mistaken", None)
+
+
+def test_an_unknown_method_may_be_one_s_own(capsys):
+    for words in (["run", "zzzz"], ["compare", "--methods", "fedavg zzzz"]):
+        assert main(words) == 1
+        error = r"error: unknown method 'zzzz'; none of \d+ names is near it; your own: --imports FILE.py\n"
+        assert re.fullmatch(error, capsys.readouterr().err)
+
+
+def test_what_predict_is_told_wrongly(tmp_path, capsys):
+    files = keep_run("fedavg", tmp_path)
+    for given, says in ([*files, "--adapt"], "fedavg does not adapt to a domain: leave out --adapt;"), \
+                       (["nothere.png"], "error: nothere.png: no such file\n"), \
+                       ([tmp_path], f"error: {tmp_path} is a folder: write {tmp_path}/*.png\n"):
+        assert main(["predict", tmp_path/"run", *given]) == 1
+        assert says in capsys.readouterr().err
 
 
 def test_predictions_of_a_model_that_adapts_to_the_files(tmp_path, capsys):

@@ -65,7 +65,7 @@ def test_helpers_and_arguments_by_star_are_admitted():
 def test_a_hyper_parameter_is_not_called_like_a_setting():
     class Greedy(Method):
         class Hyper: lr: float = hp(1., "a setting's name")
-    refused(lambda: admit(Greedy, "greedy"), "names a hyper-parameter like a setting: lr")
+    refused(lambda: admit(Greedy, "greedy"), "names a hyper-parameter like a setting: lr; rename it")
 
 
 def test_a_decorator_hides_nothing_and_an_heir_replaces_what_its_parent_does():
@@ -81,6 +81,18 @@ def test_two_that_replace_one_hook_clash():
         replaces = ("loss",)
         def loss(self, *a): return -100
     refused(lambda: order_parts(dict(a=Rival, b=Heir)), "both replace the hook 'loss'")
+
+
+def test_a_method_builds_on_the_weight_that_fedsb_puts_in_place_of_the_samples():
+    "The example of the page."
+    class Twice(Method):
+        def weight(self, server, k, upload): return 2*super().weight(server, k, upload)
+    class Three(Method):
+        replaces = ("weight",)
+        def weight(self, server, k, upload): return 3.
+    register(twice=Twice, three=Three)
+    assert method_class("fedsb+twice")().weight(None, "a", None) == 2
+    refused(lambda: method_class("fedsb+three"), "both replace the hook 'weight'")
 
 
 def test_a_shared_base_puts_neither_part_first():

@@ -14,7 +14,7 @@ def test_the_nearest_of_none_few_and_many():
     assert nearest("zzz", ["fedavg"]) == "; known: fedavg"
     assert nearest("fedavg", []) == "; known: none"
     assert nearest("modell5", many) == "; did you mean 'model5'? nearest of 9: model5, model8, model7"
-    assert nearest("zzz", many) == "; nearest of 9: model8, model7, model6"
+    assert nearest("zzz", many) == "; none of 9 names is near it"
     assert nearest(["model5"], many) == "; did you mean 'model5'? nearest of 9: model5, model8, model7"
 
 

@@ -294,7 +294,7 @@ def test_class_absent_from_a_domain(shop):
 def test_corrupted_image(shop):
     bad = shop / "back" / "cat" / "1.png"
     bad.write_bytes(bad.read_bytes()[:40])
-    says(lambda: from_folder(shop, size=8), str(bad), 'on_error="skip"')
+    says(lambda: from_folder(shop, size=8), str(bad), 'on_error="skip" (of the command: --load "{on_error: skip}")')
     with pytest.warns(UserWarning, match="skipped 1 of 4") as w:
         ds = from_folder(shop, size=8, on_error="skip")
     assert "\n" not in str(w[0].message) and ds["back"].y.tolist() == [0, 1, 1]

@@ -56,7 +56,7 @@ class Reads(Method):
 
 
 @pytest.mark.parametrize("first, then, says", [
-    ((edited(1.),), (edited(2.),), "another version of edited: choose another folder, or resume=False"),
+    ((edited(1.),), (edited(2.),), "another version of edited: choose another folder, or resume=False .*--no-resume"),
     (("fedavg", 3), ("fedavg", 2), "rounds: 3 there, 2 now"),
     ((Reads,), (Reads, 2), "of 1 rounds that cannot go on to 2: Reads reads the number of rounds")])
 def test_another_method_or_number_of_rounds(first, then, says, tiny, tmp_path):

@@ -31,7 +31,8 @@ REFUSED = [
     ("mu", "small", ": expected a number, like 0.01"),
     ("mu", True, ": expected a number, like 0.01"),
     ("mu", 10**400, ": expected a number, like 0.01"),
-    *[("mu", value, OUT) for value in (-1, math.inf, math.nan, 1e39)],
+    ("mu", -1, " is out of range: at least 0 (weight of the proximal term)"),
+    *[("mu", value, OUT) for value in (math.inf, math.nan, 1e39)],
     ("steps", 2.5, ": expected a whole number, like 5"),
     ("steps", 10**5000, " is out of range: 1 to 2.14748e+09"),
     ("nesterov", 1, ": expected True or False (look ahead)"),
@@ -69,7 +70,7 @@ def test_names_lists_and_defaults_of_make():
 
 
 @pytest.mark.parametrize("given, says", [
-    (dict(inner="no"), "inner='no' is not allowed"), (dict(lam=-1), "lam=-1 is out of range: 0 to"),
+    (dict(inner="no"), "inner='no' is not allowed"), (dict(lam=-1), "lam=-1 is out of range: at least 0"),
     (dict(lam="x"), "lam='x': expected a number"),
     (dict(variant="papers"), "variant='papers' is not allowed; did you mean 'paper'?")])
 def test_a_switch_that_is_refused(given, says):
@@ -81,7 +82,7 @@ def test_a_class_without_switches_has_no_differences(): assert len(differences_t
 
 @pytest.mark.parametrize("bad, says", [
     (dict(batchsize=3), "unknown setting 'batchsize'; did you mean 'batch_size'?"),
-    (dict(lr=-1), "lr=-1 is out of range: 0 to 3.40282e+38 (learning rate)"),
+    (dict(lr=-1), "lr=-1 is out of range: at least 0 (learning rate)"),
     (dict(lr=None), "lr=None: expected a number, like 0.05"),
     (dict(batch_size=2.5), "batch_size=2.5: expected a whole number"),
     (dict(optimizer="sgdd"), "did you mean 'sgd'?"),
@@ -109,6 +110,11 @@ def test_a_class_without_switches_has_no_differences(): assert len(differences_t
 def test_a_setting_that_is_refused(bad, says): assert says in said(lambda: make(Settings, bad, "setting"))
 
 
+def test_a_range_without_a_lower_limit_says_the_upper_one():
+    with pytest.raises(FdgnbError, match="^tau=2 is out of range: at most 1 "):
+        check_value("tau", 2, arg(float, "share", high=1.))
+
+
 def piece(x, n: arg(int, "pieces", low=1), how: arg(str, "how", choices=("even", "odd")) = "even"): return x
 
 
@@ -119,7 +125,7 @@ def test_arguments_come_back_as_declared():
 
 @pytest.mark.parametrize("args, says", [
     ((), "'piece' takes n, how"), ((1, "odd", 2), "takes n, how"),
-    ((0,), "'piece': n=0 is out of range: 1 to 2.14748e+09 (pieces)"),
+    ((0,), "'piece': n=0 is out of range: at least 1 (pieces)"),
     ((None,), "n=None: expected a whole number (pieces)"), ((1, "evn"), "did you mean 'even'?")])
 def test_an_argument_that_is_refused(args, says):
     assert says in said(lambda: check_arguments("'piece'", piece, 1, args))

@@ -23,6 +23,7 @@ BROKEN = dict(
     mat=(*_HEADER, zlib.error, NotImplementedError, KeyError, TypeError, IndexError, AttributeError),
     pickle=(*_HEADER, pickle.UnpicklingError, LookupError, TypeError, AttributeError, ImportError))
 NO_ACCESS = PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError
+SKIP = 'on_error="skip" (of the command: --load "{on_error: skip}")'
 
 
 def damage_error(file, why):

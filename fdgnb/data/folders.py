@@ -13,7 +13,7 @@ from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
 from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads
 from .dicom import array_to_image, check_window, dicom_to_image, is_dicom, read_array
-from .files import NO_ACCESS, check_name, is_circle, is_ignored, list_below, warn_of_alike, warn_of_lost
+from .files import NO_ACCESS, SKIP, check_name, is_circle, is_ignored, list_below, warn_of_alike, warn_of_lost
 from .scale import check_range, check_white, decide_white, to_bytes
 from .splits import PARTS, attach_splits, name_files
 
@@ -175,8 +175,7 @@ def read_images(name, base, files, labels, size, on_error, dataset, white=None, 
         return read_images(name, base, files, labels, size, on_error, dataset, white, scale, window)
     if on_error == "raise":
         more = f" ({len(lost)} such images in {name!r})" if len(lost) > 1 else ""
-        raise FdgnbError(f"cannot read image {first}{more}: {why}; repair or remove it, or pass "
-                         f"on_error=\"skip\"")
+        raise FdgnbError(f"cannot read image {first}{more}: {why}; repair or remove it, or pass {SKIP}")
     who = f"domain {name!r} of {dataset}"
     if not kept:
         raise FdgnbError(f"{who}: none of its {len(files)} images can be read; the first is {first}: {why}")

@@ -14,7 +14,7 @@ from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes
 from .catalogue import DATASETS, get_dataset, list_datasets
 from .domain import choose_domains
 from .folders import _PIL, decode_with_high, is_image, list_images, list_subfolders
-from .files import group_alike, is_ignored, list_below
+from .files import SKIP, group_alike, is_ignored, list_below
 from .scale import decide_white
 from .found import Found, find_domains, sum_counts
 
@@ -191,7 +191,7 @@ def _decode_remarks(name, found):
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
         lines.append(f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; {REFUSES} "
-                     f"them, on_error=\"skip\" leaves them out")
+                     f"them, {SKIP} leaves them out")
     return lines + _scale_remarks(name, highs)
 
 

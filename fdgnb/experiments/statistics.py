@@ -207,7 +207,7 @@ def holm(p):
 
 # %% ../../nbs/experiments/05_statistics.ipynb #5f7c6e2d
 VERDICTS = dict(beats="beats {}", worse="is worse than {}", open="no difference shown",
-                same="the same score as {} in every run", untested="no test (one seed, or seeds that agree)",
+                same="the same score as {} in every run", untested="not tested (one seed, or no spread between seeds)",
                 gaps="not all runs there")
 
 

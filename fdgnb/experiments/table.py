@@ -228,7 +228,8 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     n = cells.seed.nunique()
     over = f"mean ± sd over {n} seeds" if n > 1 else "one seed"
     gain = "gain in points, paired within target and seed"
-    if n > 1: gain += ", with a 95 % bootstrap interval (uncorrected, narrow of few seeds: verdicts go by t)"
+    if n > 1: gain += (", with a 95 % bootstrap interval (not corrected for several methods, too narrow with few "
+                       "seeds; the verdicts use Student's t)")
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
     parts += [describe_gaps(gaps, results), describe_divergence(results), describe_libraries(results)]
     return "; ".join(filter(None, parts))

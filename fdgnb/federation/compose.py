@@ -73,7 +73,8 @@ def admit(cls, name):
     check_hooks(cls)
     both = {f.name for f in fields(cls.Hyper)} & {f.name for f in fields(Settings)}
     if both:
-        raise FdgnbError(f"method {name!r} names a hyper-parameter like a setting: {', '.join(sorted(both))}")
+        raise FdgnbError(f"method {name!r} names a hyper-parameter like a setting: {', '.join(sorted(both))}; "
+                         "rename it")
     check_tune(cls, name)
     KINDS.update(cls.kinds)
     cls.name, cls.admitted = name, cls

@@ -321,7 +321,7 @@ def rows_so_far(rows, fed):
     return [tuple(row) for row in rows if due(row)]
 
 # %% ../../nbs/runs/05_fit.ipynb #a0e03cb6
-INSTEAD = "choose another folder, or resume=False"
+INSTEAD = "choose another folder, or resume=False (of the command: --no-resume)"
 
 
 def check_versions(old, new, where):
