@@ -16,7 +16,7 @@ from ..settings import arg, check_value
 from .domain import Dataset, Domain, check_on_error, check_size, choose_domains, renumber
 from .domain import split_indices, suggest_backbone
 from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads
-from .files import damage_error, read_text, warn_of_lost
+from .files import SKIP, damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
 from .features import SIDE, check_encoder, describe_encoder, keep_features, suggest_after
@@ -185,7 +185,7 @@ def _decode_samples(f, size, title, on_error, folder):
     else: map_in_threads(read_one, range(n), title, "image", 64)
     if bad and (on_error == "raise" or len(bad) == n):
         i, skip = min(bad), ""
-        if len(bad) < n: skip = ', or pass on_error="skip" (of the command: --load "{on_error: skip}")'
+        if len(bad) < n: skip = f", or pass {SKIP}"
         raise FdgnbError(f"cannot read image {i} of {str(f.files[0])!r} ({len(bad)} such images): {bad[i]}; "
                          f"repair the file{skip}")
     kept = np.setdiff1d(np.arange(n), list(bad))

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch import nn
 import fdgnb.models as models
-from ..core import (FdgnbError, atomic_write, echo, exists, generator, nearest, parse_json, path_of,
+from ..core import (FdgnbError, atomic_write, echo, exists, generator, is_folder, nearest, parse_json, path_of,
                         read_regular, seeded, writing)
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
@@ -87,12 +87,20 @@ def read_file(file, size, white=None, channels=3, window=None):
     return np.broadcast_to(x, (channels, *x.shape)) if x.ndim == 2 else x.transpose(2, 0, 1)
 
 
+def check_files(files):
+    "FdgnbError on the first path that is no file."
+    for file in (f for f in files if isinstance(f, (str, Path))):
+        if is_folder(file): raise FdgnbError(f"{file} is a folder: write {file}/*.png")
+        if not exists(file): raise FdgnbError(f"{file}: no such file")
+
+
 def read_files(files, about):
     "Image files, or images of PIL, as bytes (N, C, H, W); FdgnbError where the run's samples are none."
     channels, *sides = shape_of(about)
     if not sides: raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
     if len(set(sides)) > 1:
         raise FdgnbError(f"files are read as squares, the run's samples are {shape_of(about)}: give arrays")
+    check_files(files)
     window = about.get("window")
     white = about.get("white", 65535)                                    # an older folder says none
     return torch.from_numpy(np.stack([read_file(f, sides[0], white, channels, window) for f in files]))
