@@ -38,7 +38,7 @@ html_theme_options = {
 
 
 def drop_plain_spans(app, page, template, context, doctree):
-    "Take the marks off names, punctuation and blanks in code: they have the color of the text, and half the bytes."
+    "Take the marks off names, punctuation and blanks in code: they need no color, and are half the bytes."
     if "body" in context: context["body"] = re.sub(r'<span class="(?:n|p|w)">([^<]*)</span>', r"\1", context["body"])
 
 

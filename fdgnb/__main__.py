@@ -237,7 +237,7 @@ def adapt_run(run, files, rule):
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     files: Annotated[list[str], typer.Argument(help="Images.", show_default=False)],
-    rule: Annotated[Optional[str], typer.Option(help="Whose model: last (usual), source_val, target.")] = None,
+    rule: Annotated[Optional[str], typer.Option(help="Whose model: last (usual), source_val, target (oracle).")] = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Adapt the model to these images first, as the run's method "
                                         "does.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values.")] = False,

@@ -24,6 +24,7 @@ def check(name, domains=None, decode=True, **options):
 
     name: a data set, or the path of a folder <domain>/<class>/<image>. attrs: name; missing (domains);
     within (duplicates by domain), across_domains, across_classes; parts; note; remarks (lines, of a folder);
+    refused (whether a run would refuse some of it);
     own (whether it is a folder); decoded.
     decode: read each image too, and say in `remarks` what a run would refuse or skip; nothing is kept."""
     import pandas as pd
@@ -45,7 +46,8 @@ def check(name, domains=None, decode=True, **options):
     parts = {d: {part: len(rows) for part, rows in f.parts.items()} for d, f in found.items()}
     out.attrs = dict(name=name, missing=[d for d in wanted if d not in found], within=within,
                      across_domains=across_domains, across_classes=across_classes, parts=parts,
-                     note=info.get("note", ""), remarks=remarks, own=folder is not None, decoded=decode)
+                     note=info.get("note", ""), remarks=[line for line, _ in remarks],
+                     refused=any(is_refused for _, is_refused in remarks), own=folder is not None, decoded=decode)
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #02f619a9
@@ -139,11 +141,10 @@ def _pages(file):
     except (*_PIL, Image.DecompressionBombError): return 1
 
 
-REFUSES = "a run refuses"                                # so says a remark after which `check` exits with 1
-
-
 def _remarks(path, folders, tree):
-    "What `from_folder` would refuse, pass over, or take for two, in lines; tree: {domain: {class: files}}."
+    """What `from_folder` would refuse, pass over, or take for two: pairs (line, whether it is refused).
+
+    tree: {domain: {class: files}}."""
     classes = sorted({c for by_class in tree.values() for c in by_class})
     files = [f for by_class in tree.values() for own in by_class.values() for f in own]
     class_folders = [folders[d]/c for d, by_class in tree.items() for c in by_class]
@@ -162,15 +163,17 @@ def _remarks(path, folders, tree):
     hidden += [f for f in inside if f.is_dir() and is_ignored(f.name)]
     paged = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
     alone = classes if len(classes) == 1 else []
-    remarks = [("folders without images", empty, f"{REFUSES} them: fill or remove them"),
+    remarks = [("folders without images", empty, "a run refuses them: fill or remove them"),
                ("classes without images in a domain", unseen, "a client there never sees them"),
                ("files whose names do not end like an image's", unread, "they are not read"),
                ("classes that differ in case or spaces alone", alike, "they are different classes"),
                ("images beside the class folders", loose, "they are not read"),
                ("folders that are hidden, a system's own, or begin with an underscore", hidden, "they are not read"),
                ("TIFF files of several pages", paged, "only the first page is read"),
-               ("one class", alone, f"{REFUSES} it")]
-    return [f"{what}: {len(names)}, the first: {str(names[0])!r}; {why}" for what, names, why in remarks if names]
+               ("one class", alone, "a run refuses it")]
+    says = "{}: {}, the first: {!r}; {}".format
+    return [(says(what, len(names), str(names[0]), why), why.startswith("a run refuses"))
+            for what, names, why in remarks if names]
 
 
 def _try_decode(sample):
@@ -180,7 +183,7 @@ def _try_decode(sample):
 
 
 def _decode_remarks(name, found):
-    "What a run would refuse or skip of the images of {domain: Found}, in lines; each image is decoded."
+    "What a run would refuse or skip of images: pairs as of `_remarks`. found: {domain: Found}; each is decoded."
     lines, highs = [], {}
     for d, f in found.items():
         if f.kind not in ("files", "jpeg"): continue
@@ -190,25 +193,20 @@ def _decode_remarks(name, found):
         highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, str))], axis=0).tolist()
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
-        lines.append(f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; {REFUSES} "
-                     f"them, {SKIP} leaves them out")
+        line = f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}"
+        lines.append((f"{line}; a run refuses them, {SKIP} leaves them out", True))
     return lines + _scale_remarks(name, highs)
 
 
 def _scale_remarks(name, highs):
-    "What `decide_white` says of the largest pixels of domains, in lines."
+    "What `decide_white` says of the largest pixels of domains: pairs as of `_remarks`."
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try: decide_white(name, highs)
-        except FdgnbError as e: return [f"{e}; {REFUSES} them"]
-    return [str(w.message) for w in said]
+        except FdgnbError as e: return [(f"{e}; a run refuses them", True)]
+    return [(str(w.message), False) for w in said]
 
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
-def is_refused(t):
-    "Whether a run would refuse something that `check` found."
-    return any(REFUSES in line for line in t.attrs["remarks"])
-
-
 def is_as_published(t):
     "Whether every count of a table of `check` is the published one, and no domain is missing."
     return not t.attrs["missing"] and not (t["equal"] == False).any()
@@ -258,7 +256,7 @@ def _verdict(t):
     elif t[t["class"] == "all"].published.isna().all(): verdict = "no published counts"
     elif odd: verdict = f"counts differ from the published ones in {', '.join(odd)}"
     else: verdict = "counts equal to the published ones"
-    refused = f"; {REFUSES} these files" if is_refused(t) else ""
+    refused = "; a run refuses these files" if t.attrs["refused"] else ""
     return f"{t.attrs['name']}: {verdict}{missing}{refused}"
 
 
@@ -375,7 +373,7 @@ def _check_skips(name):
 
 
 def main(argv=None):
-    "The command line; returns the exit code: 0, 1 (`check` saw what a run refuses, or `--strict` a difference), 2."
+    "The exit code of the command line: 0, 1 (`check` saw what a run refuses, `--strict` a difference), 2 (bad input)."
     try: return _run(_parser().parse_args(argv))
     except FdgnbError as e:
         print(f"error: {e}", file=sys.stderr)
@@ -395,4 +393,4 @@ def _run(a):
     if a.command != "check": return 0
     t = check(a.name, a.domain, decode=not a.no_decode)
     print(_check_text(t))
-    return int(is_refused(t) or (a.strict and not is_as_published(t)))
+    return int(t.attrs["refused"] or (a.strict and not is_as_published(t)))

@@ -414,10 +414,13 @@ for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and
 ~: still moving when the rounds ended. Differences among listed methods are not tested. *noeval* is FedKA's released
 prediction, with dropout on. [All tables](comparison.ipynb)
 
-A row as a command, where the new domain is unknown while you train (of adapted rows also the second):
+A row as a command on your folder, by the example of FDSE with values of its row. `--load` gives the features of the
+setting; a method that uses the target in training needs `--target` with its domain. After `(adapted)` rows, predict by
+`--adapt`:
 
 ```bash
-python -m fdgnb run METHOD --dataset ./hospitals --target none --protocol common --lr LR --hyper NAME=VALUE --out runs/x
+python -m fdgnb run fdse --dataset ./hospitals --target none --protocol common --lr 0.01 --hyper lam=0.01 \\
+  --load "{encoder: lite0, size: 160}" --out runs/x
 python -m fdgnb predict runs/x new/*.png --adapt --csv
 ```
 
@@ -436,7 +439,7 @@ def wrap(item):
 
 def write_short(row):
     "A method in README's list: its gains, and its bytes where they are not FedAvg's."
-    sent = "" if row["bytes"] == "1" else f", {row['bytes']} times the bytes"
+    sent = "" if row["bytes"] in ("", "1") else f", {row['bytes']} times the bytes"
     return f"`{row['method']}` {row['better by, points [95 %]']}{sent}"
 
 
