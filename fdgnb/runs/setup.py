@@ -199,7 +199,8 @@ def check_encoded(load, given):
         own = name == "backbone" and (is_given(value) or hasattr(models.MODELS.get(value), "own"))
         if own or usual.get(name) == value or not is_of_pixels(name, value): continue
         remedy = "leave it out, or take load={'encoder': ..., 'size': ...}" if name == "size" else "leave it out"
-        if name in usual and name == "pretrained": remedy = f"leave it out, the rest of it has {name}={usual[name]!r}"
+        if name == "pretrained" and kind == "maps":
+            raise FdgnbError(f"{name}={echo(value)}: the rest of encoder {encoder!r} has {name}={usual[name]!r}: {remedy}")
         raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {encoder!r} makes {kind} of them: {remedy}")
 
 
