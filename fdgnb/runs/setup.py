@@ -200,7 +200,8 @@ def check_encoded(load, given):
         if own or usual.get(name) == value or not is_of_pixels(name, value): continue
         remedy = "leave it out, or take load={'encoder': ..., 'size': ...}" if name == "size" else "leave it out"
         if name == "pretrained" and kind == "maps":
-            raise FdgnbError(f"{name}={echo(value)}: the rest of encoder {encoder!r} has {name}={usual[name]!r}: {remedy}")
+            rest = f"the rest of encoder {encoder!r} has {name}={usual[name]!r}"
+            raise FdgnbError(f"{name}={echo(value)}: {rest}: {remedy}")
         raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {encoder!r} makes {kind} of them: {remedy}")
 
 
