@@ -87,7 +87,7 @@ class Dataset:
     defaults: dict = field(default_factory=dict)  # settings that suit it: {"backbone": "cnn2"}
     white: int = 255  # the whole number that counts as white in the images it was made of
     window: tuple = None  # (low, high): what became 0 and 255 where pixels were no bytes; None: none was given
-    encoder: dict = None  # {"encoder": "minilm", "tokens": 128}; {"encoder": "lite0", "size": 160}, for maps "blocks" too
+    encoder: dict = None  # {"encoder": "minilm", "tokens": 128}; {"encoder": "lite0", "size": 160}; maps: "blocks" too
 
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
