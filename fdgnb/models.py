@@ -820,8 +820,8 @@ def split_name(name):
 
 def check_cut(name, body, first):
     "FdgnbError unless a network of timm can be cut before its block `first`."
-    parts = ("conv_stem", "bn1", "blocks", "conv_head")
-    if not all(hasattr(body, part) for part in parts):
+    families = import_timm().models
+    if not isinstance(body, (families.efficientnet.EfficientNet, families.mobilenetv3.MobileNetV3)):
         raise FdgnbError(f"timm:{name} cannot be cut at a block: only timm's EfficientNets and MobileNetV3s can")
     if not 1 <= first <= len(body.blocks):
         raise FdgnbError(f"timm:{name} can be cut at block 1 to {len(body.blocks)}, not at {first}")

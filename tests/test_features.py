@@ -1,8 +1,11 @@
 """Images as vectors of a frozen network: options, the cache, protocols, methods, prediction."""
+import json
 import pytest
 import torch
 import fdgnb
 from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
 from conftest import says
 from fdgnb.core import seeded
 from fdgnb import models
@@ -10,8 +13,10 @@ from fdgnb.data import features
 from fdgnb.data.catalogue import _load_with
 from fdgnb.data.features import encode_images, encode_pixels
 from fdgnb.experiments.grid import grid
+from fdgnb.runs import plots
 from fdgnb.runs.setup import Federation, refuse_vectors, resolve_arguments
 from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.tables.comparison import describe_frozen
 
 IMAGES_ONLY = ["am", "ccst", "elcfs", "fedfa", "harmofl"]
 ENCODED = dict(encoder="lite0", size=32)
@@ -288,3 +293,34 @@ def test_where_an_encoder_cannot_be_cut(photos):
     says(lambda: fdgnb.fit("am", maps), "the samples are maps: am mixes")
     says(lambda: fdgnb.fit("fedavg", maps, target="b", augment="domainbed"), "holds maps")
     says(lambda: encode_images(maps), "holds maps")
+
+
+@lite0
+def test_the_default_backbone_by_name_keeps_its_weights(photos):
+    settings = lambda dataset, **given: resolve_arguments(method_class("fedavg"), given, dataset=dataset)[2]
+    how, maps = dict(load=CUT, backbone=REST), fdgnb.get_dataset(photos, **CUT)
+    assert settings("pacs", **how)["pretrained"] == "packaged"
+    assert settings(maps, backbone=REST)["pretrained"] == "packaged"
+    assert Federation("fedavg", maps, target="b", rounds=1, backbone=REST).settings.pretrained == "packaged"
+    says(lambda: settings("pacs", load=CUT, pretrained=True),
+         "pretrained=True: the rest of encoder 'lite0' has pretrained='packaged': leave it out")
+
+
+@lite0
+def test_maps_have_no_size_in_pixels(photos):
+    maps = fdgnb.get_dataset(photos, **CUT)
+    says(lambda: fdgnb.fit("fedavg", maps, target="b", size=64), "holds maps, and size=64 is of images: leave it out")
+
+
+@lite0
+def test_the_page_of_a_run_shows_no_sheet_of_maps(photos, capsys):
+    page = json.loads((Path(__file__).parents[1]/"nbs"/"run.ipynb").read_text())
+    cell = next("".join(c["source"]) for c in page["cells"] if c["id"] == "261f16b6")
+    exec(cell, dict(plots=plots, fed=SimpleNamespace(data=fdgnb.get_dataset(photos, **CUT))))
+    assert capsys.readouterr().out.endswith("maps, not images: no sheet of samples\n")
+
+
+def test_frozen_blocks_are_described_without_a_size():
+    frozen = lambda **load: describe_frozen(dict(load=load))
+    assert frozen(encoder="lite0", blocks=None) == frozen(encoder="lite0") == ""
+    assert "the first 6 blocks of lite0, on images of 160 pixels" in frozen(encoder="lite0", blocks=6)

@@ -264,6 +264,13 @@ def test_timm_backbones_split_draw_and_refuse():
     with refused("no packaged weights for 'timm:resnet10t'"): build("timm:resnet10t", pretrained="packaged")
 
 
+def test_a_ghostnet_is_not_cut():
+    "It has an activation between its stem and its blocks."
+    timm()
+    with refused("timm:ghostnet_050 cannot be cut at a block"): build("timm:ghostnet_050@3")
+    assert build("timm:mobilenetv3_small_050@2", in_channels=16, size=8).name == "timm:mobilenetv3_small_050@2"
+
+
 def test_a_timm_transformer_is_built_for_a_size_and_draws_from_the_generator():
     timm()
     net, x = build("timm:vit_tiny_patch16_224", size=32), torch.rand(2, 3, 32, 32, generator=generator(0))

@@ -50,6 +50,8 @@ def _load_with(loader, name, own, options):
 
 def _check_loaded(data, size, options):
     "FdgnbError where something is asked of a loaded data set that only loading can give."
+    if size not in (None, data.size) and data.kind != "images":
+        raise FdgnbError(f"dataset {data.name!r} holds {data.kind}, and size={size} is of images: leave it out")
     if size not in (None, data.size):
         raise FdgnbError(f"dataset {data.name!r} is loaded at {data.size} pixels, not {size}; load it anew "
                          f"at that size")
@@ -69,7 +71,7 @@ def _refuse_name(name):
 def get_dataset(
     name: str,  # of DATASETS; or a folder of <domain>/<class>/<image>, with a slash; or a data set
     size: int = None,  # pixels a side; None: the data set's own
-    **options,  # the loader's, like domains=["photo"] or encoder="bert"; encoder="lite0": images become vectors
+    **options,  # the loader's, like domains=["photo"]; encoder="lite0": images become vectors, with blocks=6 maps
 ) -> Dataset:
     """Load a data set by its name, by the path of its folder, or take one as it is.
 

@@ -35,7 +35,7 @@ class Domain:
 
     FdgnbError if x and y differ in length, are empty, or have other types."""
     name: str  # as results show it
-    x: torch.Tensor  # images, uint8 (N, C, H, W), or vectors, float32 (N, D)
+    x: torch.Tensor  # images, uint8 (N, C, H, W); vectors, float32 (N, D); or maps, float32 (N, C, h, w)
     y: torch.Tensor  # labels, int64 (N,); if a sample can have several: zeros and ones, float32 (N, C)
     split: dict[str, torch.Tensor] = None  # {part: rows}: train, val and test as a run uses them
     official: dict[str, torch.Tensor] = None  # {part: rows}: the lists as published
@@ -87,7 +87,7 @@ class Dataset:
     defaults: dict = field(default_factory=dict)  # settings that suit it: {"backbone": "cnn2"}
     white: int = 255  # the whole number that counts as white in the images it was made of
     window: tuple = None  # (low, high): what became 0 and 255 where pixels were no bytes; None: none was given
-    encoder: dict = None  # of texts: {"encoder": "minilm", "tokens": 128}; of images {"encoder": "lite0", "size": 160}
+    encoder: dict = None  # {"encoder": "minilm", "tokens": 128}; {"encoder": "lite0", "size": 160}; maps: "blocks" too
 
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
@@ -101,7 +101,7 @@ class Dataset:
 
     @property
     def size(self):
-        "Pixels a side; None for a matrix."
+        "Pixels a side of images, cells a side of maps; None for vectors."
         return self.first.x.shape[2] if self.first.x.ndim > 2 else None
 
     @property

@@ -27,7 +27,7 @@ def encode_images(
 ) -> Dataset:  # vectors, float32 (N, d), or maps (N, C, h, w), with the same labels, groups and splits
     """Encode the images of any data set, each once.
 
-    FdgnbError, in one line with the remedy, on vectors, and where an encoder or its weights are not here."""
+    FdgnbError, in one line with the remedy, on vectors and maps, and where an encoder or its weights are not here."""
     if data.kind != "images": raise FdgnbError(f"encode_images takes images, and {data.name!r} holds {data.kind}")
     check_encoder(encoder, blocks)
     about, made = describe_encoder(encoder, data.size, blocks), {}

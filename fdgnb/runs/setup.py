@@ -184,8 +184,8 @@ def leave_pixels(values, given, dataset):
 
 def begins_pretrained(given, dataset, load):
     "The setting `pretrained` of a run on maps: with the encoder's weights, where its rest is the network."
-    if "backbone" in given: return False
     own = dataset.defaults if isinstance(dataset, Dataset) else suggest_after(load["encoder"], load["blocks"])
+    if given.get("backbone", own.get("backbone")) != own.get("backbone"): return False
     return own.get("pretrained", False)
 
 
@@ -199,6 +199,9 @@ def check_encoded(load, given):
         own = name == "backbone" and (is_given(value) or hasattr(models.MODELS.get(value), "own"))
         if own or usual.get(name) == value or not is_of_pixels(name, value): continue
         remedy = "leave it out, or take load={'encoder': ..., 'size': ...}" if name == "size" else "leave it out"
+        if name == "pretrained" and kind == "maps":
+            rest = f"the rest of encoder {encoder!r} has {name}={usual[name]!r}"
+            raise FdgnbError(f"{name}={echo(value)}: {rest}: {remedy}")
         raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {encoder!r} makes {kind} of them: {remedy}")
 
 
