@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from fdgnb.core import FdgnbError, atomic_write
+from fdgnb.data.features import SIDE
 from fdgnb.experiments.pictures import ADAPTED
 from fdgnb.experiments.statistics import gain_by_t, judge
 from fdgnb.experiments.studies import missing_data, plan_study
@@ -315,9 +316,10 @@ def describe_missing(runs, waiting):
 def describe_frozen(hyper):
     "Which blocks of a pretrained network are frozen; '' where none are."
     load = hyper.get("load") or {}
-    if "blocks" not in load: return ""
-    return (f"Frozen: the stem and the first {load['blocks']} blocks of {load['encoder']}, on images of {load['size']} "
-            "pixels; the blocks after them and the head are trained.")
+    if load.get("blocks") is None: return ""
+    size = load.get("size", SIDE)
+    return (f"Frozen: the stem and the first {load['blocks']} blocks of {load['encoder']}, on images of {size} pixels; "
+            "the blocks after them and the head are trained.")
 
 
 def describe_plan(study, plan, lines):
