@@ -714,6 +714,7 @@ def test_the_records_on_file_are_whole(file, tmp_path):
     records = read_study(file)
     assert write_study(tmp_path/"again.jsonl", records).read_bytes() == file.read_bytes()
     for rec in records:
+        if "error" in rec: continue                                       # a run that failed has no curves
         assert len(rec["curves"]["round"]) <= 20 and not {"units", "code"} & {*rec}
         assert {"loop"} < {*rec["versions"]} and {"commit", "hardware", "made"} <= {*rec["provenance"]}
 
