@@ -407,6 +407,16 @@ def write_waiting(plans):
     return "\n### Not run yet\n\n" + "\n\n".join(lines) + "\n" if lines else ""
 
 
+def describe_settings(studies, plans):
+    "{name: what a setting is, and how many of its methods have no run yet}."
+    said = {}
+    for name, plan in plans.items():
+        waiting = len(list_waiting(plan))
+        said[name] = studies[name]["what"].removeprefix("Comparison: ")
+        if waiting: said[name] += f" ({waiting} methods not run yet)"
+    return said
+
+
 def save_choice(text, folder, settings):
     "Write the list as which.md. settings: {name: what it is}."
     head = """# Which method?
@@ -416,12 +426,12 @@ for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and
 ~: still moving when the rounds ended. Differences among listed methods are not tested. *noeval* is FedKA's released
 prediction, with dropout on. [All tables](comparison.ipynb)
 
-A row as a command on your folder, by the example of FDSE with values of its row. `--load` gives the features of the
-setting; a method that uses the target in training needs `--target` with its domain. After `(adapted)` rows, predict by
-`--adapt`:
+A row as a command on your folder, by the example of FDSE: LR and LAM are the values of its row, `--load` gives the
+features of the setting. A method that uses the target in training needs `--target` with its domain. After `(adapted)`
+rows, predict by `--adapt`:
 
 ```bash
-python -m fdgnb run fdse --dataset ./hospitals --target none --protocol common --lr 0.01 --hyper lam=0.01 \\
+python -m fdgnb run fdse --dataset ./hospitals --target none --protocol common --lr LR --hyper lam=LAM \\
   --load "{encoder: lite0, size: 160}" --out runs/x
 python -m fdgnb predict runs/x new/*.png --adapt --csv
 ```
