@@ -16,6 +16,7 @@ from .store import Planner, results
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0003
 RATES = 1., .3, 3.                  # times the protocol's learning rate
 FURTHER = .1, 10.                   # of a method without a value of its own
+BASE, NEAR = "fedavg", .02          # whose rates count as equal where validation lies within NEAR of the best
 SEARCH_SEEDS = 100, 101             # apart from the seeds of a report
 
 
@@ -52,14 +53,16 @@ class Plan:
     """What is there of a study, and what is to be run next; `refresh` looks again.
 
     trials: {method: a dict a trial, with val, values and error}. chosen: {method: values} of finished searches. runs:
-    the lines of the report whose values are known, with state and record. missing: lines that can be run now, the
-    most valuable first. due: those of them that are run next, trials alone while there are any. refused: {method:
+    the lines of the report whose values are known, with state and record. near: {rate: lines} of the base's report at
+    the rates that its search cannot tell from the chosen one. missing: lines that can be run now, the most valuable
+    first. due: those of them that are run next, trials alone while there are any. refused: {method:
     why} of what these data do not allow. failed: {method: why} where no trial came to an end, so that no value can be
     chosen. wanted: how many runs there will be. searched: False for a study at the protocol's own values."""
     def __init__(self, methods, how, seeds, store, searched=True):
         self.methods, self.how, self.seeds, self.store, self.planner = methods, how, seeds, store, Planner()
         self.searched = searched
-        self.trials, self.chosen, self.refused, self.failed, self.counts, self.reports = {}, {}, {}, {}, {}, {}
+        self.trials, self.chosen, self.refused, self.failed, self.counts = {}, {}, {}, {}, {}
+        self.reports, self.near = {}, {}
         self.seconds = []
         self.refresh()
 
@@ -72,22 +75,20 @@ class Plan:
             if why: self.refused[name] = why
             else: lacking += self.search(name)
         if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
-        for name, values in self.chosen.items():
-            made = self.reports.get(name)
-            if made is None or not has_ended(made).all():
-                self.reports[name] = self.look_up(name, values, seed=range(self.seeds))
+        for name, values in self.chosen.items(): self.report(self.reports, name, name, values)
+        for values in self.near_values(): self.report(self.near, values["lr"], BASE, values)
         self.runs = pd.concat(self.reports.values(), ignore_index=True) if self.reports else pd.DataFrame()
         self.missing, n_trials = self.order(lacking), sum(map(len, lacking))
         self.due = self.missing.head(n_trials) if n_trials else self.missing
 
     @property
-    def wanted(self): return sum(self.counts.values())
+    def wanted(self): return sum(self.counts.values()) + sum(map(len, self.near.values()))
 
     @property
     def there(self):
         "How many runs have ended."
         tried = sum(trial["runs"] for trials in self.trials.values() for trial in trials)
-        return tried + (int(has_ended(self.runs).sum()) if len(self.runs) else 0)
+        return tried + sum(int(has_ended(made).sum()) for made in (*self.reports.values(), *self.near.values()))
 
     def look_up(self, name, values, **where):
         "The lines of a method at some values, with state and record. where: seed, and target of a trial."
@@ -95,6 +96,19 @@ class Plan:
         found = results(grid(name, **self.how | dict(hyper=hyper) | where), self.store, self.planner)
         self.seconds += [record["provenance"]["seconds"]["total"] for record in found.record if record]
         return found
+
+    def report(self, reports, key, name, values):
+        "Look up a report, unless all of its runs have ended before."
+        made = reports.get(key)
+        if made is None or not has_ended(made).all():
+            reports[key] = self.look_up(name, values, seed=range(self.seeds))
+
+    def near_values(self):
+        "The base's values that its search cannot tell from the chosen ones."
+        if not self.searched or BASE not in self.chosen: return []
+        best = max(trial["val"] for trial in self.trials[BASE])
+        near = [trial["values"] for trial in self.trials[BASE] if trial["val"] >= best - NEAR]
+        return [values for values in near if values != self.chosen[BASE]]
 
     def try_values(self, name, several):
         "Note the trials of some values that have ended; the lines of the others."
@@ -155,7 +169,8 @@ class Plan:
 
     def order(self, lacking):
         "Trials first, then the report's runs seed by seed."
-        report = self.runs[~has_ended(self.runs)].sort_values("seed", kind="stable") if len(self.runs) else self.runs
+        report = pd.concat([*self.near.values(), self.runs], ignore_index=True)
+        if len(report): report = report[~has_ended(report)].sort_values("seed", kind="stable")
         lines = pd.concat([*lacking, report], ignore_index=True) if len(lacking) or len(report) else pd.DataFrame()
         return lines.drop(columns=["state", "record", "error"], errors="ignore")
 

@@ -18,7 +18,7 @@ from fdgnb.experiments.statistics import gain_by_t, judge
 from fdgnb.experiments.studies import missing_data, plan_study
 from fdgnb.experiments.table import add_adapted, add_gaps, all_rules, cell_text, describe_divergence, gain_text
 from fdgnb.experiments.table import latex_of, markdown_of, table
-from fdgnb.experiments.tuning import usual_values
+from fdgnb.experiments.tuning import BASE, usual_values
 from fdgnb.federation.compose import method_class
 from fdgnb.runs.plots import colors, escape_label, styled
 from fdgnb.settings import format_value
@@ -105,9 +105,6 @@ def draw_bytes(lines, lowest=-.05, fewest=.25):
     return fig
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp008
-BASE = "fedavg"
-
-
 def read_plans(studies, scale, store):
     "({study: its `Plan`}, {study: why it is left out}) of the studies of the comparison."
     plans, left = {}, {}
@@ -137,6 +134,11 @@ def begun_runs(plan):
     "The report's runs of the methods of which one has ended, those that are missing or failed among them."
     done = plan.runs[plan.runs.state == "done"]
     return plan.runs[plan.runs.label.isin(done.label)].reset_index(drop=True)
+
+
+def begun_rates(plan):
+    "{rate: the base's runs at it} of its other rates at which a run has ended."
+    return {rate: own for rate, own in plan.near.items() if (own.state == "done").any()}
 
 
 def list_waiting(plan):
@@ -185,6 +187,34 @@ def compare_with_base(runs, point="aggregated", base=BASE):
     return replace(t, extra=t.extra.assign(**pd.DataFrame(gains, ["gain", "low", "high", "p"]).T))
 
 
+def name_rates(near, base=BASE):
+    "The base's runs at other rates, each rate under a label of its own. near: {rate: runs}."
+    return [own.assign(label=f"{base}, lr {format_value(rate)}") for rate, own in near.items()]
+
+
+def take_nearest(gains):
+    "Of a label's gains over several rates the one nearest to zero; its p is the largest, or 1 where signs differ."
+    known = gains[gains.gain.notna()]
+    if known.empty: return gains.iloc[0].to_dict()
+    alike = (known.gain > 0).all() or (known.gain < 0).all()
+    nearest = known.loc[known.gain.abs().idxmin()].to_dict()
+    if len(known) == 1: return nearest
+    return nearest | dict(p=known.p.max(skipna=False) if alike else 1.)
+
+
+def compare_with_rates(runs, near, point="aggregated", base=BASE):
+    "`compare_with_base` at each rate of the base, of the gains `take_nearest`; the base's other rates are rows, too."
+    t = compare_with_base(pd.concat([runs, *name_rates(near)], ignore_index=True), point, base)
+    rest = runs[runs.label != base]
+    others = [compare_with_base(pd.concat([own, rest], ignore_index=True), point, base) for own in near.values()]
+    gains = {}
+    for label in t.extra.index:
+        found = [u.extra.loc[label, ["gain", "low", "high", "p"]].to_dict() for u in (t, *others)
+                 if label in u.extra.index]
+        gains[label] = take_nearest(pd.DataFrame(found, dtype=float))
+    return replace(t, extra=t.extra.assign(**pd.DataFrame(gains).T))
+
+
 def compare_costs(runs, base=BASE):
     "By label steps, bytes, seconds and FLOPs of a round over the base's, on the targets and seeds that both have."
     out = {}
@@ -196,13 +226,18 @@ def compare_costs(runs, base=BASE):
     return pd.DataFrame(out).T[["steps", "bytes", "seconds", "flops"]]
 
 
-def list_lines(setting, runs, point="aggregated"):
+def list_lines(setting, runs, point="aggregated", near=None):
     """A line a row of a setting's table: mean, sd, seeds; gain, low, high, kind (`judge`); costs; what it needs.
 
-    runs: with what adapts at test time, as `add_adapted` gives them. target: whether it needs samples of the target."""
-    t = compare_with_base(runs, point)
-    done = runs[runs.record.notna() & ~runs.label.str.endswith(ADAPTED)]
-    costs, rests, kinds = compare_costs(done), moving(done), judge(t)
+    runs: with what adapts at test time, as `add_adapted` gives them. near: {rate: runs} of the base's other rates, of
+    kind rate. target: whether it needs samples of the target."""
+    near = near or {}
+    t, rates = compare_with_rates(runs, near, point), name_rates(near)
+    done = pd.concat([runs[~runs.label.str.endswith(ADAPTED)], *rates], ignore_index=True)
+    done = done[done.record.notna()]
+    costs, rests = compare_costs(done), moving(done)
+    named = {label for own in rates for label in own.label}
+    kinds = judge(replace(t, extra=t.extra.drop(index=[*named]))).to_dict() | dict.fromkeys(named, "rate")
     column = "Avg" if "Avg" in t.mean else t.mean.columns[0]
     lines = []
     for label in t.mean.index:
@@ -211,7 +246,8 @@ def list_lines(setting, runs, point="aggregated"):
         line |= {k: getattr(t, k).loc[label, column] for k in ("mean", "sd", "n")}
         line |= t.extra.loc[label, ["gain", "low", "high", "p"]].to_dict()
         line |= costs.loc[method].to_dict()
-        line |= dict(adapts=adapts, target=adapts or method_class(method).uses_target, rest=rests.rest[method],
+        needs = adapts or label not in named and method_class(method).uses_target
+        line |= dict(adapts=adapts, target=needs, rest=rests.rest[method],
                      moved=rests["target unsigned"][method])
         lines.append(line)
     lines = pd.DataFrame(lines)
@@ -234,9 +270,9 @@ def list_settings(plans):
     "The `list_lines` of all studies; in-domain also of the clients' own models after local steps."
     lines = []
     for name, plan in plans.items():
-        runs = begun_runs(plan)
-        own = [list_lines(name, add_adapted(runs))]
-        if runs.target.isna().all(): own.append(list_lines(name, runs, "local"))
+        runs, near = begun_runs(plan), begun_rates(plan)
+        own = [list_lines(name, add_adapted(runs), near=near)]
+        if runs.target.isna().all(): own.append(list_lines(name, runs, "local", near))
         lines += [part.assign(searched=[write_searched(plan.chosen, label) for label in part.label]) for part in own]
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame()
 
@@ -331,7 +367,7 @@ def describe_plan(study, plan, lines):
     setting = f"{what}. {describe_seeds(lines)}, {plan.how['rounds']} rounds; {where}."
     frozen = describe_frozen(plan.how.get("hyper", {}))
     said = [f"{setting} {frozen}".strip(), describe_rest(lines)]
-    missing = describe_missing(runs, list_waiting(plan))
+    missing = describe_missing(pd.concat([runs, *begun_rates(plan).values()]), list_waiting(plan))
     if missing: said.append(f"Runs: {missing}.")
     said += [f"* {method} is left out: {why}" for method, why in (plan.refused | plan.failed).items()]
     return "\n\n".join(said[:3]) + "\n\n" + "\n".join(said[3:])
@@ -342,6 +378,7 @@ FEW = 1.05                                                # times the base's byt
 
 def select_situations(lines):
     "{situation: the lines that answer it}."
+    lines = lines[lines.kind != "rate"]
     held_out, received = ~lines.inside, lines.point == "aggregated"
     few = held_out & (lines.bytes <= FEW) & ~lines.target & received
     own = "The clients' own domains count"
@@ -422,7 +459,8 @@ def save_choice(text, folder, settings):
     head = """# Which method?
 
 Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
-for it. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times FedAvg's;
+for it. FedAvg stands at its searched learning rate and at each one that its search cannot tell apart: a gain is the
+smallest over these rates, and is shown at all of them. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times FedAvg's;
 ~: still moving when the rounds ended. Differences among listed methods are not tested. *noeval* is FedKA's released
 prediction, with dropout on. [All tables](comparison.ipynb)
 
