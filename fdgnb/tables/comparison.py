@@ -460,9 +460,9 @@ def save_choice(text, folder, settings):
 
 Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
 for it. FedAvg stands at its searched learning rate and at each one that its search cannot tell apart: a gain is the
-smallest over these rates, and is shown at all of them. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times FedAvg's;
-~: still moving when the rounds ended. Differences among listed methods are not tested. *noeval* is FedKA's released
-prediction, with dropout on. [All tables](comparison.ipynb)
+smallest over these rates, and is shown at all of them. *of*: in how many settings it was run; seconds, FLOPs of the
+clients and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. Differences among listed methods
+are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
 
 A row as a command on your folder, by the example of FDSE: LR and LAM are the values of its row, `--load` gives the
 features of the setting. A method that uses the target in training needs `--target` with its domain. After `(adapted)`
