@@ -513,6 +513,34 @@ def fill_box(text, file):
     before, _, after = file.read_text().split(BOX)
     atomic_write(file, f"{before}{BOX}\n{text}\n{BOX}{after}")
 
+# %% ../../nbs/tables/07_comparison.ipynb #lengthcd01
+def list_curves(runs):
+    "The accuracy of tested samples by label, seed and round, in percent, of runs whose records are there."
+    rows = [dict(label=run.label, seed=run.seed, round=k, accuracy=100*value)
+            for run in runs[runs.record.notna()].itertuples()
+            for k, value in zip(run.record["curves"]["round"], run.record["curves"]["target"]) if value is not None]
+    return pd.DataFrame(rows, columns="label seed round accuracy".split())
+
+
+def compare_by_round(curves, label, base=BASE):
+    "A line a round: a label's gain over the base in points with its t interval over the seeds that both have."
+    wide = curves.pivot(index=["round", "seed"], columns="label", values="accuracy")
+    gains = {k: gain_by_t(own, label, base)[:3] for k, own in wide.groupby(level=0)}
+    return pd.DataFrame(gains, ["gain", "low", "high"]).T.rename_axis("round")
+
+
+@styled
+def draw_length(curves, title=""):
+    "Accuracy by round, a line a label: the mean over seeds, with their standard deviation."
+    import matplotlib.pyplot as plt, seaborn as sns
+    fig, ax = plt.subplots(figsize=(5.6, 2.8))
+    sns.lineplot(curves, x="round", y="accuracy", hue="label", palette=colors([*dict.fromkeys(curves.label)]),
+                 errorbar="sd", ax=ax)
+    ax.set(ylabel="accuracy, %")
+    ax.set_title(title, loc="left")
+    ax.legend(title=None)
+    return fig
+
 # %% ../../nbs/tables/07_comparison.ipynb #trialcd001
 def find_edges(values, tried):
     "The options whose value lies at an end of the numbers that were tried. tried: {option: values}."
