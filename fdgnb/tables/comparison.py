@@ -141,6 +141,14 @@ def begun_rates(plan):
     return {rate: own for rate, own in plan.near.items() if (own.state == "done").any()}
 
 
+def read_runs(studies, name, scale, store):
+    "The begun runs of one study; none where nobody asks for it, or its data are not here."
+    study = studies.get(name, {})
+    if scale not in study or missing_data(study): return pd.DataFrame(columns=["label", "record"])
+    plan = plan_study(study, scale, store)
+    return begun_runs(plan)
+
+
 def list_waiting(plan):
     "The methods of a study without a run yet, those left out that are refused or have failed."
     there = {*begun_runs(plan).label, *plan.refused, *plan.failed}
@@ -527,6 +535,13 @@ def compare_by_round(curves, label, base=BASE):
     wide = curves.pivot(index=["round", "seed"], columns="label", values="accuracy")
     gains = {k: gain_by_t(own, label, base)[:3] for k, own in wide.groupby(level=0)}
     return pd.DataFrame(gains, ["gain", "low", "high"]).T.rename_axis("round")
+
+
+def judge_gain(gain):
+    "What the interval of a gain says, in words."
+    if gain.low > 0: return "is above"
+    if gain.high < 0: return "is below"
+    return "is not shown to differ from"
 
 
 @styled
