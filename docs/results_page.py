@@ -152,7 +152,10 @@ def list_lines(folder):
             if rows.empty: continue
             gain = next(c for c in rows if c.startswith("gain"))
             rows = rows.rename(columns={gain: "gain", "accuracy, %": "accuracy"})
-            rows = rows.assign(setting=setting.name, inside=is_inside(setting), points=rows.gain.map(points))
+            base = rows.method.str.startswith("fedavg, lr ") | (rows.method == "fedavg")
+            rows = rows[~base | (rows.gain == "")]                          # FedAvg at the best of its rates
+            rows = rows.assign(method=rows.method.mask(base, "fedavg"), setting=setting.name)
+            rows = rows.assign(inside=is_inside(setting), points=rows.gain.map(points))
             parts.append(rows.assign(adapts=rows.method.str.endswith(ADAPTED)))
     lines = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if lines.empty: return lines
@@ -225,9 +228,9 @@ def caption(text): return f":::{{container}} caption\n{text}\n:::"
 def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) for stem in stems)))
 
 
-READ = """Points over FedAvg, mean over targets and seeds, at the round with the best validation accuracy of the
-clients; ▲ better, ▼ worse by a paired t test at 5 % after Holm's correction; no mark: no difference shown. The first
-row is FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
+READ = """Points over FedAvg at the best of its learning rates, mean over targets and seeds, at the round with the best
+validation accuracy of the clients; ▲ better, ▼ worse by a paired t test at 5 % after Holm's correction; no mark: no
+difference shown. The first row is FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
 GAINS = """The five systems and what is better somewhere: gains over FedAvg with 95 % intervals; filled dots are shown
 after the correction; below the dotted line is what adapts to unlabeled samples of the target at test time."""
 BYTES = "Gain against the bytes of a round; filled: shown to be better; triangles adapt; beyond the edge: on it."

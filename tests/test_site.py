@@ -160,6 +160,7 @@ def reports(folder, files):
 
 COMPARED = """method,"accuracy, %",gain over fedavg,mark,seeds,steps,bytes,values
 {}fedavg,60.0 ± 1.0,,,3,1,1,lr 0.1
+"fedavg, lr 0.3",59.0 ± 1.0,"-1.0 [-2.0, +0.0]",,3,1,1,
 """
 
 
@@ -181,6 +182,7 @@ def test_the_comparison_is_read_in_two_minutes(tmp_path):
     folder = compared(tmp_path/"reports")
     lines = results_page.list_lines(folder)
     said = results_page.sentences(lines)
+    assert [*lines[lines.method.str.startswith("fedavg")].accuracy] == ["60.0 ± 1.0"]        # the best of its rates
     assert said.startswith("16 methods ran beside FedAvg in 1 setting") and said.count(". ") == 2
     assert "better than FedAvg: `m0` (+9.0 points)." in said and "`t` (+4.0 points)." in said
     rows = results_page.best_rows(lines, results_page.read_if(folder/"comparison/costs.csv"))

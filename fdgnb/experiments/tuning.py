@@ -75,8 +75,8 @@ class Plan:
             if why: self.refused[name] = why
             else: lacking += self.search(name)
         if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
-        for name, values in self.chosen.items(): self.report(self.reports, name, name, values)
-        for values in self.near_values(): self.report(self.near, values["lr"], BASE, values)
+        for name, values in self.chosen.items(): self.look_up_report(self.reports, name, name, values)
+        for values in self.near_values(): self.look_up_report(self.near, values["lr"], BASE, values)
         self.runs = pd.concat(self.reports.values(), ignore_index=True) if self.reports else pd.DataFrame()
         self.missing, n_trials = self.order(lacking), sum(map(len, lacking))
         self.due = self.missing.head(n_trials) if n_trials else self.missing
@@ -97,11 +97,11 @@ class Plan:
         self.seconds += [record["provenance"]["seconds"]["total"] for record in found.record if record]
         return found
 
-    def report(self, reports, key, name, values):
-        "Look up a report, unless all of its runs have ended before."
-        made = reports.get(key)
+    def look_up_report(self, into, key, name, values):
+        "Look up the report's runs of a method, unless all of them had ended before. into: `reports` or `near`."
+        made = into.get(key)
         if made is None or not has_ended(made).all():
-            reports[key] = self.look_up(name, values, seed=range(self.seeds))
+            into[key] = self.look_up(name, values, seed=range(self.seeds))
 
     def near_values(self):
         "The base's values that its search cannot tell from the chosen ones."
@@ -169,9 +169,9 @@ class Plan:
 
     def order(self, lacking):
         "Trials first, then the report's runs seed by seed."
-        report = pd.concat([*self.near.values(), self.runs], ignore_index=True)
-        if len(report): report = report[~has_ended(report)].sort_values("seed", kind="stable")
-        lines = pd.concat([*lacking, report], ignore_index=True) if len(lacking) or len(report) else pd.DataFrame()
+        runs = pd.concat([*self.near.values(), self.runs], ignore_index=True)
+        if len(runs): runs = runs[~has_ended(runs)].sort_values("seed", kind="stable")
+        lines = pd.concat([*lacking, runs], ignore_index=True) if len(lacking) or len(runs) else pd.DataFrame()
         return lines.drop(columns=["state", "record", "error"], errors="ignore")
 
 

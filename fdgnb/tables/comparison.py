@@ -16,9 +16,9 @@ from fdgnb.data.features import SIDE
 from fdgnb.experiments.pictures import ADAPTED
 from fdgnb.experiments.statistics import gain_by_t, judge
 from fdgnb.experiments.studies import missing_data, plan_study
-from fdgnb.experiments.table import add_adapted, add_gaps, all_rules, cell_text, describe_divergence, gain_text
-from fdgnb.experiments.table import latex_of, markdown_of, table
-from fdgnb.experiments.tuning import BASE, usual_values
+from fdgnb.experiments.table import add_adapted, add_gaps, all_rules, cell_text, describe_divergence
+from fdgnb.experiments.table import gain_text, latex_of, markdown_of, table
+from fdgnb.experiments.tuning import BASE, has_ended, usual_values
 from fdgnb.federation.compose import method_class
 from fdgnb.runs.plots import colors, escape_label, styled
 from fdgnb.settings import format_value
@@ -63,7 +63,7 @@ def pick_lines(lines, always=("fedsb", "ga", "fedka", "fedbr", "fdse")):
 def draw_gains(lines, far=FAR):
     "Gains over the base with 95 % intervals: a panel a setting, a row a method; None where there is no gain."
     import matplotlib.pyplot as plt
-    lines = lines[(lines.kind != "base") & lines.gain.notna()] if len(lines) else lines
+    lines = lines[~lines.kind.isin(["base", "rate"]) & lines.gain.notna()] if len(lines) else lines
     if lines.empty: return None
     labels, settings = order_labels(lines), list(dict.fromkeys(lines.setting))
     places, color = {label: -i for i, label in enumerate(labels)}, colors(settings)
@@ -84,7 +84,7 @@ def draw_gains(lines, far=FAR):
 def draw_bytes(lines, lowest=-.05, fewest=.25):
     "Gain against bytes of a round, a dot a method and setting; what is lower stands at the edge. None of no gain."
     import matplotlib.pyplot as plt
-    lines = lines[(lines.kind != "base") & lines.gain.notna() & lines.bytes.gt(0)] if len(lines) else lines
+    lines = lines[~lines.kind.isin(["base", "rate"]) & lines.gain.notna() & lines.bytes.gt(0)] if len(lines) else lines
     if lines.empty: return None
     fig, ax = plt.subplots(figsize=(6.4, 3.6))
     color = colors(list(dict.fromkeys(lines.setting)))
@@ -136,17 +136,11 @@ def begun_runs(plan):
     return plan.runs[plan.runs.label.isin(done.label)].reset_index(drop=True)
 
 
-def begun_rates(plan):
-    "{rate: the base's runs at it} of its other rates at which a run has ended."
-    return {rate: own for rate, own in plan.near.items() if (own.state == "done").any()}
-
-
 def read_runs(studies, name, scale, store):
     "The begun runs of one study; none where nobody asks for it, or its data are not here."
     study = studies.get(name, {})
     if scale not in study or missing_data(study): return pd.DataFrame(columns=["label", "record"])
-    plan = plan_study(study, scale, store)
-    return begun_runs(plan)
+    return begun_runs(plan_study(study, scale, store))
 
 
 def list_waiting(plan):
@@ -195,32 +189,35 @@ def compare_with_base(runs, point="aggregated", base=BASE):
     return replace(t, extra=t.extra.assign(**pd.DataFrame(gains, ["gain", "low", "high", "p"]).T))
 
 
-def name_rates(near, base=BASE):
-    "The base's runs at other rates, each rate under a label of its own. near: {rate: runs}."
-    return [own.assign(label=f"{base}, lr {format_value(rate)}") for rate, own in near.items()]
+def name_rates(near):
+    """The base's runs at its other rates, each rate under a label of its own; a rate whose runs all failed is left out.
+
+    near: {rate: runs}."""
+    named = [own.assign(label=f"{BASE}, lr {format_value(rate)}") for rate, own in near.items()]
+    return [own for own in named if not (own.state == "failed").all()]
 
 
-def take_nearest(gains):
-    "Of a label's gains over several rates the one nearest to zero; its p is the largest, or 1 where signs differ."
-    known = gains[gains.gain.notna()]
-    if known.empty: return gains.iloc[0].to_dict()
-    alike = (known.gain > 0).all() or (known.gain < 0).all()
-    nearest = known.loc[known.gain.abs().idxmin()].to_dict()
-    if len(known) == 1: return nearest
-    return nearest | dict(p=known.p.max(skipna=False) if alike else 1.)
+def first_column(t):
+    "The mean over the targets, or where there is one target its column."
+    return t.mean["Avg"] if "Avg" in t.mean else t.mean.iloc[:, 0]
 
 
-def compare_with_rates(runs, near, point="aggregated", base=BASE):
-    "`compare_with_base` at each rate of the base, of the gains `take_nearest`; the base's other rates are rows, too."
-    t = compare_with_base(pd.concat([runs, *name_rates(near)], ignore_index=True), point, base)
-    rest = runs[runs.label != base]
-    others = [compare_with_base(pd.concat([own, rest], ignore_index=True), point, base) for own in near.values()]
-    gains = {}
-    for label in t.extra.index:
-        found = [u.extra.loc[label, ["gain", "low", "high", "p"]].to_dict() for u in (t, *others)
-                 if label in u.extra.index]
-        gains[label] = take_nearest(pd.DataFrame(found, dtype=float))
-    return replace(t, extra=t.extra.assign(**pd.DataFrame(gains).T))
+def compare_with_rates(runs, rates, point="aggregated"):
+    """`compare_with_base`, the base at the best of its rates on the tested samples: an oracle, to its advantage.
+
+    p is the largest over the rates, and 1 where the gains have both signs: what is shown is shown at each of them. It
+    is NaN as long as a run of a rate is missing. rates: what `name_rates` gives."""
+    begun = [own for own in rates if (own.state == "done").any()]
+    together = pd.concat([runs, *begun], ignore_index=True)
+    labels = [BASE, *(own.label.iloc[0] for own in begun)]
+    tables = {label: compare_with_base(together, point, label) for label in labels}
+    best = tables[first_column(tables[BASE])[labels].fillna(-1).idxmax()]
+    gains = pd.DataFrame({label: t.extra.gain for label, t in tables.items()}, dtype=float)
+    largest = pd.DataFrame({label: t.extra.p for label, t in tables.items()}, dtype=float).max(axis=1)
+    differ = gains.ge(0).any(axis=1) & gains.le(0).any(axis=1)
+    p = largest.mask(differ & largest.notna(), 1.)
+    if not all(has_ended(own).all() for own in rates): p[:] = np.nan
+    return replace(best, extra=best.extra.assign(p=p, same=tables[BASE].extra.same))
 
 
 def compare_costs(runs, base=BASE):
@@ -237,24 +234,25 @@ def compare_costs(runs, base=BASE):
 def list_lines(setting, runs, point="aggregated", near=None):
     """A line a row of a setting's table: mean, sd, seeds; gain, low, high, kind (`judge`); costs; what it needs.
 
-    runs: with what adapts at test time, as `add_adapted` gives them. near: {rate: runs} of the base's other rates, of
-    kind rate. target: whether it needs samples of the target."""
-    near = near or {}
-    t, rates = compare_with_rates(runs, near, point), name_rates(near)
+    runs: with what adapts at test time, as `add_adapted` gives them. near: {rate: runs} of the base's other rates; the
+    best of its rates is of kind base, the others of kind rate. target: whether it needs samples of the target."""
+    rates = name_rates(near or {})
+    t = compare_with_rates(runs, rates, point)
     done = pd.concat([runs[~runs.label.str.endswith(ADAPTED)], *rates], ignore_index=True)
     done = done[done.record.notna()]
     costs, rests = compare_costs(done), moving(done)
-    named = {label for own in rates for label in own.label}
-    kinds = judge(replace(t, extra=t.extra.drop(index=[*named]))).to_dict() | dict.fromkeys(named, "rate")
-    column = "Avg" if "Avg" in t.mean else t.mean.columns[0]
+    own_rates = {BASE} | {label for own in rates for label in own.label}
+    kinds = judge(replace(t, extra=t.extra.drop(index=[*own_rates], errors="ignore"))).to_dict()
+    kinds |= dict.fromkeys(own_rates, "rate") | {t.base: "base"}
+    column = first_column(t).name
     lines = []
     for label in t.mean.index:
         method, adapts = label.removesuffix(ADAPTED), label.endswith(ADAPTED)
-        line = dict(setting=setting, point=point, inside=t.inside, label=label, kind=kinds.get(label, "base"))
+        line = dict(setting=setting, point=point, inside=t.inside, label=label, kind=kinds[label])
         line |= {k: getattr(t, k).loc[label, column] for k in ("mean", "sd", "n")}
         line |= t.extra.loc[label, ["gain", "low", "high", "p"]].to_dict()
         line |= costs.loc[method].to_dict()
-        needs = adapts or label not in named and method_class(method).uses_target
+        needs = adapts or label not in own_rates and method_class(method).uses_target
         line |= dict(adapts=adapts, target=needs, rest=rests.rest[method],
                      moved=rests["target unsigned"][method])
         lines.append(line)
@@ -278,9 +276,9 @@ def list_settings(plans):
     "The `list_lines` of all studies; in-domain also of the clients' own models after local steps."
     lines = []
     for name, plan in plans.items():
-        runs, near = begun_runs(plan), begun_rates(plan)
-        own = [list_lines(name, add_adapted(runs), near=near)]
-        if runs.target.isna().all(): own.append(list_lines(name, runs, "local", near))
+        runs = begun_runs(plan)
+        own = [list_lines(name, add_adapted(runs), near=plan.near)]
+        if runs.target.isna().all(): own.append(list_lines(name, runs, "local", plan.near))
         lines += [part.assign(searched=[write_searched(plan.chosen, label) for label in part.label]) for part in own]
     return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame()
 
@@ -375,7 +373,8 @@ def describe_plan(study, plan, lines):
     setting = f"{what}. {describe_seeds(lines)}, {plan.how['rounds']} rounds; {where}."
     frozen = describe_frozen(plan.how.get("hyper", {}))
     said = [f"{setting} {frozen}".strip(), describe_rest(lines)]
-    missing = describe_missing(pd.concat([runs, *begun_rates(plan).values()]), list_waiting(plan))
+    named = [own.assign(label=f"{BASE}, lr {format_value(rate)}") for rate, own in plan.near.items()]
+    missing = describe_missing(pd.concat([runs, *named]), list_waiting(plan))
     if missing: said.append(f"Runs: {missing}.")
     said += [f"* {method} is left out: {why}" for method, why in (plan.refused | plan.failed).items()]
     return "\n\n".join(said[:3]) + "\n\n" + "\n".join(said[3:])
@@ -467,10 +466,10 @@ def save_choice(text, folder, settings):
     head = """# Which method?
 
 Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
-for it. FedAvg stands at its searched learning rate and at each one that its search cannot tell apart: a gain is the
-smallest over these rates, and is shown at all of them. *of*: in how many settings it was run; seconds, FLOPs of the
-clients and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. Differences among listed methods
-are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
+for it. FedAvg stands at each learning rate whose validation accuracy is within two points of its best: gains are over
+the best of these rates on the tested samples, and hold at each. *of*: in how many settings it was run; seconds, FLOPs
+of the clients and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. Differences among listed
+methods are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
 
 A row as a command on your folder, by the example of FDSE: LR and LAM are the values of its row, `--load` gives the
 features of the setting. A method that uses the target in training needs `--target` with its domain. After `(adapted)`
@@ -522,39 +521,21 @@ def fill_box(text, file):
     atomic_write(file, f"{before}{BOX}\n{text}\n{BOX}{after}")
 
 # %% ../../nbs/tables/07_comparison.ipynb #lengthcd01
-def list_curves(runs):
-    "The accuracy of tested samples by label, seed and round, in percent, of runs whose records are there."
-    rows = [dict(label=run.label, seed=run.seed, round=k, accuracy=100*value)
-            for run in runs[runs.record.notna()].itertuples()
-            for k, value in zip(run.record["curves"]["round"], run.record["curves"]["target"]) if value is not None]
-    return pd.DataFrame(rows, columns="label seed round accuracy".split())
-
-
 def compare_by_round(curves, label, base=BASE):
-    "A line a round: a label's gain over the base in points with its t interval over the seeds that both have."
-    wide = curves.pivot(index=["round", "seed"], columns="label", values="accuracy")
+    """A line a round: a label's gain over the base in points with its t interval over the seeds that both have.
+
+    curves: as `curves_of` gives them, of one target."""
+    wide = 100*curves.pivot(index=["round", "seed"], columns="label", values="value")
     gains = {k: gain_by_t(own, label, base)[:3] for k, own in wide.groupby(level=0)}
     return pd.DataFrame(gains, ["gain", "low", "high"]).T.rename_axis("round")
 
 
 def judge_gain(gain):
-    "What the interval of a gain says, in words."
+    "What the interval of a gain says, in words; it is NaN for less than two seeds."
+    if np.isnan(gain.low): return "is not yet compared with"
     if gain.low > 0: return "is above"
     if gain.high < 0: return "is below"
     return "is not shown to differ from"
-
-
-@styled
-def draw_length(curves, title=""):
-    "Accuracy by round, a line a label: the mean over seeds, with their standard deviation."
-    import matplotlib.pyplot as plt, seaborn as sns
-    fig, ax = plt.subplots(figsize=(5.6, 2.8))
-    sns.lineplot(curves, x="round", y="accuracy", hue="label", palette=colors([*dict.fromkeys(curves.label)]),
-                 errorbar="sd", ax=ax)
-    ax.set(ylabel="accuracy, %")
-    ax.set_title(title, loc="left")
-    ax.legend(title=None)
-    return fig
 
 # %% ../../nbs/tables/07_comparison.ipynb #trialcd001
 def find_edges(values, tried):
