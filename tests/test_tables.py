@@ -371,7 +371,9 @@ BETTER = dict(fedavg=0., fedprox=.04, uniform=-.04, tent=0., fedbn=.1, local=.02
 
 
 def plant(line, planner, store):
-    "Put a line's record: better than FedAvg by BETTER, more or less (which is a point better at .03); after local steps by twice that; adapted by .06."
+    """Put a line's record: better than FedAvg by BETTER, more or less; after local steps by twice that; adapted by .06.
+
+    FedAvg itself is a point better at the rate .03."""
     args, versions = planner(line)
     name, seed = args["method"], args["seed"]
     gain = BETTER[name] + .01*((name, args["settings"]["lr"]) == ("fedavg", .03))
