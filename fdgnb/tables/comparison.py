@@ -190,11 +190,8 @@ def compare_with_base(runs, point="aggregated", base=BASE):
 
 
 def name_rates(near):
-    """The base's runs at its other rates, each rate under a label of its own; a rate whose runs all failed is left out.
-
-    near: {rate: runs}."""
-    named = [own.assign(label=f"{BASE}, lr {format_value(rate)}") for rate, own in near.items()]
-    return [own for own in named if not (own.state == "failed").all()]
+    "The base's runs at its other rates, each rate under a label of its own. near: {rate: runs}."
+    return [own.assign(label=f"{BASE}, lr {format_value(rate)}") for rate, own in near.items()]
 
 
 def first_column(t):
@@ -206,7 +203,7 @@ def compare_with_rates(runs, rates, point="aggregated"):
     """`compare_with_base`, the base at the best of its rates on the tested samples: an oracle, to its advantage.
 
     p is the largest over the rates, and 1 where the gains have both signs: what is shown is shown at each of them. It
-    is NaN as long as a run of a rate is missing. rates: what `name_rates` gives."""
+    is NaN as long as a run of a rate is missing; a rate whose runs all failed is left out. rates: of `name_rates`."""
     begun = [own for own in rates if (own.state == "done").any()]
     together = pd.concat([runs, *begun], ignore_index=True)
     labels = [BASE, *(own.label.iloc[0] for own in begun)]
@@ -216,8 +213,8 @@ def compare_with_rates(runs, rates, point="aggregated"):
     largest = pd.DataFrame({label: t.extra.p for label, t in tables.items()}, dtype=float).max(axis=1)
     differ = gains.ge(0).any(axis=1) & gains.le(0).any(axis=1)
     p = largest.mask(differ & largest.notna(), 1.)
-    if not all(has_ended(own).all() for own in rates): p[:] = np.nan
-    return replace(best, extra=best.extra.assign(p=p, same=tables[BASE].extra.same))
+    is_complete = all(has_ended(own).all() for own in rates)
+    return replace(best, extra=best.extra.assign(p=p if is_complete else np.nan, same=tables[BASE].extra.same))
 
 
 def compare_costs(runs, base=BASE):
@@ -373,8 +370,7 @@ def describe_plan(study, plan, lines):
     setting = f"{what}. {describe_seeds(lines)}, {plan.how['rounds']} rounds; {where}."
     frozen = describe_frozen(plan.how.get("hyper", {}))
     said = [f"{setting} {frozen}".strip(), describe_rest(lines)]
-    named = [own.assign(label=f"{BASE}, lr {format_value(rate)}") for rate, own in plan.near.items()]
-    missing = describe_missing(pd.concat([runs, *named]), list_waiting(plan))
+    missing = describe_missing(pd.concat([runs, *name_rates(plan.near)]), list_waiting(plan))
     if missing: said.append(f"Runs: {missing}.")
     said += [f"* {method} is left out: {why}" for method, why in (plan.refused | plan.failed).items()]
     return "\n\n".join(said[:3]) + "\n\n" + "\n".join(said[3:])
