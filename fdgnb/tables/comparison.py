@@ -202,19 +202,18 @@ def first_column(t):
 def compare_with_rates(runs, rates, point="aggregated"):
     """`compare_with_base`, the base at the best of its rates on the tested samples: an oracle, to its advantage.
 
-    p is the largest over the rates, and 1 where the gains have both signs: what is shown is shown at each of them. It
-    is NaN as long as a run of a rate is missing; a rate whose runs all failed is left out. rates: of `name_rates`."""
+    A gain has the p of that comparison. A loss has the p over the searched rate, and 1 where it is none there: the
+    oracle shows no method to be worse. p is NaN as long as a run of a rate is missing; a rate whose runs all failed is
+    left out. rates: of `name_rates`."""
     begun = [own for own in rates if (own.state == "done").any()]
     together = pd.concat([runs, *begun], ignore_index=True)
     labels = [BASE, *(own.label.iloc[0] for own in begun)]
     tables = {label: compare_with_base(together, point, label) for label in labels}
+    searched = tables[BASE].extra
     best = tables[first_column(tables[BASE])[labels].fillna(-1).idxmax()]
-    gains = pd.DataFrame({label: t.extra.gain for label, t in tables.items()}, dtype=float)
-    largest = pd.DataFrame({label: t.extra.p for label, t in tables.items()}, dtype=float).max(axis=1)
-    differ = gains.ge(0).any(axis=1) & gains.le(0).any(axis=1)
-    p = largest.mask(differ & largest.notna(), 1.)
+    p = best.extra.p.where(best.extra.gain > 0, searched.p.where(searched.gain < 0, 1.))
     is_complete = all(has_ended(own).all() for own in rates)
-    return replace(best, extra=best.extra.assign(p=p if is_complete else np.nan, same=tables[BASE].extra.same))
+    return replace(best, extra=best.extra.assign(p=p if is_complete else np.nan, same=searched.same))
 
 
 def compare_costs(runs, base=BASE):
@@ -462,9 +461,9 @@ def save_choice(text, folder, settings):
     head = """# Which method?
 
 Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
-for it. FedAvg stands at each learning rate whose validation accuracy is within two points of its best: gains are over
-the best of these rates on the tested samples, and hold at each. *of*: in how many settings it was run; seconds, FLOPs
-of the clients and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. Differences among listed
+for it. FedAvg was run at each learning rate whose validation accuracy is within two points of its best: gains are
+over the best of these rates on the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the clients
+and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. Differences among listed
 methods are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
 
 A row as a command on your folder, by the example of FDSE: LR and LAM are the values of its row, `--load` gives the
