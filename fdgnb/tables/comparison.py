@@ -525,12 +525,9 @@ def compare_by_round(curves, label, base=BASE):
     return pd.DataFrame(gains, ["gain", "low", "high"]).T.rename_axis("round")
 
 
-def judge_gain(gain):
-    "What the interval of a gain says, in words; it is NaN for less than two seeds."
-    if np.isnan(gain.low): return "is not yet compared with"
-    if gain.low > 0: return "is above"
-    if gain.high < 0: return "is below"
-    return "is not shown to differ from"
+def count_signs(gains):
+    "In how many rounds the interval of a gain lies above zero, in how many below."
+    return f"above zero in {(gains.low > 0).sum()} of {len(gains)} rounds, below in {(gains.high < 0).sum()}"
 
 # %% ../../nbs/tables/07_comparison.ipynb #trialcd001
 def find_edges(values, tried):
