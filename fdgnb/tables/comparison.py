@@ -54,8 +54,8 @@ def draw_panel(ax, lines, places, color, far=FAR):
 
 
 def pick_lines(lines, always=("fedsb", "ga", "fedka", "fedbr", "fdse")):
-    "The lines of methods that are better somewhere, and of some that are always shown."
-    better = lines[lines.kind == "beats"].label
+    "The lines of methods that are better somewhere, of some that are always shown, and of the base's other rates."
+    better = lines[lines.kind.isin(["beats", "rate"])].label
     return lines[lines.label.isin({*better, *always})]
 
 
@@ -63,7 +63,7 @@ def pick_lines(lines, always=("fedsb", "ga", "fedka", "fedbr", "fdse")):
 def draw_gains(lines, far=FAR):
     "Gains over the base with 95 % intervals: a panel a setting, a row a method; None where there is no gain."
     import matplotlib.pyplot as plt
-    lines = lines[~lines.kind.isin(["base", "rate"]) & lines.gain.notna()] if len(lines) else lines
+    lines = lines[(lines.kind != "base") & lines.gain.notna()] if len(lines) else lines
     if lines.empty: return None
     labels, settings = order_labels(lines), list(dict.fromkeys(lines.setting))
     places, color = {label: -i for i, label in enumerate(labels)}, colors(settings)
@@ -200,20 +200,21 @@ def first_column(t):
 
 
 def compare_with_rates(runs, rates, point="aggregated"):
-    """`compare_with_base`, the base at the best of its rates on the tested samples: an oracle, to its advantage.
+    """`compare_with_base`, and in best_gain, best_low, best_high the gain over the base at its best rate.
 
-    A gain has the p of that comparison. A loss has the p over the searched rate, and 1 where it is none there: the
-    oracle shows no method to be worse. p is NaN as long as a run of a rate is missing; a rate whose runs all failed is
-    left out. rates: of `name_rates`."""
+    The best is that of the tested samples: an oracle, to the base's advantage. Of a gain p is that over the best rate,
+    or 1 where it is none there. p is NaN as long as a run of a rate is missing; a rate whose runs all failed is left
+    out. rates: of `name_rates`."""
     begun = [own for own in rates if (own.state == "done").any()]
     together = pd.concat([runs, *begun], ignore_index=True)
     labels = [BASE, *(own.label.iloc[0] for own in begun)]
     tables = {label: compare_with_base(together, point, label) for label in labels}
-    searched = tables[BASE].extra
-    best = tables[first_column(tables[BASE])[labels].fillna(-1).idxmax()]
-    p = best.extra.p.where(best.extra.gain > 0, searched.p.where(searched.gain < 0, 1.))
-    is_complete = all(has_ended(own).all() for own in rates)
-    return replace(best, extra=best.extra.assign(p=p if is_complete else np.nan, same=searched.same))
+    t = tables[BASE]
+    best = tables[first_column(t)[labels].fillna(-1).idxmax()].extra
+    p = t.extra.p.where(t.extra.gain <= 0, best.p.where(best.gain > 0, 1.))
+    if not all(has_ended(own).all() for own in rates): p = np.nan
+    over_best = {f"best_{k}": best[k] for k in ("gain", "low", "high")}
+    return replace(t, extra=t.extra.assign(p=p, **over_best))
 
 
 def compare_costs(runs, base=BASE):
@@ -230,23 +231,23 @@ def compare_costs(runs, base=BASE):
 def list_lines(setting, runs, point="aggregated", near=None):
     """A line a row of a setting's table: mean, sd, seeds; gain, low, high, kind (`judge`); costs; what it needs.
 
-    runs: with what adapts at test time, as `add_adapted` gives them. near: {rate: runs} of the base's other rates; the
-    best of its rates is of kind base, the others of kind rate. target: whether it needs samples of the target."""
+    runs: with what adapts at test time, as `add_adapted` gives them. near: {rate: runs} of the base's other rates, of
+    kind rate. target: whether it needs samples of the target."""
     rates = name_rates(near or {})
     t = compare_with_rates(runs, rates, point)
     done = pd.concat([runs[~runs.label.str.endswith(ADAPTED)], *rates], ignore_index=True)
     done = done[done.record.notna()]
     costs, rests = compare_costs(done), moving(done)
-    own_rates = {BASE} | {label for own in rates for label in own.label}
+    own_rates = {label for own in rates for label in own.label}
     kinds = judge(replace(t, extra=t.extra.drop(index=[*own_rates], errors="ignore"))).to_dict()
-    kinds |= dict.fromkeys(own_rates, "rate") | {t.base: "base"}
+    kinds |= dict.fromkeys(own_rates, "rate") | {BASE: "base"}
     column = first_column(t).name
     lines = []
     for label in t.mean.index:
         method, adapts = label.removesuffix(ADAPTED), label.endswith(ADAPTED)
         line = dict(setting=setting, point=point, inside=t.inside, label=label, kind=kinds[label])
         line |= {k: getattr(t, k).loc[label, column] for k in ("mean", "sd", "n")}
-        line |= t.extra.loc[label, ["gain", "low", "high", "p"]].to_dict()
+        line |= t.extra.loc[label, ["gain", "low", "high", "p", "best_gain", "best_low", "best_high"]].to_dict()
         line |= costs.loc[method].to_dict()
         needs = adapts or label not in own_rates and method_class(method).uses_target
         line |= dict(adapts=adapts, target=needs, rest=rests.rest[method],
@@ -294,15 +295,19 @@ def write_rows(lines):
     "The lines of a setting as texts."
     rows = []
     for line in lines.itertuples():
-        gain = "" if line.kind == "base" else gain_text(line.gain, line.low, line.high)
+        is_base = line.kind == "base"
+        gain = "" if is_base else gain_text(line.gain, line.low, line.high)
+        over_best = "" if is_base else gain_text(line.best_gain, line.best_low, line.best_high)
         rows.append({"method": line.label, "accuracy, %": cell_text(line.mean, line.sd),
-                     f"gain over {BASE}": gain, "mark": mark_line(line), "seeds": f"{line.n:.0f}",
-                     "steps": f"{line.steps:.2g}", "bytes": f"{line.bytes:.2g}", "values": line.searched})
+                     f"gain over {BASE}": gain, "over its best rate": over_best, "mark": mark_line(line),
+                     "seeds": f"{line.n:.0f}", "steps": f"{line.steps:.2g}", "bytes": f"{line.bytes:.2g}",
+                     "values": line.searched})
     return pd.DataFrame(rows)
 
 
 LEFT = 'style="text-align: left;"'
-WIDTHS = {"method": 150, "accuracy, %": 95, f"gain over {BASE}": 150, "values": 200}         # so that parts align
+# pixels of columns, so that the parts of a table align
+WIDTHS = {"method": 150, "accuracy, %": 95, f"gain over {BASE}": 140, "over its best rate": 140, "values": 180}
 
 
 def fold_rows(rows, shown=SHOWN):
@@ -400,10 +405,12 @@ def write_range(values, digits=2):
 
 
 def write_gains(lines):
-    "'digits +3.1 [+2.0, +4.2]; features ~ +1.0 [+0.2, +1.8]', best first; ~ where the method is still moving."
-    lines = lines.sort_values("gain", ascending=False)
-    return "; ".join(f"{line.setting}{'' if line.rest else ' ~'} {gain_text(line.gain, line.low, line.high)}"
-                     for line in lines.itertuples())
+    """'digits +3.1 [+2.0, +4.2]; features ~ +1.0 [+0.2, +1.8]', over the base's best rate, best first.
+
+    ~: where the method is still moving."""
+    lines = lines.sort_values("best_gain", ascending=False)
+    return "; ".join(line.setting + ("" if line.rest else " ~") + " "
+                     + gain_text(line.best_gain, line.best_low, line.best_high) for line in lines.itertuples())
 
 
 def write_searches(lines):
@@ -422,7 +429,7 @@ def list_better(lines):
                "seconds": write_range(better.seconds), "FLOPs": write_range(better.flops),
                "bytes": write_range(better.bytes), "seeds": write_range(better.n),
                "values": write_searches(better), "worse on": ", ".join(worse.setting)}
-        rows.append((-len(better), -better.gain.mean(), row))
+        rows.append((-len(better), -better.best_gain.mean(), row))
     return pd.DataFrame([row for *_, row in sorted(rows, key=lambda r: r[:2])])
 
 
@@ -461,7 +468,7 @@ def save_choice(text, folder, settings):
     head = """# Which method?
 
 Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
-for it. FedAvg was run at each learning rate whose validation accuracy is within two points of its best: gains are
+for it. FedAvg was run at each learning rate whose validation accuracy is within two points of its best: gains here are
 over the best of these rates on the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the clients
 and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. Differences among listed
 methods are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
