@@ -1,5 +1,5 @@
 """The studies of reports/: what the file asks for is there, a failure stops nothing else, pages run at a tiny scale."""
-import json, os, signal, subprocess, sys, threading, time
+import json, os, signal, subprocess, sys, threading, time, warnings
 from importlib import import_module
 from pathlib import Path
 import pandas as pd
@@ -7,7 +7,9 @@ import pytest
 from fdgnb.core import BEHAVIOR
 from fdgnb.experiments import studies
 from fdgnb.experiments.execution import Clock
-from fdgnb.experiments.store import Store, add_digest, failure_of, read_study, results, write_study
+from fdgnb.experiments.grid import grid
+from fdgnb.experiments.store import Planner, Store, add_digest, failure_of, read_study, results, write_study
+from fdgnb.experiments.tuning import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 FIDELITY = ROOT/"reports"/"fidelity"
@@ -253,6 +255,16 @@ def test_trials_go_before_all_runs_of_the_report(project, monkeypatch):
     *trials, report = stages
     assert [{*stage} for stage in trials] == [{("local", 100), ("local", 101)}]*2
     assert report == [("fedavg", 0), ("local", 0), ("fedavg", 1), ("local", 1)]
+
+
+def test_a_plan_says_no_warning_of_its_runs(tmp_path):
+    "`consistency` changes nothing without FDSE's blocks: each run says so, not the plan of all."
+    how = dict(dataset="digits", protocol="common", scale="smoke", hyper=dict(backbone="lenet", size=16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(Plan(["consistency"], how, 1, Store(tmp_path)).due) == 6
+    with pytest.warns(UserWarning, match="has no DSEBlock"):
+        Planner()(grid("consistency", seed=0, **how).iloc[0])
 
 
 def test_a_campaign_plays_a_study_in_stages_and_keeps_within_its_budget(project, capsys):

@@ -148,7 +148,7 @@ def file_record(store, rec):
 
 # %% ../../nbs/experiments/03_execution.ipynb #4343305c
 class Clock:
-    "Says whether a further run may begin: within `seconds` it would end, if it took as long as nearly all so far."
+    "Says whether a further run may begin: within `seconds` it would end, if it took as long as half of those so far."
     def __init__(self, seconds=None):
         self.until = None if seconds is None else time.monotonic() + seconds
         self.took = []                                        # seconds of runs
@@ -156,7 +156,7 @@ class Clock:
     def left(self):
         "For how many seconds a run may still begin, as a lock's timeout; -1: without end."
         if self.until is None: return -1
-        usual = float(np.quantile(self.took, .95)) if self.took else 0.   # one slow run does not count
+        usual = float(np.median(self.took)) if self.took else 0.          # slow ones, of a busy machine, do not count
         return max(0., self.until - usual - time.monotonic())
 
     def has_time(self): return self.left() != 0

@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0001
+import warnings
 import pandas as pd
 from ..core import FdgnbError
 from ..federation.compose import method_class
@@ -67,7 +68,13 @@ class Plan:
         self.refresh()
 
     def refresh(self):
-        "Look up what has come since; what was there stays."
+        "Look up what has come since; what was there stays. A run says its warnings itself."
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.look_again()
+
+    def look_again(self):
+        "`refresh`, with the warnings of each run that is planned."
         lacking = []
         for name in self.methods:
             if name in self.refused or name in self.failed or name in self.chosen: continue
