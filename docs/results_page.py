@@ -231,6 +231,8 @@ correction; no mark: no difference shown. The first row is FedAvg's accuracy. By
 of FedAvg's."""
 GAINS = """The five systems and what is better somewhere: gains over FedAvg with 95 % intervals; filled dots are shown
 after the correction; below the dotted line is what adapts to unlabeled samples of the target at test time."""
+LOCAL = """Clients that train alone (local) against FedAvg, each on its own domain, over the rounds of FDSE's paper:
+Office-Caltech10, a LeNet at 32 pixels."""
 BYTES = "Gain against the bytes of a round; filled: shown to be better; triangles adapt; beyond the edge: on it."
 POINTS = {"table": "the model as received", "table_adapted": "adapted at test time", "table_local": "after local steps"}
 
@@ -267,6 +269,7 @@ def comparison(folder):
         picture(here/"gains_short.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
         folded("The same for all methods", picture(here/"gains.png", folder, "Gains over FedAvg of all methods")),
         picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"), caption(BYTES),
+        picture(here/"local.png", folder, "FedAvg and local training on their own domains, by round"), caption(LOCAL),
         "## By setting", *[describe_setting(s, folder) for s in settings(folder)],
         "## Files", links(files, folder), "[All methods](../methods/list.md) · [How it was measured](measured.md)")
 
