@@ -111,9 +111,9 @@ reports: install
 campaign: install
 	python -m fdgnb.experiments.studies $(STUDY) --budget $(or $(BUDGET),600) $(if $(JOBS),--jobs $(JOBS)) \
 	  $(if $(OUT),--records "$(OUT)") --scale $(or $(SCALE),cpu)
-# a random sample of the published records, run again and compared: make verify N=20
+# a random sample of the published records, run again and compared: make verify N=20 STUDY=digits
 verify: install
-	python -m fdgnb.experiments.verify $(or $(N),20)
+	python -m fdgnb.experiments.verify $(or $(N),20) $(if $(STUDY),--study $(STUDY))
 
 # all pages, results and docstrings as a site: _docs/html/index.html; then its links, equations and tables in Chromium
 docs: install .venv/docs

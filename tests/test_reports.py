@@ -10,6 +10,7 @@ from fdgnb.experiments.execution import Clock
 from fdgnb.experiments.grid import grid
 from fdgnb.experiments.store import Planner, Store, add_digest, failure_of, read_study, results, write_study
 from fdgnb.experiments.tuning import Plan
+from fdgnb.experiments.verify import play_again
 
 ROOT = Path(__file__).resolve().parent.parent
 FIDELITY = ROOT/"reports"/"fidelity"
@@ -255,6 +256,14 @@ def test_trials_go_before_all_runs_of_the_report(project, monkeypatch):
     *trials, report = stages
     assert [{*stage} for stage in trials] == [{("local", 100), ("local", 101)}]*2
     assert report == [("fedavg", 0), ("local", 0), ("fedavg", 1), ("local", 1)]
+
+
+def test_a_published_run_on_frozen_features_is_left_out_where_its_images_are_not(tmp_path, monkeypatch):
+    "What its data are loaded with has a size, too."
+    monkeypatch.setenv("FDGNB_DATA", str(tmp_path))
+    first = read_study(ROOT/"reports/records/features.jsonl")[0]
+    assert first["args"]["settings"]["load"]["size"] == 160
+    assert "pacs" in play_again(first)["skipped"].lower()
 
 
 def test_a_plan_says_no_warning_of_its_runs(tmp_path):

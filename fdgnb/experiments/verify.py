@@ -68,7 +68,8 @@ def compare_records(old, new):
 def play_again(rec):
     "What `compare_records` says of a record; where its data are not here, a line that says so."
     args = rec["args"]
-    try: get_dataset(args["dataset"], size=args["settings"]["size"], **(args["settings"]["load"] or {}))
+    load = dict(size=args["settings"]["size"]) | (args["settings"]["load"] or {})
+    try: get_dataset(args["dataset"], **load)
     except FdgnbError as e: return dict(skipped=str(e)[:60])
     try: run = fit(**call_for(args), progress=False)
     except FdgnbError as e:
