@@ -210,8 +210,8 @@ def test_no_broad_except():
     The few there are: the registry's, which raises again; and those around decoders of images, loaders of
     weights and of encoders, a user's own module, data set, metric, network and augmentation, which raise whatever they
     like; a grid's, which records a run's failure; that of the studies, which goes on with the next one; the command
-    line's, which shows a user's own error from his file on; and one around
-    what an object of a user's says when it is asked for its state."""
+    line's, which shows a user's own error from his file on; and one around what an object of a user's says when it is
+    asked for its state."""
     found = {}
     for file in sorted((ROOT/"fdgnb").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -17,7 +17,8 @@ from .store import Planner, results
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0003
 RATES = 1., .3, 3.                  # times the protocol's learning rate
 FURTHER = .1, 10.                   # of a method without a value of its own
-BASE, NEAR = "fedavg", .02          # whose rates count as equal where validation lies within NEAR of the best
+BASE = "fedavg"                     # with which all others are compared
+NEAR = .02                          # validation so far below the best: two seeds cannot tell it apart
 SEARCH_SEEDS = 100, 101             # apart from the seeds of a report
 
 
@@ -56,9 +57,9 @@ class Plan:
     trials: {method: a dict a trial, with val, values and error}. chosen: {method: values} of finished searches. runs:
     the lines of the report whose values are known, with state and record. near: {rate: lines} of the base's report at
     the rates that its search cannot tell from the chosen one. missing: lines that can be run now, the most valuable
-    first. due: those of them that are run next, trials alone while there are any. refused: {method:
-    why} of what these data do not allow. failed: {method: why} where no trial came to an end, so that no value can be
-    chosen. wanted: how many runs there will be. searched: False for a study at the protocol's own values."""
+    first. due: those of them that are run next, trials alone while there are any. refused: {method: why} of what these
+    data do not allow. failed: {method: why} where no trial came to an end, so that no value can be chosen. wanted: how
+    many runs there will be. searched: False for a study at the protocol's own values."""
     def __init__(self, methods, how, seeds, store, searched=True):
         self.methods, self.how, self.seeds, self.store, self.planner = methods, how, seeds, store, Planner()
         self.searched = searched

@@ -211,7 +211,8 @@ def compare_with_rates(runs, rates, point="aggregated"):
     tables = {label: compare_with_base(together, point, label) for label in labels}
     t = tables[BASE]
     best = tables[first_column(t)[labels].fillna(-1).idxmax()].extra
-    p = t.extra.p.where(t.extra.gain <= 0, best.p.where(best.gain > 0, 1.))
+    p_of_gain = best.p.where(best.gain > 0, 1.)
+    p = t.extra.p.where(t.extra.gain <= 0, p_of_gain)
     if not all(has_ended(own).all() for own in rates): p = np.nan
     over_best = {f"best_{k}": best[k] for k in ("gain", "low", "high")}
     return replace(t, extra=t.extra.assign(p=p, **over_best))
