@@ -1,6 +1,7 @@
 """Images as vectors of a frozen network: options, the cache, protocols, methods, prediction."""
 import json
 import pytest
+import shutil
 import torch
 import fdgnb
 from importlib.util import find_spec
@@ -48,6 +49,24 @@ def test_a_folder_becomes_vectors_once(photos, monkeypatch):
     monkeypatch.setattr(features, "encode_pixels", lambda *a, **k: pytest.fail("encoded again"))
     again = fdgnb.get_dataset(photos, **ENCODED)
     assert all(again[d].x.equal(data[d].x) for d in data.names)
+
+
+@lite0
+@pytest.mark.parametrize("target", ["a", ["a", "b"]], ids=str)
+def test_a_run_is_known_by_its_images_on_any_processor(photos, tmp_path, monkeypatch, target):
+    "Vectors that differ in their last bits are those of the same run; other images and other labels are another's."
+    third = tmp_path/"photos"/"c"
+    shutil.copytree(photos/"b", third)
+    data_of = lambda: Federation("fedavg", str(photos), target, 1, load=ENCODED).args()["data"]
+    here = data_of()
+    monkeypatch.setenv("FDGNB_CACHE", str(tmp_path/"elsewhere"))
+    encode = features.encode_pixels
+    monkeypatch.setattr(features, "encode_pixels", lambda *a, **k: encode(*a, **k)*(1 + 2**-20))
+    assert data_of() == here
+    shutil.move(third/"dark"/"0.png", third/"light"/"moved.png")
+    moved = data_of()
+    shutil.copy(third/"dark"/"1.png", third/"dark"/"2.png")
+    assert len({here, moved, data_of()}) == 3
 
 
 @lite0
@@ -214,14 +233,14 @@ def test_vectors_and_maps_are_kept_apart(photos):
 
 
 @lite0
-def test_the_key_of_vectors_is_what_it_was(monkeypatch):
+def test_the_key_of_vectors_names_no_blocks(monkeypatch):
     keys = []
     monkeypatch.setattr(features, "cache_key", lambda *words, files: keys.append(words))
     monkeypatch.setattr(features, "cache_arrays", lambda *a, **k: None)
     monkeypatch.setattr(features, "version", lambda library: "1")
     features.keep_features(["pacs"], [], ENCODED, None)
     features.keep_features(["pacs"], [], CUT, None)
-    plain = ("pacs", "lite0", 32, "features 1", "timm 1")
+    plain = ("pacs", "lite0", 32, "features 2", "timm 1")
     assert keys == [plain, (*plain, "blocks 6")]
 
 

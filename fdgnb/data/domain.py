@@ -40,6 +40,7 @@ class Domain:
     split: dict[str, torch.Tensor] = None  # {part: rows}: train, val and test as a run uses them
     official: dict[str, torch.Tensor] = None  # {part: rows}: the lists as published
     groups: torch.Tensor = None  # int64 (N,): samples with the same number, such as one patient's, stay in one part
+    origin: tuple = None  # (x, uint8 (16,)): of an encoder's x, a digest of what it read; void once x is another
 
     def __post_init__(self):
         if not self.name: raise FdgnbError("a domain without a name: give it one, like 'site 1'")
@@ -55,8 +56,10 @@ class Domain:
 
     @classmethod
     def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]):
-        "A domain over numpy arrays `x` and `y`, as the cache keeps them; x is not copied."
-        return cls(name, torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"])))
+        "A domain over numpy arrays `x`, `y` and perhaps `origin`, as the cache keeps them; x is not copied."
+        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"]))
+        origin = (x, torch.from_numpy(np.array(arrays["origin"]))) if "origin" in arrays else None
+        return cls(name, x, y, origin=origin)
 
     multilabel = property(lambda self: self.y.ndim == 2, doc="Whether a sample may have several labels.")
 

@@ -15,8 +15,8 @@ from ..models import PACKAGED, chain, find_timm_file, get, import_timm, packaged
 from ..models import timm_backbone, torchvision_names, weights_dir, weights_file
 from ..settings import arg, check_value
 from ..vectors import digest
-from .cache import allocate, cache_arrays, cache_key, map_in_threads
-from .domain import SCALES, Dataset, to_float
+from .cache import allocate, cache_arrays, cache_key, map_in_threads, origin_of
+from .domain import SCALES, Dataset, Domain, to_float
 from .text import TOKENS
 
 # %% ../../nbs/data/21_features.ipynb #featcode04
@@ -33,8 +33,8 @@ def encode_images(
     about, made = describe_encoder(encoder, data.size, blocks), {}
     for name, dom in data.domains.items():
         words = data.name, name, digest({"x": dom.x})
-        arrays = keep_features(words, [], about, lambda dom=dom: dom)
-        made[name] = replace(dom, x=torch.from_numpy(arrays["x"]))
+        vectors = Domain.from_arrays(name, keep_features(words, [], about, lambda dom=dom: dom))
+        made[name] = replace(dom, x=vectors.x, origin=vectors.origin)
     return replace(data, domains=made, defaults=data.defaults | suggest_after(encoder, blocks), encoder=about)
 
 # %% ../../nbs/data/21_features.ipynb #featcode01
@@ -142,11 +142,11 @@ def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode", blo
     return out
 
 
-VERSION = 1                                              # raised when the features of an image change
+VERSION = 2                                              # raised when what is kept of an image changes
 
 
 def keep_features(words, files, about, read):
-    """{x: vectors or maps, y} of a domain of images, encoded once and kept.
+    """{x: vectors or maps, y, origin} of a domain of images, encoded once and kept.
 
     words, files: what the key of the entry names. about: the encoder, as of `describe_encoder`. read(): the domain,
     decoded where its features are not here."""
@@ -154,11 +154,13 @@ def keep_features(words, files, about, read):
     library = "timm" if name_of(encoder).startswith("timm:") else "torchvision"
     how = [encoder, size, f"features {VERSION}", f"{library} {version(library)}"]
     if blocks is not None: how.append(f"blocks {blocks}")
-    key = cache_key(*words, *how, files=[*files, find_weights(encoder)])
+    weights = find_weights(encoder)
+    key = cache_key(*words, *how, files=[*files, weights])
 
     def make(folder):
         dom = read()
-        x = encode_pixels(dom.x.numpy(), encoder, folder, title="/".join(map(str, words[:2])), blocks=blocks)
-        return dict(x=x, y=dom.y.numpy())
+        images = dom.x.numpy()
+        x = encode_pixels(images, encoder, folder, title="/".join(map(str, words[:2])), blocks=blocks)
+        return dict(x=x, y=dom.y.numpy(), origin=origin_of(about, map(np.ascontiguousarray, images), [weights]))
 
     return cache_arrays(key, make, stream=True)

@@ -8,14 +8,14 @@ __all__ = []
 # %% ../../nbs/data/07_found.ipynb #0bc72a92
 import inspect, io, os, re, torch, warnings
 import numpy as np
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from ..core import FdgnbError, generator, nearest
 from ..settings import arg, check_value
 from .domain import Dataset, Domain, check_on_error, check_size, choose_domains, renumber
 from .domain import split_indices, suggest_backbone
-from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads
+from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads, origin_of
 from .files import SKIP, damage_error, read_text, warn_of_lost
 from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
 from .catalogue import dataset
@@ -213,12 +213,14 @@ def encode_domain(name, d, f, encoder, tokens):
     weights, tokens = find_encoder(encoder), tokens or TOKENS.get(encoder)
     parts = sorted(p for p in weights.iterdir() if p.suffix in (".json", ".txt", ".safetensors", ".bin"))
     tag = [f.tag] if f.tag else []
-    key = cache_key(name, d, encoder, tokens, f"transformers {version('transformers')}", *tag,
+    key = cache_key(name, d, encoder, tokens, "vectors 2", f"transformers {version('transformers')}", *tag,
                     files=[*f.files, *parts])
 
     def make_arrays(folder):
-        x = encode(f.all_samples(), encoder, tokens, folder, title=f"{name}/{d}")
-        return dict(x=x, y=np.arange(len(f.y)))
+        texts = f.all_samples()
+        x = encode(texts, encoder, tokens, folder, title=f"{name}/{d}")
+        origin = origin_of(about_encoder(encoder, tokens), map(str.encode, texts), parts)
+        return dict(x=x, y=np.arange(len(f.y)), origin=origin)
 
     return Domain.from_arrays(d, cache_arrays(key, make_arrays, stream=True))
 
@@ -304,7 +306,7 @@ def _one_domain(load, d, f, size, on_error, options, about=None):
     elif about: dom = _encode(name, d, f, about, on_error)
     else: dom = _read(name, d, f, size, on_error)
     rows = dom.y.numpy()
-    return _with_official(Domain(d, dom.x, torch.from_numpy(f.y[rows])), f, rows, name)
+    return _with_official(replace(dom, y=torch.from_numpy(f.y[rows])), f, rows, name)
 
 # %% ../../nbs/data/07_found.ipynb #29f3bfb6
 def _load(load, size, domains, on_error, options):

@@ -396,6 +396,12 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
     return clients, clients.pop(target, None), data, read
 
 # %% ../../nbs/data/12_partitions.ipynb #heldout001
+def join_origins(x, domains):
+    "The `origin` of the samples x of several domains of an encoder; None where one has none."
+    if any(d.origin is None or d.origin[0] is not d.x for d in domains): return None
+    return x, torch.cat([d.origin[1] for d in domains])
+
+
 def held_out(data, targets):
     "(the data set with the domains `targets` as one, its name): 'a+b' for two; FdgnbError on unknown names."
     apart = [data[t] for t in targets]
@@ -403,6 +409,6 @@ def held_out(data, targets):
     names = [d.name for d in apart]
     name = "+".join(names)
     x, y = torch.cat([d.x for d in apart]), torch.cat([d.y for d in apart])
-    together = Domain(name, x, y, groups=join_groups(apart))
+    together = Domain(name, x, y, groups=join_groups(apart), origin=join_origins(x, apart))
     rest = {k: d for k, d in data.domains.items() if k not in names}
     return replace(data, domains=rest | {name: together}), name

@@ -511,12 +511,15 @@ def refuse_vectors(cls, kind="vectors"):
 
 # %% ../../nbs/runs/01_setup.ipynb #bb33370d
 def data_digest(data):
-    "A digest of classes, labels and samples (beyond 256 MB: of every second, third, ... sample)."
+    """A digest of classes, labels and samples (beyond 256 MB: of every second, third, ... sample).
+
+    In place of an encoder's vectors, of what it read."""
     n_bytes = sum(d.x.numel()*d.x.element_size() for d in data.domains.values())
     step = -(-n_bytes//2**28) or 1
     parts = {}
     for name, d in data.domains.items():
-        parts[f"{name}.x"] = d.x[::step]
+        is_encoded = d.origin is not None and d.origin[0] is d.x
+        parts[f"{name}.x"] = d.origin[1] if is_encoded else d.x[::step]
         parts[f"{name}.y"] = d.y
         if d.groups is not None: parts[f"{name}.groups"] = d.groups
         own = {} if d.official else d.split or {}                              # not what came with the data
