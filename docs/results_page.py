@@ -226,9 +226,9 @@ def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) 
 
 
 READ = """Points over FedAvg, mean over targets and seeds, at the round with the best validation accuracy of the
-clients; ▲ better than FedAvg at its best learning rate, ▼ worse, by a paired t test at 5 % after Holm's correction;
-no mark: no difference shown. The first row is FedAvg's accuracy. Bytes and seconds of a round are multiples of
-FedAvg's."""
+clients; ▲ better than FedAvg at each learning rate that its validation leaves open, ▼ worse than at its searched one,
+by a paired t test at 5 % after Holm's correction; no mark: no difference shown. The first row is FedAvg's accuracy.
+Bytes and seconds of a round are multiples of FedAvg's."""
 GAINS = """The five systems and what is better somewhere: gains over FedAvg with 95 % intervals; filled dots are shown
 after the correction; below the dotted line is what adapts to unlabeled samples of the target at test time."""
 LOCAL = """Clients that train alone (local) against FedAvg, each on its own domain, over the rounds of FDSE's paper:

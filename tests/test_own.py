@@ -200,6 +200,7 @@ def test_texts_from_a_table_a_csv_and_a_folder(tmp_path, monkeypatch):
     assert len(kept) == 2 and table.classes == ["2", "5"] and table["books"].y.tolist() == [1, 1, 0, 0]
     direct = text.encode([t for t, _, d in ROWS if d == "books"], tokens=8)
     assert np.allclose(table["books"].x.numpy(), direct, atol=1e-5)
+    assert all(table[d].encoded_from is not None for d in table.names)
     TABLE.to_csv(tmp_path/"reviews.csv", index=False)
     for i, (t, label, d) in enumerate(sorted(ROWS, key=lambda r: -r[1])):
         (tmp_path/"texts"/d/str(label)).mkdir(parents=True, exist_ok=True)

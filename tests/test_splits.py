@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from conftest import said, says
+from conftest import said, says, zero_vectors
 import fdgnb
 from fdgnb import Domain
 from fdgnb.core import generator
@@ -310,7 +310,7 @@ def test_groups_of_torch_data_sets_by_list_and_by_index():
 
 
 def test_groups_of_texts(monkeypatch):
-    monkeypatch.setattr("fdgnb.data.own._vectors_of", lambda texts, *_: torch.zeros(len(texts), 4))
+    monkeypatch.setattr("fdgnb.data.own._vectors_of", zero_vectors)
     rows = pd.DataFrame([dict(text=f"t{i}", label=i % 2, domain="ab"[i % 2], who=f"{'ab'[i % 2]}{i//4}", use="train")
                          for i in range(20)])
     data = fdgnb.from_texts(rows, groups="who", split="use", stratify=True)
@@ -460,7 +460,7 @@ def test_compressed_dicom_without_a_decoder_and_dicom_without_pydicom(tmp_path, 
 
 
 def test_groups_of_text_files_by_path(tmp_path, monkeypatch):
-    monkeypatch.setattr("fdgnb.data.own._vectors_of", lambda texts, *_: torch.zeros(len(texts), 4))
+    monkeypatch.setattr("fdgnb.data.own._vectors_of", zero_vectors)
     for d in "ab":
         for i in range(8):
             file = tmp_path/"t"/d/"xy"[i % 2]/f"{d}{i//2}_{i}.txt"

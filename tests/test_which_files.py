@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from conftest import one_line, said, says
+from conftest import one_line, said, says, zero_vectors
 import fdgnb
 from fdgnb import FdgnbError
 from fdgnb.data import text
@@ -185,7 +185,7 @@ def test_texts_are_asked_as_they_were_read(tmp_path):
 @pytest.mark.parametrize("kind", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 def test_a_csv_of_another_encoding(kind, tmp_path, monkeypatch):
     seen = []
-    zeros = lambda texts, *how: seen.extend(texts) or torch.zeros(len(texts), 4)
+    zeros = lambda texts, *how: seen.extend(texts) or zero_vectors(texts)
     monkeypatch.setattr("fdgnb.data.own._vectors_of", zeros)
     (tmp_path/"own.csv").write_bytes("text,label,domain\r\ncafé,0,a\r\nthé,1,a\r\n".encode(kind))
     _, lines = said(lambda: fdgnb.from_texts(tmp_path/"own.csv"))

@@ -40,7 +40,7 @@ class Domain:
     split: dict[str, torch.Tensor] = None  # {part: rows}: train, val and test as a run uses them
     official: dict[str, torch.Tensor] = None  # {part: rows}: the lists as published
     groups: torch.Tensor = None  # int64 (N,): samples with the same number, such as one patient's, stay in one part
-    origin: tuple = None  # (x, uint8 (16,)): of an encoder's x, a digest of what it read; void once x is another
+    origin: tuple = None  # (x, uint8 (16,)): of an encoder's x, a digest of what it read
 
     def __post_init__(self):
         if not self.name: raise FdgnbError("a domain without a name: give it one, like 'site 1'")
@@ -62,6 +62,13 @@ class Domain:
         return cls(name, x, y, origin=origin)
 
     multilabel = property(lambda self: self.y.ndim == 2, doc="Whether a sample may have several labels.")
+
+    @property
+    def encoded_from(self):
+        "The digest of what an encoder read, uint8 (16,); None where x is no encoder's, or was changed since."
+        if self.origin is None: return None
+        x, read = self.origin
+        return read if x is self.x and x._version == 0 else None
 
     def __len__(self): return len(self.y)
     def __repr__(self): return f"Domain({self.name!r}, x={tuple(self.x.shape)} {str(self.x.dtype)[6:]})"

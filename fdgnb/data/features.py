@@ -142,7 +142,7 @@ def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode", blo
     return out
 
 
-VERSION = 2                                              # raised when what is kept of an image changes
+VERSION = 2                                              # raised when what is kept of an image changes, or ENCODING
 
 
 def keep_features(words, files, about, read):

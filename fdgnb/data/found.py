@@ -219,7 +219,8 @@ def encode_domain(name, d, f, encoder, tokens):
     def make_arrays(folder):
         texts = f.all_samples()
         x = encode(texts, encoder, tokens, folder, title=f"{name}/{d}")
-        origin = origin_of(about_encoder(encoder, tokens), map(str.encode, texts), parts)
+        read = (text.encode("utf8", "surrogatepass") for text in texts)
+        origin = origin_of(about_encoder(encoder, tokens), read, parts)
         return dict(x=x, y=np.arange(len(f.y)), origin=origin)
 
     return Domain.from_arrays(d, cache_arrays(key, make_arrays, stream=True))

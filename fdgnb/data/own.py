@@ -752,16 +752,18 @@ def from_texts(
     columns = {meaning: by_domain(values, rows["domain"]) for meaning, values in rows.items()}
     y = {d: as_labels(own_labels, f"domain {d!r}") for d, own_labels in columns["label"].items()}
     order_classes(list(y.values()), classes, own)                     # refused before anything is encoded
-    x = {d: _vectors_of(own_texts, encoder, tokens) for d, own_texts in columns["text"].items()}
+    coded = {d: _vectors_of(own_texts, encoder, tokens) for d, own_texts in columns["text"].items()}
+    x = {d: vectors.x for d, vectors in coded.items()}
     data = label_domains(name or own, x, y, classes, dict(batch_size=16), encoder=about_encoder(encoder, tokens))
+    for d, vectors in coded.items(): data[d].origin = vectors.origin
     return attach_splits(data, columns.get("group"), columns.get("part"), stratify)
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p2
 def _vectors_of(texts, encoder, tokens):
-    "Vectors of a domain's texts, from the cache where the same texts were encoded before."
+    "A domain's texts as a Domain of vectors, from the cache where the same texts were encoded before."
     tag = hashlib.blake2b("\0".join(texts).encode("utf8", "surrogatepass"), digest_size=10).hexdigest()
     found = Found(np.zeros(len(texts)), "text", lambda: texts, [], tag=tag)
-    return encode_domain("texts", "own", found, encoder, tokens).x
+    return encode_domain("texts", "own", found, encoder, tokens)
 
 # %% ../../nbs/data/16_own.ipynb #tablecd001
 def from_table(

@@ -398,8 +398,8 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
 # %% ../../nbs/data/12_partitions.ipynb #heldout001
 def join_origins(x, domains):
     "The `origin` of the samples x of several domains of an encoder; None where one has none."
-    if any(d.origin is None or d.origin[0] is not d.x for d in domains): return None
-    return x, torch.cat([d.origin[1] for d in domains])
+    parts = [d.encoded_from for d in domains]
+    return None if any(part is None for part in parts) else (x, torch.cat(parts))
 
 
 def held_out(data, targets):

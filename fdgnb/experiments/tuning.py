@@ -18,7 +18,7 @@ from .store import Planner, results
 RATES = 1., .3, 3.                  # times the protocol's learning rate
 FURTHER = .1, 10.                   # of a method without a value of its own
 BASE = "fedavg"                     # with which all others are compared
-NEAR = .02                          # validation so far below the best: two seeds cannot tell it apart
+NEAR = .02                          # validation so far below the best counts as equal
 SEARCH_SEEDS = 100, 101             # apart from the seeds of a report
 
 
@@ -115,7 +115,7 @@ class Plan:
         "The base's values that its search cannot tell from the chosen ones."
         if not self.searched or BASE not in self.chosen: return []
         best = max(trial["val"] for trial in self.trials[BASE])
-        near = [trial["values"] for trial in self.trials[BASE] if trial["val"] >= best - NEAR]
+        near = [trial["values"] for trial in self.trials[BASE] if best - trial["val"] <= NEAR + 1e-9]
         return [values for values in near if values != self.chosen[BASE]]
 
     def try_values(self, name, several):

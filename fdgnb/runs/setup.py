@@ -518,8 +518,8 @@ def data_digest(data):
     step = -(-n_bytes//2**28) or 1
     parts = {}
     for name, d in data.domains.items():
-        is_encoded = d.origin is not None and d.origin[0] is d.x
-        parts[f"{name}.x"] = d.origin[1] if is_encoded else d.x[::step]
+        read = d.encoded_from
+        parts[f"{name}.x"] = d.x[::step] if read is None else read
         parts[f"{name}.y"] = d.y
         if d.groups is not None: parts[f"{name}.groups"] = d.groups
         own = {} if d.official else d.split or {}                              # not what came with the data

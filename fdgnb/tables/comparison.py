@@ -202,20 +202,20 @@ def first_column(t):
 def compare_with_rates(runs, rates, point="aggregated"):
     """`compare_with_base`, and in best_gain, best_low, best_high the gain over the base at its best rate.
 
-    The best is that of the tested samples: an oracle, to the base's advantage. Of a gain p is that over the best rate,
-    or 1 where it is none there. p is NaN as long as a run of a rate is missing; a rate whose runs all failed is left
-    out. rates: of `name_rates`."""
-    begun = [own for own in rates if (own.state == "done").any()]
-    together = pd.concat([runs, *begun], ignore_index=True)
-    labels = [BASE, *(own.label.iloc[0] for own in begun)]
-    tables = {label: compare_with_base(together, point, label) for label in labels}
-    t = tables[BASE]
-    best = tables[first_column(t)[labels].fillna(-1).idxmax()].extra
-    p_of_gain = best.p.where(best.gain > 0, 1.)
-    p = t.extra.p.where(t.extra.gain <= 0, p_of_gain)
-    if not all(has_ended(own).all() for own in rates): p = np.nan
+    The best is that of the tested samples. p of a gain is the largest over all rates, 1 where there is none over one
+    of them: it is shown over each or not at all. It is NaN as long as a run of a rate is missing. A rate of which a run
+    failed is left out. rates: of `name_rates`."""
+    whole = [own for own in rates if (own.state == "done").all()]
+    together = pd.concat([runs, *whole], ignore_index=True)
+    labels = [BASE, *(own.label.iloc[0] for own in whole)]
+    over = {label: compare_with_base(together, point, label) for label in labels}
+    t, best = over[BASE], over[first_column(over[BASE])[labels].fillna(-1).idxmax()].extra
+    gains = pd.DataFrame({label: other.extra.gain for label, other in over.items()})
+    p_of_gain = pd.DataFrame({label: other.extra.p for label, other in over.items()}).max(axis=1, skipna=False)
+    p_of_gain = p_of_gain.mask(p_of_gain.notna() & (gains <= 0).any(axis=1), 1.)
+    if not all(has_ended(own).all() for own in rates): p_of_gain = np.nan
     over_best = {f"best_{k}": best[k] for k in ("gain", "low", "high")}
-    return replace(t, extra=t.extra.assign(p=p, **over_best))
+    return replace(t, extra=t.extra.assign(p=t.extra.p.where(t.extra.gain <= 0, p_of_gain), **over_best))
 
 
 def compare_costs(runs, base=BASE):
@@ -468,10 +468,11 @@ def save_choice(text, folder, settings):
     "Write the list as which.md. settings: {name: what it is}."
     head = """# Which method?
 
-Methods shown to be better than FedAvg trained for as many rounds (paired t, 5 % after Holm), each at values searched
-for it. FedAvg was run at each learning rate whose validation accuracy is within two points of its best: gains here are
-over the best of these rates on the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the clients
-and bytes of a round are times FedAvg's; ~: still moving when the rounds ended. Differences among listed
+Methods shown to be better than FedAvg trained for as many rounds, each at values searched for it (paired t, 5 % after
+Holm within a setting, over the methods that it has run). FedAvg was run at each learning rate whose validation accuracy
+is within two points of its best: a method is better only over each of them, and gains here are over the best of them on
+the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times
+FedAvg's; *worse on*: than FedAvg at its searched rate; ~: still moving when the rounds ended. Differences among listed
 methods are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
 
 A row as a command on your folder, by the example of FDSE: LR and LAM are the values of its row, `--load` gives the
