@@ -17,6 +17,7 @@ from .store import Planner, results
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0003
 RATES = 1., .3, 3.                  # times the protocol's learning rate
 FURTHER = .1, 10.                   # of a method without a value of its own
+BEYOND = .03, 30.                   # of the base, each next to the end of FURTHER in its place
 BASE = "fedavg"                     # with which all others are compared
 NEAR = .02                          # validation so far below the best counts as equal
 SEARCH_SEEDS = 100, 101             # apart from the seeds of a report
@@ -111,12 +112,22 @@ class Plan:
         if made is None or not has_ended(made).all():
             into[key] = self.look_up(name, values, seed=range(self.seeds))
 
+    def list_near(self):
+        "The base's values whose trial its search cannot tell from the best one."
+        ended = [trial for trial in self.trials[BASE] if trial["val"] >= 0]
+        best = max((trial["val"] for trial in ended), default=0.)
+        return [trial["values"] for trial in ended if best - trial["val"] <= NEAR + 1e-9]
+
     def near_values(self):
-        "The base's values that its search cannot tell from the chosen ones."
+        "The base's values that are reported beside the chosen ones."
         if not self.searched or BASE not in self.chosen: return []
-        best = max(trial["val"] for trial in self.trials[BASE])
-        near = [trial["values"] for trial in self.trials[BASE] if best - trial["val"] <= NEAR + 1e-9]
-        return [values for values in near if values != self.chosen[BASE]]
+        return [values for values in self.list_near() if values != self.chosen[BASE]]
+
+    def beyond_trials(self, usual):
+        "The base's last trials: the next rate beyond an end of its search that is near the best."
+        near, lr = self.list_near(), usual["lr"]
+        is_near = lambda factor: dict(lr=scale_rate(lr, factor)) in near
+        return [dict(lr=scale_rate(lr, beyond)) for beyond, end in zip(BEYOND, FURTHER) if is_near(end)]
 
     def try_values(self, name, several):
         "Note the trials of some values that have ended; the lines of the others."
@@ -146,12 +157,12 @@ class Plan:
         "{option: value} that a method has under the study's protocol, of those that are searched."
         return usual_values(name, ["lr", *method_class(name).tune], self.how)
 
-    def count_runs(self, name):
+    def count_runs(self, name, trials=len(RATES) + len(FURTHER)):
         "How many runs a method has in the end."
         of_report = grid(name, seed=range(self.seeds), **self.how)
         if not self.searched: return len(of_report)
         of_trial = grid(name, **self.how | trial_runs(name))
-        return (len(RATES) + len(FURTHER))*len(of_trial) + len(of_report)
+        return trials*len(of_trial) + len(of_report)
 
     def search(self, name):
         "Play a method's search as far as it is known; the lines that are lacking."
@@ -164,8 +175,15 @@ class Plan:
         if lacking: return lacking
         further = value_trials(method_class(name).tune, usual, self.best_values(name))
         lacking = self.try_values(name, further)
+        if not lacking and name == BASE: lacking = self.try_beyond(usual)
         if not lacking: self.choose_values(name)
         return lacking
+
+    def try_beyond(self, usual):
+        "Note the base's trials beyond its search; the lines of those that are lacking."
+        beyond = self.beyond_trials(usual)
+        self.counts[BASE] = self.count_runs(BASE, len(self.trials[BASE]) + len(beyond))
+        return self.try_values(BASE, beyond)
 
     def choose_values(self, name):
         "Note the values of a finished search, or that all of its trials failed: then the method has no report."
