@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0001
 import warnings
 import pandas as pd
+from itertools import pairwise
 from ..core import FdgnbError
 from ..federation.compose import method_class
 from .grid import grid
@@ -17,7 +18,7 @@ from .store import Planner, results
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0003
 RATES = 1., .3, 3.                  # times the protocol's learning rate
 FURTHER = .1, 10.                   # of a method without a value of its own
-BEYOND = .03, 30.                   # of the base, each next to the end of FURTHER in its place
+ENDS = (.1, .03, .01), (10., 30., 100.)     # of the base: each next rate where the one before is near the best
 BASE = "fedavg"                     # with which all others are compared
 NEAR = .02                          # validation so far below the best counts as equal
 SEARCH_SEEDS = 100, 101             # apart from the seeds of a report
@@ -123,11 +124,13 @@ class Plan:
         if not self.searched or BASE not in self.chosen: return []
         return [values for values in self.list_near() if values != self.chosen[BASE]]
 
-    def beyond_trials(self, usual):
-        "The base's last trials: the next rate beyond an end of its search that is near the best."
-        near, lr = self.list_near(), usual["lr"]
-        is_near = lambda factor: dict(lr=scale_rate(lr, factor)) in near
-        return [dict(lr=scale_rate(lr, beyond)) for beyond, end in zip(BEYOND, FURTHER) if is_near(end)]
+    def try_side(self, rates):
+        "Note the base's trials at rates outward from an end, each while the one before is near; the lines of the next."
+        for end, beyond in pairwise(rates):
+            if dict(lr=end) not in self.list_near(): return []
+            lacking = self.try_values(BASE, [dict(lr=beyond)])
+            if lacking: return lacking
+        return []
 
     def try_values(self, name, several):
         "Note the trials of some values that have ended; the lines of the others."
@@ -175,15 +178,16 @@ class Plan:
         if lacking: return lacking
         further = value_trials(method_class(name).tune, usual, self.best_values(name))
         lacking = self.try_values(name, further)
-        if not lacking and name == BASE: lacking = self.try_beyond(usual)
+        if not lacking and name == BASE: lacking = self.try_beyond(usual["lr"])
         if not lacking: self.choose_values(name)
         return lacking
 
-    def try_beyond(self, usual):
+    def try_beyond(self, lr):
         "Note the base's trials beyond its search; the lines of those that are lacking."
-        beyond = self.beyond_trials(usual)
-        self.counts[BASE] = self.count_runs(BASE, len(self.trials[BASE]) + len(beyond))
-        return self.try_values(BASE, beyond)
+        sides = [[scale_rate(lr, factor) for factor in side] for side in ENDS]
+        lacking = [lines for side in sides for lines in self.try_side(side)]
+        self.counts[BASE] = self.count_runs(BASE, len(self.trials[BASE]) + len(lacking))
+        return lacking
 
     def choose_values(self, name):
         "Note the values of a finished search, or that all of its trials failed: then the method has no report."
