@@ -460,7 +460,7 @@ def describe_settings(studies, plans):
     for name, plan in plans.items():
         waiting = len(list_waiting(plan))
         said[name] = studies[name]["what"].removeprefix("Comparison: ")
-        if waiting: said[name] += f" ({waiting} methods not run yet)"
+        if waiting: said[name] += f" ({waiting} methods missing)"
     return said
 
 
