@@ -210,8 +210,8 @@ def costs_of(method, costs):
     "A method's bytes and seconds of a round, times FedAvg's: the mean over the settings."
     own = costs[costs.label == method] if len(costs) else costs
     if own.empty: return {}
-    mean = lambda c: f"{own[c].astype(float).mean():.2g}"
-    return dict(bytes=mean("bytes"), seconds=mean("seconds"))
+    means = {c: pd.to_numeric(own[c], errors="coerce").mean() for c in ("bytes", "seconds")}
+    return {c: "" if pd.isna(mean) else f"{mean:.2g}" for c, mean in means.items()}   # '': no processor ran both
 
 
 def picture(file, folder, alt):
