@@ -25,7 +25,7 @@ from fdgnb.federation.compose import METHODS
 HERE = Path(__file__).resolve().parent
 FILE, CHANGELOG = HERE/"digests.json", HERE.parent/"CHANGELOG.md"
 CLOSE = 1e-4                                             # how near another processor comes, and must
-ROUGH = {"dse": .1, "fdse released": .01}                # the same of runs in which rounding grows; `make same` has bits
+ROUGH = {"dse": .1, "fdse released": .01}                # of runs in which rounding grows; `make same` compares bits
 FLOOR, LEAST = 2e-7, 1e-7                                # rounding: a share of a tensor's length, and at least
 
 # -------------------------------------------------------------------------------------------- what is run
@@ -279,10 +279,10 @@ def rounding(found):
     return FLOOR*found[2] + LEAST
 
 
-def near(a, b, least):
+def near(a, b, least, close=CLOSE):
     "Whether two lists of numbers are as near as another processor comes."
-    close = lambda x, y: abs(x - y) <= CLOSE*abs(y) + least or (math.isnan(x) and math.isnan(y))
-    return len(a) == len(b) and all(map(close, a, b))
+    alike = lambda x, y: abs(x - y) <= close*abs(y) + least or (math.isnan(x) and math.isnan(y))
+    return len(a) == len(b) and all(map(alike, a, b))
 
 
 def lone(new, old):
@@ -307,7 +307,7 @@ def differences(new, old, close=CLOSE):
     out += [f"{k} is {'new' if k in new['server'] else 'gone'}" for k in sorted(alone)]
     for k in sorted(new["losses"].keys() | old["losses"].keys()):
         a, b = new["losses"].get(k, []), old["losses"].get(k, [])
-        if not near(a, b, CLOSE/100): out.append(f"the losses ({k}) are {rounded(a)}, not {b}")
+        if not near(a, b, CLOSE/100, close): out.append(f"the losses ({k}) are {rounded(a)}, not {b}")
     if not near(new["gains"], old["gains"], LEAST*20):
         out.append(f"adaptation moves the loss by {rounded(new['gains'])}, not {old['gains']}")
     if new["bytes"] != old["bytes"]: out.append(f"the bytes sent are {new['bytes']}, not {old['bytes']}")
