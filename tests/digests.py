@@ -291,9 +291,9 @@ def lone(new, old):
                   if not (o == "server" and k.startswith("model.")))
 
 
-def differences(new, old, close=CLOSE):
-    "How a digest differs from the file's, by more than another processor may: lines."
-    out = []
+def differences(new, old, label=None):
+    "How a digest of a label differs from the file's, by more than another processor may: lines."
+    out, close = [], ROUGH.get(label, CLOSE)
     for owner in ("server", "clients", "models", "unseen"):
         shown = new[owner].keys() if owner in ("models", "unseen") else new[owner].keys() & old[owner].keys()
         for k in sorted(shown):
@@ -356,7 +356,7 @@ def judge(label, old, found):
     new = entry_of(label, found)
     if old is None: return new, []
     higher, other_run = raised(label, old), old["given"] != new["given"]
-    differ = [] if other_run else differences(found, old, ROUGH.get(label, CLOSE))
+    differ = [] if other_run else differences(found, old, label)
     lower = [k for k, v in higher.items() if v < old["versions"][k]]
     if lower: return old, [f"{label!r}: the version of {lower[0]} is lower than in the file"]
     if differ and not higher: return old, [what_to_do(label, old, differ)]

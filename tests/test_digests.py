@@ -13,7 +13,7 @@ def test_run_is_as_on_file(label):
     assert old, f"{label!r} is not on file: python tests/digests.py {label!r}"
     assert old["given"] == digests.settings(label), f"{label!r} has other settings: python tests/digests.py"
     found = digests.digest(label)
-    differ = digests.differences(found, old, digests.ROUGH.get(label, digests.CLOSE))
+    differ = digests.differences(found, old, label)
     if differ: pytest.fail(digests.what_to_do(label, old, differ), pytrace=False)
     names = digests.lone(found, old)
     assert not names, f"states have other entries than on file ({names[0]}): python tests/digests.py {label!r}"

@@ -205,7 +205,8 @@ def origin_of(about, samples, files):
     Vectors differ in their last bits from one kind of processor to the next; this does not."""
     h = hashlib.blake2b(json.dumps([ENCODING, about], sort_keys=True).encode(), digest_size=16)
     for sample in samples:
-        h.update(memoryview(sample).nbytes.to_bytes(8, "little"))
+        n_bytes = memoryview(sample).nbytes
+        h.update(n_bytes.to_bytes(8, "little"))
         h.update(sample)
     for file in files: h.update(_digest(file).encode())
     return np.frombuffer(h.digest(), np.uint8)

@@ -208,14 +208,18 @@ def compare_with_rates(runs, rates, point="aggregated"):
     whole = [own for own in rates if (own.state == "done").all()]
     together = pd.concat([runs, *whole], ignore_index=True)
     labels = [BASE, *(own.label.iloc[0] for own in whole)]
-    over = {label: compare_with_base(together, point, label) for label in labels}
-    t, best = over[BASE], over[first_column(over[BASE])[labels].fillna(-1).idxmax()].extra
-    gains = pd.DataFrame({label: other.extra.gain for label, other in over.items()})
-    p_of_gain = pd.DataFrame({label: other.extra.p for label, other in over.items()}).max(axis=1, skipna=False)
-    p_of_gain = p_of_gain.mask(p_of_gain.notna() & (gains <= 0).any(axis=1), 1.)
+    tables = {label: compare_with_base(together, point, label) for label in labels}
+    t = tables[BASE]
+    gains = pd.DataFrame({label: other.extra.gain for label, other in tables.items()})
+    chances = pd.DataFrame({label: other.extra.p for label, other in tables.items()})
+    loses_once = (gains <= 0).any(axis=1)
+    largest = chances.max(axis=1, skipna=False)
+    p_of_gain = largest.mask(loses_once & largest.notna(), 1.)
     if not all(has_ended(own).all() for own in rates): p_of_gain = np.nan
-    over_best = {f"best_{k}": best[k] for k in ("gain", "low", "high")}
-    return replace(t, extra=t.extra.assign(p=t.extra.p.where(t.extra.gain <= 0, p_of_gain), **over_best))
+    p = t.extra.p.where(t.extra.gain <= 0, p_of_gain)
+    best_rate = first_column(t)[labels].fillna(-1).idxmax()
+    over_best = {f"best_{k}": tables[best_rate].extra[k] for k in ("gain", "low", "high")}
+    return replace(t, extra=t.extra.assign(p=p, **over_best))
 
 
 def compare_costs(runs, base=BASE):
