@@ -53,14 +53,16 @@ def count_choices(old, new):
     return sum(isinstance(v, str) and v != new.get(k) for k, v in old.items())
 
 
+def made_alike(rec):
+    "Whether a record comes from this kind of processor and these libraries: its run has the same bits here."
+    there, here = rec["provenance"], libraries()
+    return there["hardware"] == hardware() and all(there["libraries"].get(k) == here[k] for k in LIBRARIES)
+
+
 def compare_records(old, new):
     "What differs between a record and the one of the same run played again, as {column: value}."
-    here = dict(hardware=hardware(), libraries=libraries())
-    there = old["provenance"]
-    alike = there["hardware"] == here["hardware"] and all(
-        there["libraries"].get(k) == here["libraries"].get(k) for k in LIBRARIES)
     differ = ", ".join(k for k in ("args", "versions", *COSTS) if old[k] != new[k])
-    return dict(alike=alike, scores=largest_difference(old["scores"], new["scores"]),
+    return dict(alike=made_alike(old), scores=largest_difference(old["scores"], new["scores"]),
                 best_val=difference(old["best_val"], new["best_val"]),
                 rounds=count_choices(old["scores"], new["scores"]), differ=differ)
 
@@ -78,12 +80,16 @@ def play_again(rec):
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0007
 def draw_records(n, seed, study, longest, folder):
-    "[(study, record)]: a random sample of the published results, but those whose run took longer than so many seconds."
+    """[(study, record)]: a random sample of the published results whose run took at most `longest` seconds.
+
+    Those that have the same bits here come first."""
     files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl"))
     found = [(file.stem, rec) for file in files for rec in read_study(file) if "error" not in rec]
     if longest: found = [(s, rec) for s, rec in found if rec["provenance"]["seconds"]["total"] <= longest]
     if not found: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
-    return random.Random(seed).sample(found, min(n, len(found)))
+    random.Random(seed).shuffle(found)
+    found.sort(key=lambda pair: not made_alike(pair[1]))
+    return found[:n]
 
 
 def verify(

@@ -171,7 +171,7 @@ FORMAT = "fdgnb-record-1"
 def libraries():
     "The versions of Python and of the libraries here, and machine, cores, GPU."
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    others = {m: version(m) for m in ("kornia", "transformers") if find_spec(m)}
+    others = {m: version(m) for m in ("kornia", "timm", "transformers") if find_spec(m)}
     return dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, **others,
                 fdgnb=version("fdgnb"), machine=platform.machine(), cores=cores(), gpu=gpu)
 
