@@ -9,9 +9,8 @@ export OMP_NUM_THREADS ?= 1
 export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
 PIP = PYTHONWARNINGS="ignore:Editable installation" python -m pip install --disable-pip-version-check \
   --constraint constraints.txt
-# executes a page: its bar of progress passes through to the terminal, an error comes without papermill's own traceback
-PAPERMILL = python -c 'import sys; from papermill.cli import papermill; sys.tracebacklimit = 0; papermill()' \
-  --log-level ERROR --no-progress-bar --stderr-file >(cat >&2)
+# executes a page: its bar of progress passes through to the terminal
+PAPERMILL = python docs/execute.py --log-level ERROR --no-progress-bar --stderr-file >(cat >&2)
 # the page to read: code folded, captions below pictures
 HTML = jupyter nbconvert --log-level=ERROR --to html --template report --TemplateExporter.extra_template_basedirs=docs \
   --CoalesceStreamsPreprocessor.enabled=True

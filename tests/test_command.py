@@ -206,15 +206,28 @@ def test_papermill_s_own_names_and_numbers(tmp_path):
     assert (args["hyper"]["mu"], args["settings"]["lr"]) == (.001, .01)
 
 
+def make(*words):
+    "Run make, with its bars, without installing."
+    env = {k: v for k, v in os.environ.items() if k not in ("CI", "TQDM_DISABLE")}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    return subprocess.run(["make", "-o", "install", *words], cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not which("make"), reason="make is not installed")
+def test_make_says_in_one_line_what_a_page_refuses(tmp_path):
+    done = make("run", "METHOD=fdsee", f"OUT={tmp_path}/out")
+    assert done.returncode == 2
+    refusal, made = done.stderr.splitlines()
+    assert refusal.startswith("error: unknown method 'fdsee'; did you mean 'fdse'?")
+    assert made.startswith("make: *** ")
+
+
 @pytest.mark.skipif(not which("make"), reason="make is not installed")
 def test_make_shows_rounds_and_leaves_pages(tmp_path, broken):
     "A comparison in which a method fails: the counter, the page with captions and folded code, exit code 1."
     words = ["METHODS=fedavg breaks", f"IMPORTS={broken}", "TARGET=inked", "SEEDS=1", "ROUNDS=1", "SCALE=smoke",
              f"OUT={tmp_path}/out", f"ARGS=-r hyper '{{limit: 30}}' -p store {tmp_path}/store -p jobs 1"]
-    env = {k: v for k, v in os.environ.items() if k not in ("CI", "TQDM_DISABLE")}
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-    command = ["make", "-o", "install", "compare", *words]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    done = make("compare", *words)
     out = tmp_path/"out"
     assert done.returncode == 2, done.stderr[-2000:]                                 # make's own for a failed recipe
     assert "2 of 2 runs: 100%" in done.stderr and "Traceback" not in done.stderr
