@@ -2,6 +2,7 @@
 import json, os, signal, subprocess, sys, threading, time, warnings
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 import pandas as pd
 import pytest
 from fdgnb.core import BEHAVIOR
@@ -297,6 +298,11 @@ def test_a_campaign_refuses_what_it_cannot_run(project, capsys):
     assert studies.main(["tinny", "--budget", "1"]) .startswith("unknown study 'tinny'; did you mean 'tiny'?")
     assert "budget=-1.0" in studies.main(["--budget", "-1"])
     assert "no runs of its own" in studies.main(["tiny", "--budget", "1", "--scale", "paper"])
+
+
+def test_a_price_does_not_count_a_machine_that_slept():
+    plan = SimpleNamespace(wanted=7, there=3, refused={}, failed={}, seconds=[3600, 1e6, 3600])
+    assert studies.price_study("digits", plan).endswith("3 of 7 runs are there; the others take 4.0 processor hours")
 
 
 def test_a_campaign_goes_on_after_a_study_that_fails(project, monkeypatch, capsys):
