@@ -110,7 +110,8 @@ reports: install
 campaign: install
 	python -m fdgnb.experiments.studies $(STUDY) --budget $(or $(BUDGET),600) $(if $(JOBS),--jobs $(JOBS)) \
 	  $(if $(OUT),--records "$(OUT)") --scale $(or $(SCALE),cpu)
-# a random sample of the published records, run again and compared: make verify N=20 STUDY=digits
+# a random sample of the published records, first of this kind of processor, run again and compared:
+# make verify N=20 STUDY=digits
 verify: install
 	python -m fdgnb.experiments.verify $(or $(N),20) $(if $(STUDY),--study $(STUDY))
 

@@ -3,6 +3,7 @@ import json, os, re, subprocess, sys
 from dataclasses import fields
 from pathlib import Path
 from shutil import which
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -207,8 +208,9 @@ def test_papermill_s_own_names_and_numbers(tmp_path):
 
 
 def make(*words):
-    "Run make, with its bars, without installing."
-    env = {k: v for k, v in os.environ.items() if k not in ("CI", "TQDM_DISABLE")}
+    "Run make, with its bars, without installing, as if no other make had called the tests."
+    apart = "CI", "TQDM_DISABLE", "MAKELEVEL", "MAKEFLAGS", "MFLAGS"
+    env = {k: v for k, v in os.environ.items() if k not in apart}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     return subprocess.run(["make", "-o", "install", *words], cwd=ROOT, env=env, capture_output=True, text=True)
 
@@ -217,9 +219,17 @@ def make(*words):
 def test_make_says_in_one_line_what_a_page_refuses(tmp_path):
     done = make("run", "METHOD=fdsee", f"OUT={tmp_path}/out")
     assert done.returncode == 2
-    refusal, made = done.stderr.splitlines()
-    assert refusal.startswith("error: unknown method 'fdsee'; did you mean 'fdse'?")
-    assert made.startswith("make: *** ")
+    assert "\nerror: unknown method 'fdsee'; did you mean 'fdse'? " in "\n" + done.stderr
+    for frame in ("Traceback", "Exception encountered", "PapermillExecutionError"): assert frame not in done.stderr
+
+
+def test_an_error_of_one_s_own_keeps_its_frames(tmp_path):
+    page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("def breaks(): return 1/0\nbreaks()")])
+    nbformat.write(page, tmp_path/"page.ipynb")
+    command = [sys.executable, ROOT/"docs"/"execute.py", tmp_path/"page.ipynb", tmp_path/"out.ipynb", "-k", "python3"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "in breaks()" in done.stderr and "ZeroDivisionError: division by zero" in done.stderr
 
 
 @pytest.mark.skipif(not which("make"), reason="make is not installed")

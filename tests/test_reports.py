@@ -302,7 +302,7 @@ def test_a_campaign_refuses_what_it_cannot_run(project, capsys):
 
 def test_a_price_does_not_count_a_machine_that_slept():
     plan = SimpleNamespace(wanted=7, there=3, refused={}, failed={}, seconds=[3600, 1e6, 3600])
-    assert studies.price_study("digits", plan).endswith("3 of 7 runs are there; the others take 4.0 processor hours")
+    assert studies.price_study("digits", plan).endswith("3 of 7 runs are there; the others take 16.0 processor hours")
 
 
 def test_a_campaign_goes_on_after_a_study_that_fails(project, monkeypatch, capsys):

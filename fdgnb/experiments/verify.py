@@ -53,16 +53,16 @@ def count_choices(old, new):
     return sum(isinstance(v, str) and v != new.get(k) for k, v in old.items())
 
 
-def made_alike(rec):
-    "Whether a record comes from this kind of processor and these libraries: its run has the same bits here."
-    there, here = rec["provenance"], libraries()
+def made_alike(rec, here):
+    "Whether a record comes from this kind of processor and the libraries `here`: its run has the same bits."
+    there = rec["provenance"]
     return there["hardware"] == hardware() and all(there["libraries"].get(k) == here[k] for k in LIBRARIES)
 
 
 def compare_records(old, new):
     "What differs between a record and the one of the same run played again, as {column: value}."
     differ = ", ".join(k for k in ("args", "versions", *COSTS) if old[k] != new[k])
-    return dict(alike=made_alike(old), scores=largest_difference(old["scores"], new["scores"]),
+    return dict(alike=made_alike(old, libraries()), scores=largest_difference(old["scores"], new["scores"]),
                 best_val=difference(old["best_val"], new["best_val"]),
                 rounds=count_choices(old["scores"], new["scores"]), differ=differ)
 
@@ -83,12 +83,14 @@ def draw_records(n, seed, study, longest, folder):
     """[(study, record)]: a random sample of the published results whose run took at most `longest` seconds.
 
     Those that have the same bits here come first."""
+    if n < 1: raise FdgnbError(f"n={n}: wanted 1 or more records")
     files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl"))
     found = [(file.stem, rec) for file in files for rec in read_study(file) if "error" not in rec]
     if longest: found = [(s, rec) for s, rec in found if rec["provenance"]["seconds"]["total"] <= longest]
     if not found: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
     random.Random(seed).shuffle(found)
-    found.sort(key=lambda pair: not made_alike(pair[1]))
+    here = libraries()
+    found.sort(key=lambda pair: not made_alike(pair[1], here))
     return found[:n]
 
 
@@ -141,7 +143,7 @@ def summarize(table, tolerance):
 
 
 def main(words=None):
-    "Print the table of `verify`; 1 where a record does not come out again, or none could be run."
+    "Print the table of `verify`; 1 where a record does not come out again, or none could be run; what is refused."
     title = verify.__doc__.splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m fdgnb.experiments.verify", description=title)
     parser.add_argument("n", type=int, nargs="?", default=20, help="records")
@@ -152,7 +154,8 @@ def main(words=None):
     given = parser.parse_args(words)
     seed = random.randrange(10_000) if given.seed is None else given.seed
     print(f"a sample of {given.n} with --seed {seed}, on {hardware()}, torch {libraries()['torch']}")
-    table = verify(given.n, seed, given.study, given.longest)
+    try: table = verify(given.n, seed, given.study, given.longest)
+    except FdgnbError as e: return str(e)
     print(table.fillna("").to_string(index=False))
     print(summarize(table, given.tolerance))
     nothing_run = table.skipped.notna().all()
