@@ -1,10 +1,10 @@
-"""papermill's command, that says what a page refuses in one line; an error of one's own keeps its frames."""
+"""papermill's command: what a page refuses is one line; an error of one's own method keeps its frames."""
 import sys
 from papermill.cli import papermill
 from papermill.exceptions import PapermillExecutionError
 
 REFUSALS = "FdgnbError", "MetricError"
-sys.tracebacklimit = 0                                # papermill's own frames
+sys.tracebacklimit = 0                                # hides papermill's own frames
 
 try: papermill()
 except PapermillExecutionError as error:

@@ -210,7 +210,7 @@ def make_studies(name=None, scale="cpu"):
 
 # %% ../../nbs/experiments/08_studies.ipynb #campcd0001
 def price_study(name, plan):
-    "A line on a study: runs that are there, missing ones, processor hours by the runs that are there."
+    "A line on a study: runs that are there, processor hours of the others at the mean of those."
     left = plan.wanted - plan.there
     said = f"{name}: {plan.there} of {plan.wanted} runs are there"
     if plan.refused: said += f", without {', '.join(plan.refused)}, which are refused"

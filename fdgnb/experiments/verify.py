@@ -53,7 +53,7 @@ def count_choices(old, new):
     return sum(isinstance(v, str) and v != new.get(k) for k, v in old.items())
 
 
-def made_alike(rec, here):
+def is_alike(rec, here):
     "Whether a record comes from this kind of processor and the libraries `here`: its run has the same bits."
     there = rec["provenance"]
     return there["hardware"] == hardware() and all(there["libraries"].get(k) == here[k] for k in LIBRARIES)
@@ -62,7 +62,7 @@ def made_alike(rec, here):
 def compare_records(old, new):
     "What differs between a record and the one of the same run played again, as {column: value}."
     differ = ", ".join(k for k in ("args", "versions", *COSTS) if old[k] != new[k])
-    return dict(alike=made_alike(old, libraries()), scores=largest_difference(old["scores"], new["scores"]),
+    return dict(alike=is_alike(old, libraries()), scores=largest_difference(old["scores"], new["scores"]),
                 best_val=difference(old["best_val"], new["best_val"]),
                 rounds=count_choices(old["scores"], new["scores"]), differ=differ)
 
@@ -90,7 +90,7 @@ def draw_records(n, seed, study, longest, folder):
     if not found: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
     random.Random(seed).shuffle(found)
     here = libraries()
-    found.sort(key=lambda pair: not made_alike(pair[1], here))
+    found.sort(key=lambda pair: not is_alike(pair[1], here))
     return found[:n]
 
 
