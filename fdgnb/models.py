@@ -772,6 +772,7 @@ def packaged_file(name):
     return Path(spec.origin).parent/"models"/file
 
 
+@functools.cache
 def read_packaged(name):
     """The state dict that an installed package has for timm's network `name`, under timm's keys.
 

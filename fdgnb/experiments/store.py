@@ -459,7 +459,7 @@ def scores_in(record, metric="accuracy"):
 def scores(results, rule="source_val", point="aggregated", metric="accuracy"):
     "Tidy scores, a line per run and column (target, AVG, ALL, domains); n: a domain's samples."
     rows = []
-    for _, r in results.iterrows():
+    for r in results.itertuples():
         if r.record is None: continue
         line = scores_in(r.record, metric).get(point, {}).get(rule, {})
         for k, v in line.items():

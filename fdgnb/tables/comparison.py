@@ -177,16 +177,25 @@ def moving(runs):
     return means.drop(columns="points").join(unsigned).assign(rest=rest)
 
 # %% ../../nbs/tables/07_comparison.ipynb #gaincd0001
-def compare_with_base(runs, point="aggregated", base=BASE):
-    """The `table` of some runs, rounds chosen by source validation; its gains have t intervals.
-
-    In-domain they are of the seeds' means, since the clients of a seed share a run."""
-    t = table(runs, "source_val", point, base=base)
+def spread_scores(t, runs):
+    "The scores of a `table` of some runs: blocks (column, seed) by label, NaN where a run is missing."
     columns = [c for c in t.mean if c not in ("Avg", "ALL")]
     wide = t.runs.pivot_table(index=["column", "seed"], columns="label", values="score")
-    wide = add_gaps(wide, columns, sorted({*runs.seed})).reindex(columns=t.mean.index)
-    gains = {label: gain_by_t(wide, label, base, t.inside) for label in wide}
-    return replace(t, extra=t.extra.assign(**pd.DataFrame(gains, ["gain", "low", "high", "p"]).T))
+    return add_gaps(wide, columns, sorted({*runs.seed})).reindex(columns=t.mean.index)
+
+
+def gains_over(base, wide, inside):
+    """By label gain over a base, low, high, p, by t. wide: of `spread_scores`.
+
+    inside: of the seeds' means, since in-domain the clients of a seed share a run."""
+    gains = {label: gain_by_t(wide, label, base, inside) for label in wide}
+    return pd.DataFrame(gains, ["gain", "low", "high", "p"]).T
+
+
+def compare_with_base(runs, point="aggregated", base=BASE):
+    "The `table` of some runs, rounds chosen by source validation; its gains have t intervals."
+    t = table(runs, "source_val", point, base=base)
+    return replace(t, extra=t.extra.assign(**gains_over(base, spread_scores(t, runs), t.inside)))
 
 
 def name_rates(near):
@@ -208,18 +217,19 @@ def compare_with_rates(runs, rates, point="aggregated"):
     whole = [own for own in rates if (own.state == "done").all()]
     together = pd.concat([runs, *whole], ignore_index=True)
     labels = [BASE, *(own.label.iloc[0] for own in whole)]
-    tables = {label: compare_with_base(together, point, label) for label in labels}
-    t = tables[BASE]
-    gains = pd.DataFrame({label: other.extra.gain for label, other in tables.items()})
-    chances = pd.DataFrame({label: other.extra.p for label, other in tables.items()})
+    t = table(together, "source_val", point, base=BASE)
+    wide = spread_scores(t, together)
+    over = {label: gains_over(label, wide, t.inside) for label in labels}
+    gains = pd.DataFrame({label: own.gain for label, own in over.items()})
+    chances = pd.DataFrame({label: own.p for label, own in over.items()})
     loses_once = (gains <= 0).any(axis=1)
     largest = chances.max(axis=1, skipna=False)
     p_of_gain = largest.mask(loses_once & largest.notna(), 1.)
     if not all(has_ended(own).all() for own in rates): p_of_gain = np.nan
-    p = t.extra.p.where(t.extra.gain <= 0, p_of_gain)
+    p = over[BASE].p.where(over[BASE].gain <= 0, p_of_gain)
     best_rate = first_column(t)[labels].fillna(-1).idxmax()
-    over_best = {f"best_{k}": tables[best_rate].extra[k] for k in ("gain", "low", "high")}
-    return replace(t, extra=t.extra.assign(p=p, **over_best))
+    over_best = over[best_rate][["gain", "low", "high"]].add_prefix("best_")
+    return replace(t, extra=t.extra.assign(**over[BASE].assign(p=p), **over_best))
 
 
 def compare_costs(runs, base=BASE):
