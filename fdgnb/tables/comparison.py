@@ -178,24 +178,19 @@ def moving(runs):
 
 # %% ../../nbs/tables/07_comparison.ipynb #gaincd0001
 def spread_scores(t, runs):
-    "The scores of a `table` of some runs: blocks (column, seed) by label, NaN where a run is missing."
+    "The scores of the `table` of these runs: blocks (column, seed) by label, NaN where a run is missing."
     columns = [c for c in t.mean if c not in ("Avg", "ALL")]
     wide = t.runs.pivot_table(index=["column", "seed"], columns="label", values="score")
     return add_gaps(wide, columns, sorted({*runs.seed})).reindex(columns=t.mean.index)
 
 
-def gains_over(base, wide, inside):
-    """By label gain over a base, low, high, p, by t. wide: of `spread_scores`.
+def gains_over(wide, base, by_seeds=False):
+    """By label gain over a base, low, high, p, by t. wide: what `spread_scores` gives.
 
-    inside: of the seeds' means, since in-domain the clients of a seed share a run."""
-    gains = {label: gain_by_t(wide, label, base, inside) for label in wide}
+    by_seeds: the gains are of the seeds' means, for in-domain the clients of a seed share a run."""
+    gains = {label: gain_by_t(wide, label, base, by_seeds) for label in wide}
     return pd.DataFrame(gains, ["gain", "low", "high", "p"]).T
 
-
-def compare_with_base(runs, point="aggregated", base=BASE):
-    "The `table` of some runs, rounds chosen by source validation; its gains have t intervals."
-    t = table(runs, "source_val", point, base=base)
-    return replace(t, extra=t.extra.assign(**gains_over(base, spread_scores(t, runs), t.inside)))
 
 
 def name_rates(near):
@@ -209,7 +204,9 @@ def first_column(t):
 
 
 def compare_with_rates(runs, rates, point="aggregated"):
-    """`compare_with_base`, and in best_gain, best_low, best_high the gain over the base at its best rate.
+    """The `table` of some runs, rounds chosen by source validation; its gains over the base have t intervals.
+
+    best_gain, best_low, best_high: the gain over the base at its best rate.
 
     The best is that of the tested samples. p of a gain is the largest over all rates, 1 where there is none over one
     of them: it is shown over each or not at all. It is NaN as long as a run of a rate is missing. A rate of which a run
@@ -219,7 +216,7 @@ def compare_with_rates(runs, rates, point="aggregated"):
     labels = [BASE, *(own.label.iloc[0] for own in whole)]
     t = table(together, "source_val", point, base=BASE)
     wide = spread_scores(t, together)
-    over = {label: gains_over(label, wide, t.inside) for label in labels}
+    over = {label: gains_over(wide, label, t.inside) for label in labels}
     gains = pd.DataFrame({label: own.gain for label, own in over.items()})
     chances = pd.DataFrame({label: own.p for label, own in over.items()})
     loses_once = (gains <= 0).any(axis=1)
@@ -229,7 +226,7 @@ def compare_with_rates(runs, rates, point="aggregated"):
     p = over[BASE].p.where(over[BASE].gain <= 0, p_of_gain)
     best_rate = first_column(t)[labels].fillna(-1).idxmax()
     over_best = over[best_rate][["gain", "low", "high"]].add_prefix("best_")
-    return replace(t, extra=t.extra.assign(**over[BASE].assign(p=p), **over_best))
+    return replace(t, extra=t.extra.assign(**over[BASE]).assign(p=p, **over_best))
 
 
 def compare_costs(runs, base=BASE):
@@ -489,12 +486,12 @@ the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the
 FedAvg's; *worse on*: than FedAvg at its searched rate; ~: still moving when the rounds ended. Differences among listed
 methods are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
 
-A row as a command on your folder, by the example of FDSE: LR and LAM are the values of its row, `--load` gives the
-features of the setting. A method that uses the target in training needs `--target` with its domain. After `(adapted)`
-rows, predict by `--adapt`:
+A row as a command on your folder: METHOD and LR are those of the row, its further values follow after `--hyper`, as in
+`--hyper lam=0.01`, and `--load` gives the features of the setting. A method that uses the target in training needs
+`--target` with its domain. After `(adapted)` rows, predict by `--adapt`:
 
 ```bash
-python -m fdgnb run fdse --dataset ./hospitals --target none --protocol common --lr LR --hyper lam=LAM \\
+python -m fdgnb run METHOD --dataset ./hospitals --target none --protocol common --lr LR \\
   --load "{encoder: lite0, size: 160}" --out runs/x
 python -m fdgnb predict runs/x new/*.png --adapt --csv
 ```
