@@ -774,9 +774,9 @@ def packaged_file(name):
 
 @functools.cache
 def read_packaged(name):
-    """The state dict that an installed package has for timm's network `name`, under timm's keys: one a process.
+    """The state dict that an installed package has for timm's network `name`, under timm's keys.
 
-    To be copied before it is changed. Both libraries list the same layers in the same order."""
+    It is read once in a process: copy it before a change. Both libraries list the same layers in the same order."""
     file = packaged_file(name)
     state = read_weights(file)
     with torch.device("meta"): keys = list(import_timm().create_model(name).state_dict())

@@ -192,7 +192,6 @@ def gains_over(wide, base, by_seeds=False):
     return pd.DataFrame(gains, ["gain", "low", "high", "p"]).T
 
 
-
 def name_rates(near):
     "The base's runs at its other rates, each rate under a label of its own. near: {rate: runs}."
     return [own.assign(label=f"{BASE}, lr {format_value(rate)}") for rate, own in near.items()]
@@ -223,10 +222,11 @@ def compare_with_rates(runs, rates, point="aggregated"):
     largest = chances.max(axis=1, skipna=False)
     p_of_gain = largest.mask(loses_once & largest.notna(), 1.)
     if not all(has_ended(own).all() for own in rates): p_of_gain = np.nan
-    p = over[BASE].p.where(over[BASE].gain <= 0, p_of_gain)
+    over_base = over[BASE]
+    p = over_base.p.where(over_base.gain <= 0, p_of_gain)
     best_rate = first_column(t)[labels].fillna(-1).idxmax()
     over_best = over[best_rate][["gain", "low", "high"]].add_prefix("best_")
-    return replace(t, extra=t.extra.assign(**over[BASE]).assign(p=p, **over_best))
+    return replace(t, extra=t.extra.assign(**over_base).assign(p=p, **over_best))
 
 
 def compare_costs(runs, base=BASE):
