@@ -57,7 +57,7 @@ def defaults_of(method, names, hyper, settings, dataset):
     "{name: value} that a run takes where a search names no other: the protocol's, else the declared one."
     cls = method_class(method)
     how = {k: settings.get(k) for k in ("rounds", "protocol", "scale")}
-    given = {k: v for k, v in settings.items() if k not in how} | (hyper or {})
+    given = {k: v for k, v in settings.items() if k not in (*how, "device")} | (hyper or {})
     _, own, rest = resolve_arguments(cls, given, **how, dataset=dataset)
     usual = hyper_of(cls(**own)) | asdict(make(Settings, rest, "setting"))
     short = {name: name.rpartition(".")[2] for name in names}                # of a sum, `fedprox.mu`
