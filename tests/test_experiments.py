@@ -13,13 +13,14 @@ import fdgnb
 from digests import data
 from fdgnb import FdgnbError, Method
 from fdgnb.data.catalogue import DATASETS
-from fdgnb.experiments import execution
+from fdgnb.experiments import execution, studies
 from fdgnb.experiments.execution import hold_lock, make_record, run
 from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.search import search
 from fdgnb.experiments.store import Planner, Store, add_digest, digest_of, file_name, metric_version
 from fdgnb.experiments.store import outcome, read_study, record_of, results, write_study
 from fdgnb.experiments.table import table
+from fdgnb.experiments.tuning import usual_values
 from fdgnb.federation.compose import METHODS
 from fdgnb.models import MODELS
 from fdgnb.runs import imports
@@ -724,6 +725,18 @@ def test_the_records_on_file_are_small_and_each_is_there_once():
     names = [file_name(rec["args"]) for p in STUDIES for rec in read_study(p)]
     assert sum(p.stat().st_size for p in STUDIES) < 2_500*len(names)
     assert len(names) == len({*names})
+
+
+OF_RUNS = [(name, scale) for name, study in studies.read_studies().items() if studies.has_runs(study)
+           for scale in studies.SCALES if scale in study]
+
+
+@pytest.mark.parametrize("name, scale", OF_RUNS)
+def test_every_method_of_a_study_takes_its_values(name, scale, monkeypatch):
+    "At every scale, also of a graphics card, which is not here."
+    monkeypatch.setattr(studies, "Plan", lambda *given: given)
+    methods, how, *_ = studies.plan_study(studies.read_studies()[name], scale, None)
+    for method in methods: assert usual_values(method, ["lr"], how)["lr"] > 0
 
 
 def test_pairs_of_held_out_domains(tmp_path):
