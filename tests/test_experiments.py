@@ -516,7 +516,7 @@ def own(tmp_path, request):
     "The name of a module in a folder that no worker knows of; gone from this process in the end."
     stem, path = f"own{crc32(request.node.name.encode())}", [*sys.path]
     registries = METHODS, DATASETS, MODELS, METRICS
-    before = [set(r) for r in registries]
+    before = [set(r.load()) for r in registries]
     (tmp_path/"lib").mkdir()
     (tmp_path/"lib"/f"{stem}.py").write_text(OWN.format(stem=stem))
     (tmp_path/"lib"/f"{stem}_beside.py").write_text("WEIGHT = .5")

@@ -274,7 +274,7 @@ def test_a_plan_says_no_warning_of_its_runs(tmp_path):
         warnings.simplefilter("error")
         assert len(Plan(["consistency"], how, 1, Store(tmp_path)).due) == 6
     with pytest.warns(UserWarning, match="has no DSEBlock"):
-        Planner()(grid("consistency", seed=0, **how).iloc[0])
+        Planner().check(grid("consistency", seed=0, **how).iloc[0])
 
 
 def test_a_campaign_plays_a_study_in_stages_and_keeps_within_its_budget(project, capsys):

@@ -257,7 +257,9 @@ def run_within(clock, plan, grid, store, jobs=None, work=None, retry=False, prog
     check_lines(grid, jobs)
     lines = [(row, *plan(row)) for _, row in grid.iterrows()]
     again = ("missing", "stale", "unmeasured") + ("failed",)*bool(retry)
-    todo = {file_name(a): (call_of(r), a, v) for r, a, v in lines if store.find(a, v, metrics)[0] in again}
+    new = [(row, a, v) for row, a, v in lines if store.find(a, v, metrics)[0] in again]
+    for row, *_ in new: plan.check(row)
+    todo = {file_name(a): (call_of(row), a, v) for row, a, v in new}
     needs = None if jobs == 1 else list_needs(todo, metrics)
     if todo:
         places = dict.fromkeys(store.folder/Path(k).parent for k in (".", ".locks/x", *todo))

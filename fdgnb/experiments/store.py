@@ -20,7 +20,7 @@ from ..runs.fit import folder_of
 from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
 from ..runs.metrics import traffic, values
 from ..runs.records import flops, libraries, to_json
-from ..runs.setup import Federation, Reader, share_reader
+from ..runs.setup import Federation, Reader, RunData, share_reader
 from ..runs.versions import is_ours, source_digest, versions_of
 from ..models import n_parameters
 from .grid import call_of, check_grid
@@ -182,27 +182,40 @@ def failure_of(args, versions, error):
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
 class Planner:
-    """What identifies the runs of a grid: (args, versions) of a line, each method and data set set up once.
+    """What identifies the runs of a grid: (args, versions) of a line, the data of each method read once.
 
     Data and classes go by their identity, and are held, so that none that comes later has it. Methods that follow one
     another share what was read of a data set, and its digest; a run reads it anew."""
     def __init__(self):
         DATASETS.load()            # in every process, for a data set that has a loader's name has its version
-        self._known, self._reader = {}, Reader()
+        self._known, self._checked, self._reader = {}, set(), Reader()
 
     def __call__(self, row: pd.Series) -> tuple:                  # a line of a grid
-        call = call_of(row)
-        target, seed = call.pop("target"), call.pop("seed")
-        one = isinstance(target, str)
-        options = {k: v for k, v in call.items() if k not in ("dataset", "method")}
+        key = self.key_of(row)
+        if key not in self._known:
+            run = self.set_up(RunData, row)
+            self._known[key] = run.args(), versions_of(run), (row["data"], row["method"])
+        args, versions, _ = self._known[key]
+        target = row["target"]
+        return args | dict(seed=row["seed"]) | (dict(target=target) if isinstance(target, str) else {}), versions
+
+    def check(self, row):
+        "FdgnbError where a run cannot begin: its network is built, once for all seeds and targets."
+        self(row)
+        key = self.key_of(row)
+        if key not in self._checked: self.set_up(Federation, row)
+        self._checked.add(key)
+
+    def key_of(self, row):
+        "What lines of a grid that differ in the seed or the target alone have in common."
+        options = {k: v for k, v in call_of(row).items() if k not in ("dataset", "method", "target", "seed")}
         rest = json.dumps(options, sort_keys=True, default=str)
         method = row["method"] if isinstance(row["method"], str) else id(row["method"])
-        key = id(row["data"]), row["dataset"], method, one or str(target), rest
-        if key not in self._known:
-            with share_reader(self._reader): fed = Federation(target=target, seed=seed, **call)
-            self._known[key] = fed.args(), versions_of(fed), (row["data"], row["method"])
-        args, versions, _ = self._known[key]
-        return args | dict(seed=seed) | (dict(target=target) if one else {}), versions
+        return id(row["data"]), row["dataset"], method, isinstance(row["target"], str) or str(row["target"]), rest
+
+    def set_up(self, part, row):
+        "A line's run as far as `RunData` or `Federation`."
+        with share_reader(self._reader): return part(**call_of(row))
 
 # %% ../../nbs/experiments/02_store.ipynb #8eab63d9
 def file_name(args):

@@ -151,7 +151,7 @@ class Plan:
         try:
             hyper = self.how.get("hyper", {}) | rate_trials(self.usual(name))[0]
             where = trial_runs(name) if self.searched else dict(seed=range(self.seeds))
-            self.planner(grid(name, **self.how | dict(hyper=hyper) | where).iloc[0])
+            self.planner.check(grid(name, **self.how | dict(hyper=hyper) | where).iloc[0])
             self.counts[name] = self.count_runs(name)
         except FdgnbError as error: return str(error)
         return ""

@@ -634,12 +634,11 @@ class RunPlan:
         return run_args(self)
 
 
-class Federation(RunPlan):
-    "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
+class RunData(RunPlan):
+    "What is known of a run before its network: its settings, its clients and who holds the target, if there is one."
     def __init__(self, method, dataset="digits", target="own", rounds=None, seed=0, device="cpu",
                  protocol=None, scale=None, hyper=None, groups=None, split=None, **options):
         super().__init__(method, dataset, rounds, seed, device, protocol, scale, hyper, options)
-        self.diverged, self.start = None, {}                # the round that showed it, from 1; clients' first losses
         cls, reader, settings = type(self.method), READER.get() or Reader(), self.given
         load = settings.get("load") or {}
         targets = targets_of(target, dataset, load)
@@ -655,12 +654,19 @@ class Federation(RunPlan):
         self.settings = make(Settings, {**data.defaults, **settings}, "setting")
         splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(reader.digest, read))
-        self.net = first_network(self)
         self.clients, self.target_client = participants(
             splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,
             data.classes, self.objects)
         if not self.target: refuse_without_target(self.method)
         check_data(self)
+
+
+class Federation(RunData):
+    "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.diverged, self.start = None, {}                # the round that showed it, from 1; clients' first losses
+        self.net = first_network(self)
         check_needs(self)
         check_net(self)
         self.server = first_server(self, self.target_client)
