@@ -22,11 +22,13 @@ from fdgnb.experiments.store import outcome, read_study, record_of, results, wri
 from fdgnb.experiments.table import table
 from fdgnb.experiments.tuning import usual_values
 from fdgnb.federation.compose import METHODS
-from fdgnb.models import MODELS
+from fdgnb.models import MODELS, add_backbone
 from fdgnb.runs import imports
 from fdgnb.runs.callbacks import Metrics
 from fdgnb.runs.checkpoints import load_checkpoint
 from fdgnb.runs.metrics import METRICS
+from fdgnb.runs.setup import Federation, RunData
+from fdgnb.runs.versions import versions_of
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
@@ -769,3 +771,29 @@ def test_what_is_no_line_of_a_grid_is_one_line(tmp_path):
                                                                                         "method")]:
         with pytest.raises(FdgnbError, match=says) as e: call()
         assert one_line(e)
+
+
+def test_a_network_that_cannot_be_is_refused_before_any_run(tmp_path):
+    "The second line's images are too small for its network: the first does not begin."
+    lines = pd.concat([small().iloc[:1], grid("fedavg", data(n=24), "t", 0, 1, backbone="alexnet_bn")])
+    with pytest.raises(FdgnbError, match="at least 63 px"): run(lines, tmp_path/"records", 1, tmp_path/"work")
+    assert not [*tmp_path.rglob("*.json")]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fdse", "scaffold", "fedka", "fedbr", "fedsb+ga"])
+def test_what_identifies_a_run_is_known_before_its_network(method):
+    given = method, data(n=24), "t", 2
+    early, whole = RunData(*given), Federation(*given)
+    assert early.args() == whole.args() and versions_of(early) == versions_of(whole)
+
+
+def test_a_backbone_that_keeps_what_it_made_is_the_same_run(tmp_path):
+    "Its module's state, and so its digest, is that after its first network."
+    kept = {}
+    def lazy(n, channels):
+        kept.setdefault("w", torch.ones(4, 4))
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels*784, n))
+    add_backbone("lazy_kept", lazy)
+    one = grid("fedavg", data(n=24), "t", [0], 1, batch_size=8, lr=.01, backbone="lazy_kept")
+    try: assert [*run(one, tmp_path/"records", 1, tmp_path/"work").state] == ["done"]
+    finally: del MODELS["lazy_kept"]

@@ -255,11 +255,14 @@ def run_within(clock, plan, grid, store, jobs=None, work=None, retry=False, prog
     metrics = check_metrics(metrics)
     work = folder_of(work, "work") or root()/"runs"/"grid"
     check_lines(grid, jobs)
-    lines = [(row, *plan(row)) for _, row in grid.iterrows()]
     again = ("missing", "stale", "unmeasured") + ("failed",)*bool(retry)
-    new = [(row, a, v) for row, a, v in lines if store.find(a, v, metrics)[0] in again]
-    for row, *_ in new: plan.check(row)
-    todo = {file_name(a): (call_of(row), a, v) for row, a, v in new}
+    files, todo = [], {}
+    for _, row in grid.iterrows():
+        args, versions = plan(row)
+        files.append(file_name(args))
+        if store.find(args, versions, metrics)[0] not in again: continue
+        plan.check(row)
+        todo[files[-1]] = call_of(row), args, versions
     needs = None if jobs == 1 else list_needs(todo, metrics)
     if todo:
         places = dict.fromkeys(store.folder/Path(k).parent for k in (".", ".locks/x", *todo))
@@ -275,7 +278,7 @@ def run_within(clock, plan, grid, store, jobs=None, work=None, retry=False, prog
             bar.set_postfix_str(what + f": {came}"*(came != "done"), refresh=False)
             bar.update(args["rounds"])
             if came == "differs": twice.add(key)
-    return warn_of_differences(results(grid, store, plan, metrics), [file_name(a) in twice for _, a, _ in lines])
+    return warn_of_differences(results(grid, store, plan, metrics), [file in twice for file in files])
 
 # %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
 # in 80 columns
