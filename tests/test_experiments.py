@@ -18,7 +18,7 @@ from fdgnb.experiments.execution import hold_lock, make_record, run
 from fdgnb.experiments.grid import call_of, grid
 from fdgnb.experiments.search import search
 from fdgnb.experiments.store import Planner, Store, add_digest, digest_of, file_name, metric_version
-from fdgnb.experiments.store import outcome, read_study, record_of, results, write_study
+from fdgnb.experiments.store import outcome, read_study, record_of, results, sets_up_own_code, write_study
 from fdgnb.experiments.table import table
 from fdgnb.experiments.tuning import usual_values
 from fdgnb.federation.compose import METHODS
@@ -797,3 +797,7 @@ def test_a_backbone_that_keeps_what_it_made_is_the_same_run(tmp_path):
     one = grid("fedavg", data(n=24), "t", [0], 1, batch_size=8, lr=.01, backbone="lazy_kept")
     try: assert [*run(one, tmp_path/"records", 1, tmp_path/"work").state] == ["done"]
     finally: del MODELS["lazy_kept"]
+
+
+def test_an_augmentation_of_the_library_needs_no_network():
+    assert not sets_up_own_code(RunData("fedavg", data(n=24), "t", 2, augment="domainbed"))

@@ -181,9 +181,10 @@ def failure_of(args, versions, error):
     return add_digest(dict(format=FORMAT, args=args, versions=versions, error=said))
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
-def is_all_ours(run):
-    "Whether a run goes through the library's code alone: one's own may change, as its digest does, in the first setup."
-    return all(isinstance(version, int) for version in versions_of(run).values())
+def sets_up_own_code(run):
+    "Whether a run's setup goes through code of one's own, which may change in it, and with it its digest."
+    versions = versions_of(run)
+    return any(isinstance(v, str) for name, v in versions.items() if not name.startswith("augmentation "))
 
 
 class Planner:
@@ -199,17 +200,19 @@ class Planner:
         key = self.key_of(row)
         if key not in self._known:
             run = self.set_up(RunData, row)
-            if not is_all_ours(run): run = self.set_up(Federation, row)
+            if sets_up_own_code(run): run = self.set_up(Federation, row)
             self._known[key] = run.args(), versions_of(run), (row["data"], row["method"])
         args, versions, _ = self._known[key]
-        target = row["target"]
-        return args | dict(seed=row["seed"]) | (dict(target=target) if isinstance(target, str) else {}), versions
+        own = dict(seed=row["seed"])
+        if isinstance(row["target"], str): own["target"] = row["target"]
+        return args | own, versions
 
     def check(self, row):
-        "FdgnbError where a run cannot begin: its network is built, once for all seeds and targets."
+        "FdgnbError where a run cannot begin: all of it is set up, once for lines that differ in seed or target."
         self(row)
         key = self.key_of(row)
-        if key not in self._checked: self.set_up(Federation, row)
+        if key in self._checked: return
+        self.set_up(Federation, row)
         self._checked.add(key)
 
     def key_of(self, row):
@@ -217,7 +220,8 @@ class Planner:
         options = {k: v for k, v in call_of(row).items() if k not in ("dataset", "method", "target", "seed")}
         rest = json.dumps(options, sort_keys=True, default=str)
         method = row["method"] if isinstance(row["method"], str) else id(row["method"])
-        return id(row["data"]), row["dataset"], method, isinstance(row["target"], str) or str(row["target"]), rest
+        target = "any" if isinstance(row["target"], str) else str(row["target"])
+        return id(row["data"]), row["dataset"], method, target, rest
 
     def set_up(self, part, row):
         "A line's run as far as `RunData` or `Federation`."
