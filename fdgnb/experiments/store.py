@@ -182,7 +182,7 @@ def failure_of(args, versions, error):
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
 def sets_up_own_code(run):
-    "Whether a run's setup goes through code of one's own, which may change in it, and with it its digest."
+    "Whether a run's setup calls one's own code (its version is a digest, which the setup may change)."
     versions = versions_of(run)
     return any(isinstance(v, str) for name, v in versions.items() if not name.startswith("augmentation "))
 
@@ -208,7 +208,7 @@ class Planner:
         return args | own, versions
 
     def check(self, row):
-        "FdgnbError where a run cannot begin: all of it is set up, once for lines that differ in seed or target."
+        "FdgnbError where a run cannot begin: it is set up whole, once for all seeds and targets."
         self(row)
         key = self.key_of(row)
         if key in self._checked: return
