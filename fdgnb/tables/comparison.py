@@ -149,6 +149,9 @@ def list_waiting(plan):
     return [m for m in plan.methods if m not in there]
 
 # %% ../../nbs/tables/07_comparison.ipynb #8163506a
+ENOUGH = 12                                               # points of a curve, below which rest cannot be told
+
+
 def measure_level(record, line):
     "(mean of the last sixth of a record's curve, what it is above the sixth before), in percent."
     values = 100*np.array(record["curves"][line], float)
@@ -162,7 +165,7 @@ def moving(runs):
     """By label: where the curves of target and val stand over their last sixth, how far they moved, rest.
 
     Means over the runs. unsigned: how far a target's mean over the seeds moved, up or down, on average over
-    the targets. rest: that is less than a point for both, of a dozen points or more."""
+    the targets. rest: that is less than a point for both, of `ENOUGH` points or more."""
     rows = []
     for run in runs.itertuples():
         row = dict(label=run.label, at=str(run.record["args"]["target"]))
@@ -172,7 +175,7 @@ def moving(runs):
     rows = pd.DataFrame(rows)
     moves = rows.groupby(["label", "at"])[["target moved", "val moved"]].mean().abs().groupby(level=0).mean()
     means = rows.drop(columns="at").groupby("label", sort=False).mean()
-    rest = (moves.fillna(0) < 1).all(axis=1).reindex(means.index) & (means.points > 11)
+    rest = (moves.fillna(0) < 1).all(axis=1).reindex(means.index) & (means.points >= ENOUGH)
     unsigned = moves.reindex(means.index).rename(columns=lambda c: c.replace("moved", "unsigned"))
     return means.drop(columns="points").join(unsigned).assign(rest=rest)
 
@@ -298,7 +301,7 @@ IN_LATEX = str.maketrans({"▲": r"$\triangle$", "▼": r"$\nabla$", "±": r"$\p
 
 
 def mark_line(line):
-    "The signs of a line: verdict, still moving, needs the target's samples."
+    "The signs of a line: verdict, not shown to be at rest, needs the target's samples."
     signs = [SIGNS.get(line.kind, ""), "" if line.rest else "~", "T" if line.target and not line.adapts else ""]
     return " ".join(filter(None, signs))
 
@@ -343,10 +346,13 @@ def save_rows(rows, folder, stem, caption):
     atomic_write(folder/f"{stem}.tex", latex_of(body, caption.translate(IN_LATEX)))
 
 # %% ../../nbs/tables/07_comparison.ipynb #saidcd0001
-def describe_rest(lines):
-    "Whether a setting is at rest: its methods moved by less than a point on average over the last sixth."
+def describe_rest(lines, rounds):
+    """Whether a setting is at rest: its methods moved by less than a point on average over the last sixth.
+
+    Of fewer than `ENOUGH` rounds it says that they are too few to tell."""
     moved = lines[~lines.adapts].moved.mean()
     verdict = "at rest" if moved < 1 else "**not at rest**"
+    if rounds < ENOUGH: verdict = f"**{rounds} rounds are too few to call it at rest**"
     return f"Over the last sixth of the rounds the accuracy moved by {moved:.1f} points (mean over methods): {verdict}."
 
 
@@ -385,7 +391,7 @@ def describe_plan(study, plan, lines):
     what = study["what"].removeprefix("Comparison: ")
     setting = f"{what}. {describe_seeds(lines)}, {plan.how['rounds']} rounds; {where}."
     frozen = describe_frozen(plan.how.get("hyper", {}))
-    said = [f"{setting} {frozen}".strip(), describe_rest(lines)]
+    said = [f"{setting} {frozen}".strip(), describe_rest(lines, plan.how["rounds"])]
     missing = describe_missing(pd.concat([runs, *name_rates(plan.near)]), list_waiting(plan))
     if missing: said.append(f"Runs: {missing}.")
     said += [f"* {method} is left out: {why}" for method, why in (plan.refused | plan.failed).items()]
@@ -419,7 +425,7 @@ def write_range(values, digits=2):
 def write_gains(lines):
     """'digits +3.1 [+2.0, +4.2]; features ~ +1.0 [+0.2, +1.8]', over the base's best rate, best first.
 
-    ~: where the method is still moving."""
+    ~: where the method is not shown to be at rest."""
     lines = lines.sort_values("best_gain", ascending=False)
     return "; ".join(line.setting + ("" if line.rest else " ~") + " "
                      + gain_text(line.best_gain, line.best_low, line.best_high) for line in lines.itertuples())
@@ -483,8 +489,9 @@ Methods shown to be better than FedAvg trained for as many rounds, each at value
 Holm within a setting, over the methods that it has run). FedAvg was run at each learning rate whose validation accuracy
 is within two points of its best: a method is better only over each of them, and gains here are over the best of them on
 the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times
-FedAvg's; *worse on*: than FedAvg at its searched rate; ~: still moving when the rounds ended. Differences among listed
-methods are not tested. *noeval* is FedKA's released prediction, with dropout on. [All tables](comparison.ipynb)
+FedAvg's; *worse on*: than FedAvg at its searched rate; ~: not shown to be at rest, for it was still moving when the
+rounds ended or these are fewer than twelve. Differences among listed methods are not tested. *noeval* is FedKA's
+released prediction, with dropout on. [All tables](comparison.ipynb)
 
 A row as a command on your folder: METHOD and LR are those of the row, its further values follow after `--hyper`, as in
 `--hyper lam=0.01`, and `--load` gives the features of the setting. A method that uses the target in training needs
