@@ -489,9 +489,9 @@ Methods shown to be better than FedAvg trained for as many rounds, each at value
 Holm within a setting, over the methods that it has run). FedAvg was run at each learning rate whose validation accuracy
 is within two points of its best: a method is better only over each of them, and gains here are over the best of them on
 the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times
-FedAvg's; *worse on*: than FedAvg at its searched rate; ~: not shown to be at rest, for it was still moving when the
-rounds ended or these are fewer than twelve. Differences among listed methods are not tested. *noeval* is FedKA's
-released prediction, with dropout on. [All tables](comparison.ipynb)
+FedAvg's; *worse on*: than FedAvg at its searched rate; ~: not shown to be at rest (still moving, or of fewer than
+twelve rounds). Differences among listed methods are not tested. *noeval* is FedKA's released prediction, with dropout
+on. [All tables](comparison.ipynb)
 
 A row as a command on your folder: METHOD and LR are those of the row, its further values follow after `--hyper`, as in
 `--hyper lam=0.01`, and `--load` gives the features of the setting. A method that uses the target in training needs
