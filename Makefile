@@ -78,8 +78,11 @@ test: lint same text .venv/flower
 	pytest -n 2 --dist worksteal
 lint: install
 	pre-commit run --all-files
-# every run of tests/digests.py here and at the commit that tests/digests.json names, or at BASE: the same bits
+# what every loader gives, the arguments of every published record, and every run of tests/digests.py here and at the
+# commit that tests/digests.json names, or at BASE: the same
 same: install
+	python tests/loaders.py
+	python tests/loaders.py records
 	python tests/digests.py --same $(BASE)
 
 # whole runs over Flower, in processes of their own: equal to those of threads, and nothing is left of them; the faults
