@@ -190,28 +190,25 @@ def weights_dir():
     return Path(os.environ.get("FDGNB_WEIGHTS") or data/"weights")
 
 
-def published_weights(name, which=True):
-    "What torchvision says of its weights for backbone `name`; FdgnbError where it has none."
+def weights_file(name, which=True):
+    "Path of torchvision's weights file for backbone `name`; FdgnbError where torchvision has none."
     models = torchvision_models()
     if name not in models.list_models(module=models):
         raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
     table = models.get_model_weights(name).__members__
     which = "IMAGENET1K_V1" if which is True else which
     if which not in table: raise FdgnbError(f"{name} has no weights {which!r}{nearest(which, table)}")
-    return table[which]
-
-
-def weights_file(name, which=True):
-    "Path of torchvision's weights file for backbone `name`; FdgnbError where torchvision has none."
-    return weights_dir()/published_weights(name, which).url.rsplit("/", 1)[-1]
+    return weights_dir()/table[which].url.rsplit("/", 1)[-1]
 
 
 def scale_of_weights(name, which=True):
     "(mean, deviation) of the channels that a backbone's pretrained weights were trained with; None: nobody says."
     if name.startswith("timm:"):
         about = import_timm().get_pretrained_cfg(split_name(name.removeprefix("timm:"))[0])
-    elif name in torchvision_names(): about = published_weights(name, which).transforms()
-    else: about = None
+    elif name not in torchvision_names(): return None
+    else:
+        url, table = f"/{weights_file(name, which).name}", torchvision_models().get_model_weights(name)
+        about = next(weights for weights in table if weights.url.endswith(url)).transforms()
     return about and (tuple(about.mean), tuple(about.std))
 
 

@@ -205,23 +205,16 @@ def check_encoded(load, given):
         raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {encoder!r} makes {kind} of them: {remedy}")
 
 
-UNSCALED = (0., 0., 0.), (1., 1., 1.)                     # mean and deviation of weights trained on pixels in [0, 1]
-
-
 def settle(defaults, given, data):
-    """The settings of a run, those that are given over those that suit its data.
-
-    Images are scaled as pretrained weights were trained; a warning where another scaling is given."""
+    "The settings of a run, given ones first; images as pretrained weights want them scaled, a warning where otherwise."
     values = {**defaults, **given}
     name, which = values.get("backbone") or "cnn2", values.get("pretrained")
     is_scaled = which and data.kind == "images" and data.in_channels == 3
     wanted = models.scale_of_weights(name, which) if is_scaled else None
     if wanted:
-        own = next((how for how, scale in dict(SCALES, none=UNSCALED).items() if scale == wanted), None)
-        used = values.setdefault("normalize", own or "none")
-        if used != own:
-            remedy = f"by normalize={own!r}: leave it out" if own else "by mean {} and deviation {}".format(*wanted)
-            warnings.warn(f"normalize={used!r}: the weights of {name} were trained on images scaled {remedy}")
+        known = {scale: how for how, scale in SCALES.items()} | {((0.,)*3, (1.,)*3): "none"}
+        used, own = values.setdefault("normalize", known.get(wanted, "none")), known.get(wanted, wanted)
+        if used != own: warnings.warn(f"normalize={used!r}: the weights of {name} want normalize={own!r}")
     return make(Settings, values, "setting")
 
 
