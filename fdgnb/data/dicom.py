@@ -88,7 +88,7 @@ def dicom_to_image(file, window=None):
     except NO_ACCESS as e: raise FdgnbError(e.strerror) from None
     except (*BROKEN_DICOM, pydicom.errors.InvalidDicomError, pydicom.errors.BytesLengthException) as e:
         why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
-        raise FdgnbError(f"DICOM, damaged or compressed: get it again, or pip install 'pylibjpeg[all]' ({why})") from None
+        raise FdgnbError(f"DICOM, damaged or compressed: get it again, pip install 'pylibjpeg[all]' ({why})") from None
 
 
 def _check_frame(ds):
