@@ -201,6 +201,17 @@ def weights_file(name, which=True):
     return weights_dir()/table[which].url.rsplit("/", 1)[-1]
 
 
+def scale_of_weights(name, which=True):
+    "(mean, deviation) of the channels that a backbone's pretrained weights were trained with; None: nobody says."
+    if name.startswith("timm:"):
+        about = import_timm().get_pretrained_cfg(split_name(name.removeprefix("timm:"))[0])
+    elif name not in torchvision_names(): return None
+    else:
+        url, table = f"/{weights_file(name, which).name}", torchvision_models().get_model_weights(name)
+        about = next(weights for weights in table if weights.url.endswith(url)).transforms()
+    return about and (tuple(about.mean), tuple(about.std))
+
+
 def read_weights(path):
     """State dict from a torchvision weights file; its SHA-256 must start with the digits in its name.
 

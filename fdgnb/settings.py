@@ -200,7 +200,8 @@ class DataSettings:
     target_fraction: float = hp(1., "share of the target that is tested on", low=1e-6, high=1.)
     augment: str = hp("none", "random changes of training images, a name of fdgnb.data.augment.AUGMENTATIONS; of "
                       "fit also a function or a transform")
-    normalize: str = hp("none", "scaling of the channels after /255", choices=("none", "imagenet", "half"))
+    normalize: str = hp("none", "scaling of the channels after /255; of pretrained weights their own is the default",
+                        choices=("none", "imagenet", "half", "clip"))
 
 # %% ../nbs/02_settings.ipynb #eb6f5caa
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 """Own data: every usual form is taken, and each mistake is one line that says the remedy."""
+import random
 import warnings
 import numpy as np
 import pandas as pd
@@ -47,7 +48,9 @@ SAMPLES = {
     "a tensor without numbers": (torch.zeros(6, 3, 8, 8, device="meta"), "the device meta"),
     "masked": (np.ma.masked_array(x, x > 99), "samples under a mask"),
     "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples are PIL images"),
-    "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[:, :3]"),
+    "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[..., :3]"),
+    "RGBA, first": (np.zeros((6, 4, 8, 8), np.uint8), "x[:, :3]"),
+    "rows of RGBA": (np.zeros((6, 3, 8, 4), np.uint8), "channels may be first or last"),
     "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes; resize them"),
     "ragged lists": ([[1, 2], [3]], "several shapes"),
     "deeper ragged lists": ([[[1], [2, 3]]], "several lengths"),
@@ -118,6 +121,35 @@ def test_check_of_a_folder_says_what_a_run_refuses(tmp_path, capsys):
     said = capsys.readouterr().out
     assert all(w in said for w in ("folders without images: 1", "the first: 'dog in south'", "0.dcm"))
     says(lambda: fdgnb.from_folder(tmp_path/"shop"), "has no images")
+
+
+def test_signals_are_vectors_where_one_says_so():
+    "Floats (N, H, W) may be either: gray images are said to be taken for such, once, unless their kind is given."
+    signals = rng.random((6, 12, 100))
+    two = {d: (signals, y) for d in "ab"}
+    with pytest.warns(UserWarning, match=r"\(12, 100\) are taken for gray images.*kind='vectors'") as lines:
+        assert fdgnb.from_arrays(two)["a"].x.shape == (6, 1, 12, 100)
+    assert len(lines) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fdgnb.from_arrays(two, kind="images")["a"].x.shape == (6, 1, 12, 100)
+        data = fdgnb.from_arrays(two, kind="vectors")
+        pairs = torch.utils.data.TensorDataset(torch.from_numpy(signals), torch.tensor(y))
+        assert torch.equal(fdgnb.from_torch(dict(a=pairs), kind="vectors")["a"].x, data["a"].x)
+    assert torch.equal(data["a"].x, torch.from_numpy(signals).float().flatten(1))
+    run = fdgnb.fit("fedavg", data, None, 1, batch_size=4, progress=False, workers=1, fractions=(1., 0., 0.))
+    assert torch.equal(run.predict(signals), run.predict(data["a"]))
+    says(lambda: fdgnb.from_arrays(vectors, kind="images"), "are no images")
+    says(lambda: fdgnb.from_arrays(dict(a=([Image.new("L", (8, 8))]*6, y)), kind="vectors"), "no vectors")
+
+
+@pytest.mark.parametrize("draw", [lambda: np.random.default_rng().random(), np.random.rand, random.random])
+def test_a_random_transform_of_a_torch_data_set_is_said(draw):
+    "Also where it changes only some samples, and whatever it draws from."
+    class Flipped(list):
+        def __getitem__(self, i): return Image.fromarray(x[i % 6, 0, :, ::(-1 if i > 9 and draw() < .5 else 1)]), i % 2
+    with pytest.warns(UserWarning, match="domain 'a': sample .* other pixels each time .* augment="):
+        fdgnb.from_torch(dict(a=Flipped(range(40))))
 
 
 def test_forms_that_are_taken():

@@ -92,7 +92,7 @@ def test_two_scales_in_one_data_set(what, tmp_path):
 def test_what_needs_no_word_and_what_is_dark():
     "Bytes, fractions and black are plain; one camera of 8 bits beside one of 12 is no second scale."
     plain = dict(a=(bytes_, y), b=((bytes_/255).astype(np.float32), y), c=(np.zeros_like(bytes_), y))
-    data, lines = said(lambda: fdgnb.from_arrays(plain))
+    data, lines = said(lambda: fdgnb.from_arrays(plain, kind="images"))
     assert (data.white, lines) == (255, []) and torch.equal(data["a"].x, data["b"].x)
     data, lines = said(lambda: fdgnb.from_arrays(dict(a=(bytes_, y), b=(deep, y))))
     assert data.white == 4095 and torch.equal(data["a"].x[:, 0], torch.from_numpy(bytes_))
@@ -143,7 +143,7 @@ def test_images_of_pil_and_files_in_predict(kind, tmp_path):
 
 def test_pixels_that_no_scale_fits(tmp_path):
     write(tmp_path/"own", "tif", a=(deep.astype(np.int32) - 5), b=deep.astype(np.int32))
-    says(lambda: fdgnb.from_folder(tmp_path/"own", size=16), "cannot read image", "choose a window")
+    says(lambda: fdgnb.from_folder(tmp_path/"own", size=16), "cannot read image", "give window=")
     says(lambda: fdgnb.from_arrays(dict(a=(deep.astype(int)*100, y))), "domain 'a'", "scale them to [0, 1]")
 
 

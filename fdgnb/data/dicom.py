@@ -11,8 +11,12 @@ import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError, echo
 from .files import NO_ACCESS
+from .scale import NoScale
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd03
+NO_WINDOW = 'give window=(low, high), what becomes black and white (of the command: --load "{window: [low, high]}")'
+
+
 def check_window(window):
     "(low, high) as floats, or None; FdgnbError unless they are two finite numbers, the lower one first."
     if window is None: return None
@@ -39,7 +43,7 @@ def read_array(file):
     is_image = x.ndim == 2 or x.ndim == 3 and x.shape[-1] == 3
     if is_image and x.size: return x
     raise FdgnbError(f"an array {x.shape}; wanted one image (H, W) or (H, W, 3): save each slice or frame as a file, "
-                     f"channels last")
+                     f"channels last, of four x[..., :3]")
 
 
 def array_to_image(x, window=None):
@@ -55,8 +59,7 @@ def array_to_image(x, window=None):
     if is_fraction: return Image.fromarray(apply_window(x, 0, 1))
     is_deep = x.dtype.kind in "iu" and x.ndim == 2 and 0 <= low and high <= 65535
     if is_deep: return Image.fromarray(x.astype(np.int32))
-    raise FdgnbError(f"pixels of {x.dtype} from {low:g} to {high:g}: give window=(low, high), the values that become "
-                     f"black and white")
+    raise NoScale(f"pixels of {x.dtype} from {low:g} to {high:g}: {NO_WINDOW}")
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd06
 def is_dicom(file):
@@ -85,49 +88,56 @@ def dicom_to_image(file, window=None):
     except NO_ACCESS as e: raise FdgnbError(e.strerror) from None
     except (*BROKEN_DICOM, pydicom.errors.InvalidDicomError, pydicom.errors.BytesLengthException) as e:
         why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
-        raise FdgnbError(f"DICOM that is damaged or incomplete: get it again ({why})") from None
+        raise FdgnbError(f"DICOM, damaged or compressed: get it again, pip install 'pylibjpeg[all]' ({why})") from None
 
 
 def _check_frame(ds):
     "FdgnbError unless a DICOM data set holds one frame that can be decoded here."
     from PIL import Image
-    from pydicom.pixels import get_decoder
     if "PixelData" not in ds: raise FdgnbError("DICOM without an image: take it out of the folder")
     frames = int(ds.get("NumberOfFrames") or 1)
     if frames > 1: raise FdgnbError(f"DICOM of {frames} frames, wanted one: save each frame or slice as a file")
     most = Image.MAX_IMAGE_PIXELS
     if most and ds.Rows*ds.Columns > most:
         raise FdgnbError(f"more pixels than the {most:,} that PIL.Image.MAX_IMAGE_PIXELS allows: shrink it")
-    form = ds.file_meta.TransferSyntaxUID
-    if not form.is_encapsulated: return
-    try: is_known = get_decoder(form).is_available
-    except NotImplementedError: is_known = False
-    if not is_known:
-        raise FdgnbError(f"DICOM compressed as {form.name}: pip install 'pylibjpeg[all]', or save it uncompressed")
 
 
 def _dicom_bytes(ds, window):
-    "The pixels of a DICOM data set as bytes, by a window, its own, or all of its bits."
-    from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, apply_windowing, pixel_array
-    x, kind = pixel_array(ds), ds.PhotometricInterpretation
-    if kind == "PALETTE COLOR": x = apply_color_lut(x, ds)
-    if x.ndim == 3: return x if x.dtype == np.uint8 else apply_window(x, 0, np.iinfo(x.dtype).max)
-    x = apply_modality_lut(x, ds)
-    low, high = _stored_range(ds)
-    if window: low, high = window
-    elif ds.get("WindowCenter") is not None and ds.get("WindowWidth") is not None: x = apply_windowing(x, ds, 0)
-    elif ds.get("VOILUTSequence"):
-        x = apply_voi(x, ds, 0)
-        low, high = 0, 2**int(ds.VOILUTSequence[0].LUTDescriptor[2]) - 1
-    x = apply_window(x, low, high)
+    "The pixels of a DICOM data set as bytes, by a window, or its own; without one only bytes and palettes."
+    from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
+    stored, kind = pixel_array(ds), ds.PhotometricInterpretation
+    if kind == "PALETTE COLOR":
+        x = apply_color_lut(stored, ds)
+        return x if x.dtype == np.uint8 else apply_window(x, 0, np.iinfo(x.dtype).max)
+    if stored.ndim == 3 and stored.dtype == np.uint8: return stored
+    x, window = apply_modality_lut(stored, ds), window or _window_of(ds)
+    are_bytes = stored.dtype == np.uint8 and ds.BitsStored == 8 and (x == stored).all()
+    if not window and not are_bytes:
+        raise NoScale(f"DICOM without a window of its own, values {x.min():g} to {x.max():g}: {NO_WINDOW}")
+    x = apply_window(x, *window or (0, 255))
     return 255 - x if kind == "MONOCHROME1" else x
 
 
-def _stored_range(ds):
-    "(lowest, highest) value that the bits of a DICOM data set can hold, rescaled; pydicom windows into it."
-    bits = int(ds.BitsStored)
-    low, high = (-2**(bits - 1), 2**(bits - 1) - 1) if ds.PixelRepresentation else (0, 2**bits - 1)
-    if ds.get("ModalityLUTSequence"): return 0, 2**int(ds.ModalityLUTSequence[0].LUTDescriptor[2]) - 1
-    if "RescaleSlope" not in ds or "RescaleIntercept" not in ds: return low, high
-    ends = [float(v*ds.RescaleSlope + ds.RescaleIntercept) for v in (low, high)]
-    return min(ends), max(ends)
+def _window_of(ds):
+    "The window (low, high) that a DICOM data set says itself, or None."
+    given = [ds.get(key) for key in ("WindowCenter", "WindowWidth")]
+    if None in given: return None
+    center, width = (float(np.ravel(v)[0]) for v in given)
+    if width > 1: return center - width/2, center + width/2 - 1
+    raise ValueError(f"a window of width {width:g}")
+
+
+def common_window(name, files):
+    "The window that all gray DICOM files among these say, or None where none does; NoScale where they differ."
+    if not find_spec("pydicom"): return None
+    import pydicom
+    found = {}
+    for file in filter(is_dicom, files):
+        try:
+            ds = pydicom.dcmread(file, stop_before_pixels=True)
+            if ds.PhotometricInterpretation.startswith("MONOCHROME"): found.setdefault(_window_of(ds), file)
+        except (*BROKEN_DICOM, pydicom.errors.InvalidDicomError): continue          # said where it is decoded
+        if len(found) > 1:
+            says = ", ".join(f"{str(file)!r} has {window or 'none'}" for window, file in found.items())
+            raise NoScale(f"{name}: DICOM files of several windows, {says}: {NO_WINDOW}")
+    return next(iter(found), None)

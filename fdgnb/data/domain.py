@@ -208,7 +208,8 @@ def to_float(x):
     return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
 
 # %% ../../nbs/data/01_domain.ipynb #71722dcc
-SCALES = dict(imagenet=((.485, .456, .406), (.229, .224, .225)), half=((.5,)*3, (.5,)*3))
+SCALES = dict(imagenet=((.485, .456, .406), (.229, .224, .225)), half=((.5,)*3, (.5,)*3),
+              clip=((.48145466, .4578275, .40821073), (.26862954, .26130258, .27577711)))
 
 
 @functools.cache

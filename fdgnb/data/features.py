@@ -11,12 +11,12 @@ import numpy as np
 from dataclasses import replace
 from importlib.metadata import version
 from ..core import FdgnbError, echo, seeded
-from ..models import PACKAGED, chain, find_timm_file, get, import_timm, packaged_file, read_weights, take_first
+from ..models import PACKAGED, chain, find_timm_file, get, packaged_file, read_weights, scale_of_weights, take_first
 from ..models import timm_backbone, torchvision_names, weights_dir, weights_file
 from ..settings import arg, check_value
 from ..vectors import digest
 from .cache import allocate, cache_arrays, cache_key, map_in_threads, origin_of
-from .domain import SCALES, Dataset, Domain, to_float
+from .domain import Dataset, Domain, to_float
 from .text import TOKENS
 
 # %% ../../nbs/data/21_features.ipynb #featcode04
@@ -101,15 +101,6 @@ def find_weights(encoder):
                      f"{str(weights_dir())!r} (or FDGNB_WEIGHTS), or take load={{'encoder': 'lite0'}}")
 
 # %% ../../nbs/data/21_features.ipynb #featcode02
-def _scale_of(name):
-    "(mean, deviation) of the channels, (3, 1, 1) each, that a backbone's weights were trained with."
-    mean, std = SCALES["imagenet"]
-    if name.startswith("timm:"):
-        about = import_timm().get_pretrained_cfg(name.removeprefix("timm:"))
-        mean, std = about.mean, about.std
-    return torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
-
-
 def build_encoder(encoder, size, blocks=None):
     """(backbone with the encoder's weights, mean and deviation of the channels it takes); FdgnbError without them.
 
@@ -118,7 +109,8 @@ def build_encoder(encoder, size, blocks=None):
     check_encoder(encoder, blocks)
     with seeded(0): net = get(name, 1, 3, weights_of(name), size)
     if blocks is not None: net.features = chain(check=net.features.check, first=take_first(net.features.body, blocks))
-    return net.eval().to(memory_format=torch.channels_last), *_scale_of(name)
+    mean, std = (torch.tensor(v)[:, None, None] for v in scale_of_weights(name))
+    return net.eval().to(memory_format=torch.channels_last), mean, std
 
 
 def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode", blocks=None):

@@ -12,9 +12,9 @@ from pathlib import Path
 from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
 from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads
-from .dicom import array_to_image, check_window, dicom_to_image, is_dicom, read_array
+from .dicom import array_to_image, check_window, common_window, dicom_to_image, is_dicom, read_array
 from .files import NO_ACCESS, SKIP, check_name, is_circle, is_ignored, list_below, warn_of_alike, warn_of_lost
-from .scale import check_range, check_white, decide_white, to_bytes
+from .scale import NoScale, check_range, check_white, decide_white, to_bytes
 from .splits import PARTS, attach_splits, name_files
 
 # %% ../../nbs/data/03_folders.ipynb #76bfb730
@@ -38,7 +38,7 @@ def open_image(file, window=None):
         if is_dicom(Path(file)): return dicom_to_image(file, window)
     im = _open_with_pil(file)
     is_deep = im.mode == "F" or im.mode.startswith("I")
-    return array_to_image(np.asarray(im), window) if window and is_deep else im
+    return array_to_image(np.asarray(im), window) if is_deep else im
 
 
 def _open_with_pil(file):
@@ -51,7 +51,10 @@ def _open_with_pil(file):
     try:
         with Image.open(file, formats=known) as im:
             if most and im.width*im.height > most: raise FdgnbError(too_many)
+            is_deep_color = ";16" in str(im.tile) and not im.mode.startswith("I")        # PIL keeps the upper 8 bits
             im.load()
+            if is_deep_color and np.max(im.convert("RGB").getextrema()) < 64:
+                raise NoScale("16 bits a color, with values of 14 bits or fewer: save it with 8 bits a color")
             return ImageOps.exif_transpose(im)
     except FdgnbError: raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -125,6 +128,7 @@ def _decode_all(files, labels, size, white, title, folder, window=None):
 
     def decode_one(i):
         try: x[i], *high = decode_with_high(files[i], size, white, window)
+        except NoScale as e: raise FdgnbError(f"cannot read image {str(files[i])!r}: {e}") from None
         except FdgnbError: return None
         return high
 
@@ -269,7 +273,7 @@ def read_folders(name, labeled, size, on_error, white, window=None):
 
 def _read_at(name, labeled, size, on_error, white, window):
     "({domain: Domain}, {domain: largest pixels}, {domain: which files}) at a white; FdgnbError without room for them."
-    scale = f" white {white}" + (f" window {window[0]:g} {window[1]:g}" if window else "")
+    scale = f" scale 2 white {white}" + (f" window {window[0]:g} {window[1]:g}" if window else "")
     missing = [d for d, of in labeled.items() if not has_entry(key_of(d, *of, size, name, scale))]
     n = sum(len(labeled[d][1]) for d in missing)
     if n: check_room(n*3*size**2, f"{name}: {n:,} images of {size} pixels a side")
@@ -315,6 +319,7 @@ def from_folder(
     level = 2 if split == "folder" else 1                                # of the class, below the domain
     group_of = name_files("groups", groups, path, files, level + 1)
     part_of = name_files("split", split, path, files, 1)
+    window = window or common_window(name, [file for own in files.values() for file in own])
     made, white, kept = read_folders(name, labeled, size, on_error, white, window)
     data = Dataset(name, made, classes, defaults=suggest_settings(made, size), white=white, window=window)
     if group_of is not groups: groups = pick_files(group_of, kept)

@@ -10,9 +10,10 @@ import hashlib, io, math, os, torch, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, echo, exists, is_folder, nearest, path_of
+from ..settings import arg, check_value
 from .domain import Dataset, Domain, suggest_settings, check_on_error, check_size
 from .files import damage_error, list_below, read_text, reading, warn_of_alike, warn_of_lost
-from .dicom import check_window
+from .dicom import check_window, common_window
 from .folders import list_subfolders, pick_files, read_folders, read_levels, scale_levels
 from .scale import check_range, check_white, decide_white, highs_of, read_whole
 from .found import Found, encode_domain
@@ -29,6 +30,7 @@ def from_arrays(
     split: dict = None,  # {domain: {"train": rows, "val": rows, "test": rows}}, masks, or a part's name per sample
     stratify: bool = None,  # the parts have the classes in equal shares; None: as the run's settings say
     multilabel: bool = False,  # zeros and ones (N, C) are several labels though every sample here has exactly one
+    kind: str = None,  # what samples are: images, or vectors (of any shape, made flat); None: by their shape
 ) -> Dataset:  # images uint8 (N, C, H, W), or vectors float32 (N, D)
     """Make a data set of arrays in memory.
 
@@ -55,7 +57,7 @@ def from_arrays(
         y[str(d)] = as_labels(pair[1], where)
     check_several(name, y, multilabel)
     order_classes(list(y.values()), classes, name)                       # refused before any pixel is read
-    x, white = read_domains(name, x, white)
+    x, white = read_domains(name, x, white, kind)
     data = label_domains(name, x, y, classes, {}, white=white)
     return attach_splits(data, groups or None, split or None, stratify)
 
@@ -169,6 +171,8 @@ def _from_fractions(x, where):
         bad = (~np.isfinite(x)).sum()
         raise FdgnbError(f"{where}: {bad:,} pixels are NaN or infinite; replace them, as by numpy.nan_to_num")
     low, high = float(x.min()), float(x.max())
+    if 0 <= low and 0 < high < 1/32:
+        warnings.warn(f"{where}: the brightest pixel is {high:.2g} where 1 is white: were they divided by 255 twice?")
     if 0 <= low and high <= 1: return np.rint(x*255)
     remedy = "undo the normalization, as by x*std + mean, or rescale to [0, 1]"
     if 0 <= low and high <= 255: remedy = "divide by 255"
@@ -181,10 +185,15 @@ def to_nchw(x, where):
     "An array of images (N, H, W), (N, C, H, W) or (N, H, W, C) as (N, C, H, W); FdgnbError on other shapes."
     if x.ndim == 3: x = x[:, None]
     if x.ndim != 4: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} are no images")
-    is_channels_last = x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3)
+    first, side, last = x.shape[1:]
+    if {first, last} <= {3, 4} and (first == side) == (side == last):
+        raise FdgnbError(f"{where}: images {x.shape[1:]}, whose channels may be first or last: give sides above 4")
+    is_channels_last = last in (1, 3) and first not in (1, 3)
     if is_channels_last: x = x.transpose(0, 3, 1, 2)
     if x.shape[1] in (1, 3): return x
-    raise FdgnbError(f"{where}: images of {x.shape[1]} channels; wanted 1 or 3: leave the others out, as by x[:, :3]")
+    n, axes = (last, "...") if last < first else (first, ":")
+    raise FdgnbError(f"{where}: images of {n} channels; wanted 1 or 3: leave the others out, as by "
+                     f"x[{axes}, :{3 if n > 3 else 1}]")
 
 
 def as_images(x, where="x", white=255):
@@ -199,19 +208,6 @@ def as_images(x, where="x", white=255):
     if x.dtype.kind == "f": x = _from_fractions(x, where)
     else: x = read_whole(x, white, where)
     return torch.as_tensor(x).to(torch.uint8).contiguous()
-
-
-def warn_of_dark_fractions(x, where):
-    "Warn where fractions of 1 are nearly black, as they are when divided by 255 twice."
-    if isinstance(x, Deep) or x.dtype.kind != "f": return
-    high = float(x.max())
-    if 0 < high < 1/32: warnings.warn(f"{where}: the brightest pixel is {high:.2g} where 1 is white, nearly black; "
-                                      f"were they divided by 255 twice?")
-
-
-def highs_in(x):
-    "The largest pixels of what `as_array` gives, as `decide_white` takes them."
-    return x.highs() if isinstance(x, Deep) else highs_of(x)
 
 # %% ../../nbs/data/16_own.ipynb #4bc771eb
 def as_labels(y, where):
@@ -334,25 +330,31 @@ def order_classes(labels, classes, name):
     return order, names
 
 # %% ../../nbs/data/16_own.ipynb #own00011
-def as_samples(x, where, white=255):
-    "Images (any form of `as_images`) as uint8 (N, C, H, W), or vectors (N, D) as finite float32."
-    x = as_array(x, where)
-    if isinstance(x, Deep) or x.ndim != 2: return as_images(x, where, white)
-    x = torch.from_numpy(x).float()
+def as_vectors(x, where):
+    "An array (N, ...) as vectors (N, D), finite float32."
+    if isinstance(x, Deep): raise FdgnbError(f"{where}: images of PIL are no vectors")
+    x = torch.from_numpy(x).float().reshape(len(x), -1)
     if not x.isfinite().all():
         raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
     return x
 
 
-def read_domains(name, samples, white):
+def read_domains(name, samples, white, kind=None):
     "({domain: samples} as a Domain keeps them, white) of {domain: samples in any form}, on one scale."
     check_white(white)
+    if kind is not None: check_value("kind", kind, arg(str, "what samples are", choices=("images", "vectors")))
     x = {d: as_array(own, f"domain {d!r}") for d, own in samples.items()}
-    images = {d: own for d, own in x.items() if isinstance(own, Deep) or own.ndim != 2}
+    is_image = lambda own: kind == "images" or isinstance(own, Deep) or own.ndim != 2
+    images = {d: own for d, own in x.items() if kind != "vectors" and is_image(own)}
+    gray = [own.shape[1:] for own in images.values() if getattr(own, "ndim", 4) == 3 and own.dtype.kind == "f"]
+    if gray and not kind:
+        warnings.warn(f"{name}: samples {gray[0]} are taken for gray images and become bytes: say kind='images', or of "
+                      f"signals kind='vectors'")
     for d, own in images.items(): check_images(own, f"domain {d!r}")
-    white = decide_white(name, {d: highs_in(own) for d, own in images.items()}, white)
-    for d, own in images.items(): warn_of_dark_fractions(own, f"{name}: domain {d!r}")
-    return {d: as_samples(own, f"domain {d!r}", white) for d, own in x.items()}, white
+    highs = {d: own.highs() if isinstance(own, Deep) else highs_of(own) for d, own in images.items()}
+    white = decide_white(name, highs, white)
+    made = {d: as_images(own, f"domain {d!r}", white) for d, own in images.items()}
+    return {d: made[d] if d in made else as_vectors(own, f"domain {d!r}") for d, own in x.items()}, white
 
 
 def check_images(x, where):
@@ -412,6 +414,13 @@ def _read_pairs(ds, where, size, title):
             raise FdgnbError(f"{where}: sample {i} is no pair (image, label)")
         x.append(_read_sample(row[0], size, where, i))
         y.append(_to_label(row[1], where))
+    for i in range(0, n, -(-n//16) or 1):
+        again = _read_sample(_ask(lambda i=i: ds[i], f"{where}: sample {i}, again,")[0], size, where, i)
+        first, second = (v[0] if isinstance(v, tuple) else v for v in (x[i], again))
+        if first.tobytes() == second.tobytes(): continue
+        warnings.warn(f"{where}: sample {i} has other pixels each time it is read, by a random transform, which "
+                      f"is drawn once here, for test samples too: leave it out, and give augment= to the run")
+        break
     return join_samples(x, where), y
 
 
@@ -541,6 +550,7 @@ def from_torch(
     split: dict = None,  # as in `from_arrays`; or such a function
     stratify: bool = None,  # as in `from_arrays`
     multilabel: bool = False,  # as in `from_arrays`
+    kind: str = None,  # as in `from_arrays`
 ) -> Dataset:
     """Make a data set of torch data sets, each sample read once, its label by the names that its own set gives.
 
@@ -550,7 +560,7 @@ def from_torch(
     if size is not None: size = check_size(size)
     groups = _by_index("groups", groups, domains)
     about = dict(white=white, groups=groups, split=_by_index("split", split, domains), stratify=stratify,
-                 multilabel=multilabel)
+                 multilabel=multilabel, kind=kind)
     arrays = {d: _read_pairs(ds, f"domain {d!r}", size, f"{name}/{d}") for d, ds in domains.items()}
     named = {d: _trusted_names(ds, arrays[d][1], f"domain {d!r}") for d, ds in domains.items()}
     are_rows = any(_is_row(label) for _, y in arrays.values() for label in y)
@@ -809,6 +819,7 @@ def from_table(
     numbers = {d: [0]*len(v) if v.ndim == 2 else _number_labels(v, order).tolist() for d, v in y.items()}
     labeled = {d: (base, files, numbers[d]) for d, files in columns["file"].items()}
     name = name or own
+    window = window or common_window(name, rows["file"])
     made, white, kept = read_folders(name, labeled, size, on_error, white, window)
     x, y = {d: dom.x for d, dom in made.items()}, {d: y[d][kept[d]] for d in made}
     data = label_domains(name, x, y, classes, {}, white=white, window=window)

@@ -16,6 +16,10 @@ WHITE = arg(int, "the whole number that counts as white; None: by the range of a
 WHITES = 1, 255, 1023, 4095, 16383, 65535
 
 
+class NoScale(FdgnbError):
+    "Pixels whose black and white are not known: for all images to be told, so none is skipped for it."
+
+
 def check_white(white):
     "The number that counts as white, or None; FdgnbError on anything else."
     return None if white is None else check_value("white", white, WHITE)
@@ -32,7 +36,7 @@ def check_range(low, high, white, where=""):
     if 0 <= low and high <= white: return
     remedy = "scale them to [0, 1], or give the white= they have"
     if low < 0: remedy = "choose a window, and scale it to [0, 1]"
-    raise FdgnbError(f"{where}whole-number pixels beyond 0 to {white}, {low} to {high}: {remedy}")
+    raise NoScale(f"{where}whole-number pixels beyond 0 to {white}, {low} to {high}: {remedy}")
 
 
 def decide_white(name, highs, white=None):

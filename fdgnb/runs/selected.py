@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/09_selected.ipynb #selimport1
-import copy, io, json, torch, warnings
+import copy, io, json, math, torch, warnings
 import numpy as np
 from functools import cached_property
 from importlib.util import find_spec
@@ -162,6 +162,7 @@ def check_floats(x, no_pixels):
 def fit_shape(x, about):
     "An array as a batch of the run's samples: of one alone, and of images with their channels last, too."
     shape = shape_of(about)
+    if len(shape) == 1 and x.ndim > 2 and math.prod(x.shape[1:]) == shape[0]: x = x.reshape(len(x), -1)
     if x.ndim == len(shape) and x.shape[0] == shape[0]: x = x[None]
     is_gray = x.ndim == 3 == len(shape) and shape[0] == 1
     is_channels_last = x.ndim == 4 == len(shape) + 1 and x.shape[1] != shape[0] == x.shape[-1]

@@ -18,7 +18,7 @@ import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
 from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, to_python
-from ..data.domain import Dataset, check_size
+from ..data.domain import SCALES, Dataset, check_size
 from ..data.features import SIDE, check_encoder, encodes_images, suggest_after
 from ..data.catalogue import DATASETS, get_dataset
 from ..data.partitions import client_splits, held_out, steps_of
@@ -203,6 +203,19 @@ def check_encoded(load, given):
             rest = f"the rest of encoder {encoder!r} has {name}={usual[name]!r}"
             raise FdgnbError(f"{name}={echo(value)}: {rest}: {remedy}")
         raise FdgnbError(f"{name}={echo(value)} is for images, and encoder {encoder!r} makes {kind} of them: {remedy}")
+
+
+def settle(defaults, given, data):
+    "The settings of a run, given ones first; images as pretrained weights want them scaled, a warning where otherwise."
+    values = {**defaults, **given}
+    name, which = values.get("backbone") or "cnn2", values.get("pretrained")
+    is_scaled = which and data.kind == "images" and data.in_channels == 3
+    wanted = models.scale_of_weights(name, which) if is_scaled else None
+    if wanted:
+        known = {scale: how for how, scale in SCALES.items()} | {((0.,)*3, (1.,)*3): "none"}
+        used, own = values.setdefault("normalize", known.get(wanted, "none")), known.get(wanted, wanted)
+        if used != own: warnings.warn(f"normalize={used!r}: the weights of {name} want normalize={own!r}")
+    return make(Settings, values, "setting")
 
 
 def protocol_values(cls, protocol, scale, dataset):
@@ -651,7 +664,7 @@ class RunData(RunPlan):
         if is_open: targets = targets_of(target, data, {})
         data = attach_given(data, beside, targets)
         data, self.target = held_out(data, targets) if targets else (data, None)
-        self.settings = make(Settings, {**data.defaults, **settings}, "setting")
+        self.settings = settle(data.defaults, settings, data)
         splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(reader.digest, read))
         self.clients, self.target_client = participants(

@@ -22,7 +22,7 @@ from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
 from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples,
                               data_digest, first_network, first_server, kind_of, load_data, participants,
-                              refuse_vectors)
+                              refuse_vectors, settle)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
@@ -100,7 +100,7 @@ class SitePart(RunPlan):
         check_choices(make(Settings, self.given, "setting"), self.method, True)
         self.name, self.role, self.target = name, role, told.get("target")
         data = read_site(folder, name, arguments["dataset"], self.given.get("size"), load, beside)
-        self.settings = make(Settings, {**told.get("defaults", data.defaults), **self.given}, "setting")
+        self.settings = settle(told.get("defaults", data.defaults), self.given, data)
         held = name if role == "target" else None
         splits, unseen, self.data, read = client_splits(data, self.settings, held, self.seed, self.device)
         self.digest, self.loaded = data_digest(data), data
@@ -276,11 +276,11 @@ class ServerPart(RunPlan):
         self.target = find_target(self.hellos, plan.get("target"))
         looks = next(iter(self.hellos.values()))["looks"]
         self.defaults = joint_defaults(self.hellos)
-        self.settings = make(Settings, {**self.defaults, **self.given}, "setting")
-        check_secret(self.settings)
         window = None if looks["window"] is None else tuple(looks["window"])
         self.data = Dataset(arguments["dataset"], {k: stand_in(k, looks) for k in self.hellos}, looks["classes"],
                             white=looks["white"], window=window, encoder=looks["encoder"])
+        self.settings = settle(self.defaults, self.given, self.data)
+        check_secret(self.settings)
         check_alike(self.hellos, json.loads(json.dumps(code_of(self))))
         unseen = self.read_public(plan, public) if self.method.uses_target else None
         digests = {k: said["data"] for k, said in self.hellos.items()} | ({"public": unseen.digest} if unseen else {})
