@@ -134,7 +134,7 @@ class Table:
     def text(self, bold: str = "**{}**", pm: str = "±") -> pd.DataFrame:
         "The table as texts, the best of a column in bold."
         out = pd.DataFrame({c: {label: self.cell(label, c) for label in self.mean.index} for c in self.mean})
-        if len(out) > 1:
+        if len(out.index.drop(POOLED, errors="ignore")) > 1:
             for c in out:
                 for label in self.best(c): out.loc[label, c] = bold.format(out.loc[label, c])
         out["rank"] = ["" if np.isnan(v) else f"{v:.2f}" for v in self.extra["rank"]]
