@@ -10,13 +10,14 @@ import inspect, os, sys, textwrap, traceback, warnings
 import typer
 import yaml
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
 from .core import FdgnbError, echo, read_regular, root
 from .settings import Settings, kind_of
 from .federation.compose import method_class
 from .runs.callbacks import Callback
-from .runs.metrics import args_of
+from .runs.metrics import args_of, remarks
 from .runs.selected import can_adapt
 from .runs.setup import RunPage, read_hyper, read_page
 from .runs.versions import is_installed
@@ -129,13 +130,13 @@ def describe_training(args):
 
 
 def print_table(run):
-    "Print a run's table; under it what a row `adapted` is."
+    "Print a run's table; under it what a row `adapted` is, and its `remarks`."
     table = run.table()
     print(table)
-    if "adapted" not in table.index: return
     note = "adapted: the last round's model, adapted to the target's unlabeled images"
     if can_adapt(method_class(args_of(run)["method"])): note += " (predict --adapt)"
-    print(textwrap.fill(note, 80))
+    if "adapted" in table.index: print(textwrap.fill(note, 80))
+    for line in remarks(run): print(line)
 
 # %% ../nbs/command.ipynb #cmd0000013
 def run_there(given, federation, public):
@@ -205,7 +206,7 @@ def compare(
     from fdgnb.experiments.execution import run as make_runs
     from fdgnb.experiments.statistics import verdicts
     from fdgnb.experiments.store import Store
-    from fdgnb.experiments.table import add_adapted, describe_comparison, table
+    from fdgnb.experiments.table import add_adapted, describe_comparison, remark_labels, table
     defaults = {f.name: f.default for f in fields(ComparePage)} | dict(methods="fedavg fdse")
     given = read_command(ComparePage, options, config, hyper, defaults)
     lines, names, folder = plan_comparison(given)
@@ -219,7 +220,7 @@ def compare(
     for part in describe_comparison(made).replace("**", "").split("\n\n"): print(textwrap.fill(part, 80))
     print("", result, sep="\n")
     if "Avg" in result.mean: print("Avg: mean of the columns. ALL: over the samples of all of them.")
-    print(f"\n{verdicts(result)}")
+    print("", verdicts(result), *remark_labels(made, given["rule"]), sep="\n")
     if folder:
         result.save(folder, "table", tidy=True)
         save_pictures(made, shown, result, folder)
@@ -348,7 +349,7 @@ def cut_traceback(error):
 UsageError = typer.BadParameter.__base__                               # wherever this version of typer keeps it
 
 
-def say_warning(message, *_):
+def say_warning(message):
     "A warning as one line, without the line of code that gave it."
     print(f"warning: {message}", file=sys.stderr)
 
@@ -361,8 +362,9 @@ def main(
     command = typer.main.get_command(app)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("once", UserWarning)
-            warnings.showwarning = say_warning
+            warnings.simplefilter("always", UserWarning)
+            say = cache(say_warning)                           # "once" forgets what was said where filters change
+            warnings.showwarning = lambda message, *_: say(str(message))
             return command.main([*map(str, words)] or ["--help"], "python -m fdgnb", standalone_mode=False) or 0
     except FdgnbError as e: said, code = str(e), 1
     except UsageError as e: said, code = " ".join(e.format_message().split()), 2

@@ -42,7 +42,7 @@ def test_a_run_is_that_of_fit(tmp_path, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[1] == "learning rate 0.1, batches of 16, no protocol"
-    assert printed.splitlines()[2].split()[0] == "target" and max(map(len, printed.splitlines()[:-1])) <= 80
+    assert printed.splitlines()[2].split()[0] == "target" and max(map(len, printed.splitlines()[:8])) <= 80
     done = fdgnb.fit("fedprox", rounds=2, limit=30, lr=.1, hyper=dict(mu=.001, momentum=.5), progress=False)
     assert fdgnb.load(tmp_path/"a").table().equals(done.table())
     assert fdgnb.load(tmp_path/"a").args == done.fed.args()
@@ -104,7 +104,7 @@ def test_a_comparison_that_fails_in_part(tmp_path, broken, capsys):
              "--out", tmp_path/"out"]
     assert main(words) == 1
     told = capsys.readouterr()
-    assert "breaks, target inked, seed 0: ValueError: broken\n" in told.err and "error: 1 of 2 runs failed" in told.err
+    assert "breaks, target inked, seed 0: ValueError: broken\n" in told.err and "error: 1 of 3 runs failed" in told.err
     assert "held out: inked; seed 0" in told.out and "at most 30 samples" in told.out and "fedavg" in told.out
     assert {"accuracy.png", "rounds.svg", "cost.png", "table.csv"} <= {p.name for p in (tmp_path/"out").iterdir()}
 
@@ -240,14 +240,14 @@ def test_make_shows_rounds_and_leaves_pages(tmp_path, broken):
     done = make("compare", *words)
     out = tmp_path/"out"
     assert done.returncode == 2, done.stderr[-2000:]                                 # make's own for a failed recipe
-    assert "2 of 2 runs: 100%" in done.stderr and "Traceback" not in done.stderr
+    assert "3 of 3 runs: 100%" in done.stderr and "Traceback" not in done.stderr
     assert (out/"failed.txt").read_text() == "breaks, target inked, seed 0: failed: ValueError: broken\n"
     assert {"compare.ipynb", "compare.html", "accuracy.png", "table.csv"} <= {p.name for p in out.iterdir()}
     page = re.sub(r"<style.*?</style>|data:image/png;base64,[^\"]*", "", (out/"compare.html").read_text(), flags=re.S)
     assert "held out: inked" in page and "Avg is the mean of the columns" in page and "at most 30 samples" in page
     assert page.count('<p class="caption">') == page.count("<img") == 5
     assert page.count('<details class="code">') > 5 and "papermill nbs/compare.ipynb" not in page
-    assert page.count("of 2 runs:") == 1                                              # not every step of the bar
+    assert page.count("of 3 runs:") == 1                                              # not every step of the bar
 
 
 def test_an_export_warns_of_nothing(tmp_path, recwarn):

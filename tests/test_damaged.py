@@ -2,13 +2,13 @@
 
 A file is cut, flipped, or disagrees with itself; nothing but an FdgnbError of one line may come out.
 """
-import bz2, gzip, io, json, os, pickle, random, struct, warnings, zlib
+import bz2, gzip, io, itertools, json, os, pickle, random, struct, warnings, zlib
 import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import savemat
 from fdgnb.core import FdgnbError
-from fdgnb.data import arrays, files, folders
+from fdgnb.data import arrays, files, folders, own
 from fdgnb.data.arrays import CIFAR10_CLASSES
 from fdgnb.data.catalogue import get_dataset
 from fdgnb.data.folders import decode, from_folder
@@ -290,18 +290,18 @@ def png_of(width, height):
 
 @pytest.mark.parametrize("side", [10_000, 50_000])
 def test_a_decompression_bomb(side, home):
-    "Refused by its header, at one and at twice PIL's limit; skipped where that is asked for."
+    "Refused by its header, at one and at twice PIL's limit; skipped as any damaged file."
     (shop(home)/"back/cat/2.png").write_bytes(png_of(side, side))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        says(lambda: from_folder(home, size=8), "back/cat/2.png", "MAX_IMAGE_PIXELS allows: shrink it")
-        assert len(from_folder(home, size=8, on_error="skip")["back"]) == 2
+        says(lambda: from_folder(home, size=8, on_error="raise"), "back/cat/2.png", "MAX_IMAGE_PIXELS allows: shrink")
+        assert len(from_folder(home, size=8)["back"]) == 2
 
 
 @pytest.mark.parametrize("form", ["gif", "ppm", "tga", "ico", "eps"])
 def test_formats_that_are_not_allowed(form, home):
     Image.fromarray(pixels(16, 16, 3)).save(shop(home)/"back/cat/2.png", form)
-    says(lambda: from_folder(home, size=8), "back/cat/2.png", "neither BMP, JPEG, PNG, TIFF nor WebP")
+    says(lambda: from_folder(home, size=8, on_error="raise"), "back/cat/2.png", "neither BMP, JPEG, PNG, TIFF nor WebP")
 
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "tiff", "bmp", "webp"])
@@ -320,6 +320,25 @@ def test_images_cut_and_flipped(form):
                 refused += 1
                 assert "\n" not in str(e)
     assert refused >= 20
+
+
+@pytest.mark.parametrize("files, lost, few", [
+    (155, [7], True), (3, [0], True), (1, [0], False), (40, range(4), True), (40, range(5), False)])
+def test_a_few_damaged_files_of_a_class_stop_nothing(files, lost, few):
+    labels = [1]*files + [0]*50
+    assert folders.are_few(labels, list(lost), ["damaged"]) == few
+    assert not folders.are_few(labels, list(lost), ["give the white= they have"])
+
+
+def test_a_damaged_text_is_skipped_with_a_line(home):
+    for d, c, i in itertools.product("ab", "xy", range(3)):
+        (home/d/c).mkdir(parents=True, exist_ok=True)
+        (home/d/c/f"{i}.txt").write_text("words")
+    (home/"a/x/0.txt").write_text(" ")
+    (home/"b/x/0.txt").write_bytes(b"a\0b\0")
+    rows, said = warned(lambda: own._text_rows(home))
+    assert len(rows) == 10 and len([m for m in said if "skipped 1 of 6 files" in m]) == 2
+    says(lambda: own._text_rows(home, on_error="raise"), "0.txt", "it is empty")
 
 
 def test_a_mistake_of_our_own_keeps_its_traceback(home, monkeypatch):

@@ -294,17 +294,19 @@ def test_class_absent_from_a_domain(shop):
 def test_corrupted_image(shop):
     bad = shop / "back" / "cat" / "1.png"
     bad.write_bytes(bad.read_bytes()[:40])
-    says(lambda: from_folder(shop, size=8), str(bad), 'on_error="skip" (of the command: --load "{on_error: skip}")')
-    with pytest.warns(UserWarning, match="skipped 1 of 4") as w:
-        ds = from_folder(shop, size=8, on_error="skip")
-    assert "\n" not in str(w[0].message) and ds["back"].y.tolist() == [0, 1, 1]
-    with pytest.warns(UserWarning, match="skipped 1 of 4"):
-        # said again when it comes from the cache
-        from_folder(shop, size=8, on_error="skip")
-    says(lambda: from_folder(shop, size=8), str(bad))
-    for f in (shop / "back").rglob("*.png"):
+    raises = dict(size=8, on_error="raise")
+    says(lambda: from_folder(shop, **raises), str(bad), 'on_error="skip" (of the command: --load "{on_error: skip}")')
+    for on_error in (None, "skip"):                                # the second time from the cache
+        with pytest.warns(UserWarning, match="skipped 1 of 4 .*damaged") as w:
+            ds = from_folder(shop, size=8, on_error=on_error)
+        assert "\n" not in str(w[0].message) and ds["back"].y.tolist() == [0, 1, 1]
+    for f in (shop / "back" / "cat").iterdir():
         f.write_bytes(b"nothing")
-    says(lambda: from_folder(shop, size=8, on_error="skip"), "none of its 4 images can be read")
+    says(lambda: from_folder(shop, size=8), "cannot read 2 of 4 files")                # a class would be lost
+    assert len(from_folder(shop, size=8, on_error="skip")["back"]) == 2
+    for f in (shop / "back" / "dog").iterdir():
+        f.write_bytes(b"nothing")
+    says(lambda: from_folder(shop, size=8, on_error="skip"), "cannot read 4 of 4 files")
     says(lambda: from_folder(shop, on_error="skp"), "did you mean 'skip'?")
 
 

@@ -508,7 +508,7 @@ def test_options_of_a_command_are_words_or_json():
 
 @pytest.mark.parametrize("bad", ["prepare", "prepare pacs --size 2", "check officehome --domain art",
                                  "prepare amazon_review --option tokens", "prepare pacs --option tokens=3",
-                                 "prepare digits --skip-broken", "prepare pac --clean", "check ./nowhere",
+                                 "prepare pac --clean", "check ./nowhere",
                                  "check ./shop/north/cat"])
 def test_a_command_that_cannot_be_meant_is_one_line(bad, home, monkeypatch, capsys):
     picture(home/"shop/north/cat/1.png")

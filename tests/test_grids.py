@@ -89,10 +89,19 @@ def test_the_page_compare_becomes_a_grid(tmp_path):
     defaults = {f.name: f.default for f in fields(ComparePage)}
     given = read_page(ComparePage, defaults | dict(methods="fedavg, ga(d=.5)", out=f"{tmp_path}/a"))
     lines, names, folder = plan_comparison(given)
-    assert folder.is_dir() and (len(lines), names, {*lines.rounds}) == (2*5*2, ["fedavg", "ga(d=.5)"], {8})
-    assert [*plan_comparison(dict(target="none", seeds=1))[0].target] == [None]
+    assert folder.is_dir() and (len(lines), names, {*lines.rounds}) == (3*5*2, ["fedavg", "ga(d=.5)"], {8})
+    assert [*plan_comparison(dict(target="none", seeds=1))[0].target] == [None, None]
     refuses(lambda: plan_comparison(dict(base="gaa", methods="ga fedavg")), "did you mean 'ga'?")
     refuses(lambda: plan_comparison(dict(device="gpu")), "unknown device 'gpu'")
+
+
+def test_pooled_has_the_settings_of_the_base_and_no_test():
+    given = dict(methods="ga fedavg(local_epochs=3)", base="fedavg(local_epochs=3)", target="inked", seeds=1, rounds=1)
+    halved = plan_comparison(given | dict(hyper=dict(partition=["split", 2], limit=20)))[0]
+    assert halved.iloc[-1].options["partition"] == ("chain", ["split", 2], ("pool",))
+    lines = plan_comparison(given | dict(hyper=dict(limit=20)))[0]
+    assert lines.label.tolist()[-1] == "pooled" and lines.iloc[-1].options["local_epochs"] == 3
+    assert len(plan_comparison(given | dict(pooled=False))[0]) == 2
 
 
 @pytest.fixture(scope="module")

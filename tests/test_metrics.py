@@ -33,8 +33,34 @@ def test_rules_take_the_earlier_of_equal_rounds():
 def test_validation_is_pooled_by_its_own_sizes():
     "Round 1: 9 and 12 of 40 right; round 2: 5 and 20. The plain mean would take round 1."
     rounds = history([(.9, .4, .5, .5, .5), (.5, 2/3, .5, .5, .5)])
-    even = dict(a=dict(val=10, test=10), b=dict(val=10, test=10), t=dict(target=5))
+    even = dict(a=dict(val=20, test=10), b=dict(val=20, test=10), t=dict(target=5))
     assert [metrics.select(rounds, sizes, "source_val") for sizes in (SIZES, even)] == [[2], [1]]
+
+
+def test_few_validation_samples_do_not_choose_alone():
+    "Of 20 samples: within one of the best (16) the latest; a round two behind is not, nor any of 40 samples."
+    rounds = history([(.8, .8, 0, 0, 0), (.8, .7, 0, 0, 0), (.7, .7, 0, 0, 0)])
+    few, many = ({d: dict(val=n) for d in "ab"} | dict(t=dict(target=5)) for n in (10, 20))
+    assert [metrics.select(rounds, sizes) for sizes in (few, many)] == [[2], [1]]
+    assert "only 20 samples validate" in metrics.remarks(SimpleNamespace(history=rounds, sizes=few))[-1]
+
+
+@pytest.mark.parametrize("curve, n, rises", [
+    ([.1, .2, .3, .4], 1000, True), ([.1, .5, .9, .9, .9, .9], 1000, False), ([.5, .9, .4, .6], 1000, False),
+    ([.5, .52], 40, False), ([.5], 40, False), ([], 40, False), ([.5, np.nan, .7], 400, True)])
+def test_a_curve_still_rises_where_its_end_is_best_beyond_noise(curve, n, rises):
+    assert metrics.still_rises(curve, n) == rises
+
+
+@pytest.mark.parametrize("right, said", [(.5, "50.0 % is not above the share of the largest class, 60"), (.7, None)])
+def test_a_run_no_better_than_the_largest_class_says_so(right, said):
+    run = run_of([(.2, .2, .1, .3, right)]*3)
+    run.arrays, run.classes = dict(label=np.array([0]*6 + [1]*4)), ["cat", "dog"]
+    lines = metrics.remarks(run)
+    assert (said in lines[0] and "encoder: lite0" in lines[0] and "--rounds" in lines[0]) if said else not lines
+    run.arrays = dict(label=np.empty(0, int))                                        # elsewhere: at least one in two
+    run.multilabel = False
+    assert metrics.largest_share(run) == .5
 
 
 @pytest.mark.parametrize("clients", [2, 9])

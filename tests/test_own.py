@@ -109,9 +109,12 @@ def test_check_of_a_folder_says_what_a_run_refuses(tmp_path, capsys):
     assert "publ" not in said and said.rstrip().endswith("counted and decoded")
     assert "cannot be read" not in said
     (tmp_path/"shop"/"south"/"cat"/"1.png").write_bytes(b"no image")
-    assert main(["check", str(tmp_path/"shop")]) == 1
+    assert main(["check", str(tmp_path/"shop")]) == 0
     said = capsys.readouterr().out
-    assert "images of south that cannot be read: 1" in said and "1.png" in said and "a run refuses them" in said
+    assert "images of south that cannot be read: 1" in said and "1.png" in said and "a run leaves them out" in said
+    (tmp_path/"shop"/"south"/"cat"/"2.png").write_bytes(b"no image")
+    assert main(["check", str(tmp_path/"shop")]) == 1 and "a run refuses them" in capsys.readouterr().out
+    (tmp_path/"shop"/"south"/"cat"/"2.png").unlink()
     assert main(["check", str(tmp_path/"shop"), "--no-decode"]) == 0
     assert "cannot be read" not in (said := capsys.readouterr().out) and "counted, not decoded" in said
     (tmp_path/"shop"/"south"/"cat"/"1.png").unlink()

@@ -216,6 +216,17 @@ def test_domains_held_out_together_are_one():
     with pytest.raises(FdgnbError, match="unknown domain 'd' of three"): held_out(three, ["b", "d"])
 
 
+@pytest.mark.parametrize("target", ["photo", None])
+def test_pool_joins_the_very_samples_of_each_part(target):
+    data, kept = toy(), dict(fractions=(.6, .2, .2), limit=40)
+    apart, _, *_ = client_splits(data, Settings(**kept), target)
+    pooled, unseen, joined, _ = client_splits(data, Settings(partition=("pool",), **kept), target)
+    assert list(pooled) == ["pooled"] and (unseen is None) == (target is None)
+    for part, own in pooled["pooled"].items():
+        assert torch.equal(own.x[own.index], torch.cat([c[part].x[c[part].index] for c in apart.values()]))
+    assert joined.names == ["pooled", *[target]*bool(target)]
+
+
 def test_a_run_trains_the_clients_of_its_partition():
     rng = np.random.default_rng(0)
     data = from_arrays({k: (rng.random((200, 4)), np.arange(200) % 2) for k in "abc"})

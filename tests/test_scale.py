@@ -68,7 +68,7 @@ def test_white_as_the_caller_says(tmp_path):
     folder = write(tmp_path/"rays", a=deep, b=deep)
     read, lines = said(lambda: fdgnb.from_folder(folder, size=16, white=16383))
     assert (read.white, read["a"].x.max(), lines) == (16383, 64, [])
-    says(lambda: fdgnb.from_folder(folder, size=16, white=1023), "cannot read image", "beyond 0 to 1023")
+    says(lambda: fdgnb.from_folder(folder, size=16, white=1023), "cannot read", "beyond 0 to 1023")
     says(lambda: fdgnb.from_arrays(dict(a=(deep, y)), white=1023), "domain 'a'", "beyond 0 to 1023")
     for white in (0, -1, "x", 70_000): says(lambda: fdgnb.from_arrays(dict(a=(deep, y)), white=white), "white=")
     assert fdgnb.get_dataset(str(folder), size=16, white=4095)["a"].x.max() == 255
@@ -143,7 +143,7 @@ def test_images_of_pil_and_files_in_predict(kind, tmp_path):
 
 def test_pixels_that_no_scale_fits(tmp_path):
     write(tmp_path/"own", "tif", a=(deep.astype(np.int32) - 5), b=deep.astype(np.int32))
-    says(lambda: fdgnb.from_folder(tmp_path/"own", size=16), "cannot read image", "give window=")
+    says(lambda: fdgnb.from_folder(tmp_path/"own", size=16), "cannot read", "give window=")
     says(lambda: fdgnb.from_arrays(dict(a=(deep.astype(int)*100, y))), "domain 'a'", "scale them to [0, 1]")
 
 

@@ -261,7 +261,7 @@ def test_folders_of_patients_and_of_parts(tmp_path):
 
 def test_skipped_files_take_their_groups_along(tmp_path):
     (write(tmp_path/"f")/"a"/"x"/"pa0_0.png").write_bytes(b"no image")
-    data, lines = said(lambda: fdgnb.from_folder(tmp_path/"f", size=16, groups=r"p(a?b?\d)_", on_error="skip"))
+    data, lines = said(lambda: fdgnb.from_folder(tmp_path/"f", size=16, groups=r"p(a?b?\d)_"))
     assert data["a"].groups.tolist()[:5] == [0, 0, 0, 2, 2] and len(data["a"]) == 23
 
 

@@ -156,7 +156,7 @@ def _check_member(data, key, d):
 
 # %% ../../nbs/data/01_domain.ipynb #8ed50510
 SIZE = arg(int, "pixels a side", low=4, high=4096)
-ON_ERROR = arg(str, "what is done with images that cannot be read", choices=("raise", "skip"))
+ON_ERROR = arg(str, "what is done with files that cannot be read; None: a few are skipped", choices=("raise", "skip"))
 
 
 def check_names(**given):

@@ -161,30 +161,44 @@ def key_of(name, base, files, labels, size, dataset, scale=""):
     return f"{safe}-{size}-{_fingerprint(base, files, labels, size, scale)}"
 
 
+MENDED = "white=", "window", "pip install"                   # in the reasons of files that are not damaged
+
+
+def are_few(labels, lost, reasons):
+    "Whether the rows `lost` of a domain's files are damaged and few: of each class one, or a tenth, never all."
+    number = np.unique(labels, return_inverse=True)[1]
+    n, gone = np.bincount(number), np.bincount(number[lost], minlength=number.max() + 1)
+    is_damage = not any(word in why for why in reasons for word in MENDED)
+    return is_damage and (gone <= np.maximum(1, n//10)).all() and (gone < n).all()
+
+
+def skip_unread(who, files, labels, lost, reasons, on_error):
+    "Warn of the rows `lost` of files that cannot be read; FdgnbError where they are not to be skipped, or are all."
+    many, first = f"{len(lost)} of {len(files)} files", f"the first {str(files[lost[0]])!r}: {reasons[0]}"
+    how = on_error or ("skip" if are_few(labels, lost, reasons) else "raise")
+    if how == "raise" or len(lost) == len(files):
+        raise FdgnbError(f"{who}: cannot read {many}, {first}; repair or remove them, or pass {SKIP}")
+    warnings.warn(f"{who}: skipped {many} that cannot be read, {first}")
+
+
 def read_images(name, base, files, labels, size, on_error, dataset, white=None, scale="", window=None):
     """(domain `name` of `dataset` from files below `base`, decoded or cached; its largest pixels; which files).
 
-    on_error: raise, or skip aloud. scale: what the key says of `white` and `window`."""
+    on_error: as in `skip_unread`. scale: what the key says of `white` and `window`."""
     key = key_of(name, base, files, labels, size, dataset, scale)
     title = f"{dataset}/{name}"
     make = lambda folder: _decode_all(files, labels, size, white, title, folder, window)
     arrays = cache_arrays(key, make, stream=True)
     kept = set(arrays["kept"].tolist())
-    lost = [file for i, file in enumerate(files) if i not in kept]
+    lost = [i for i in range(len(files)) if i not in kept]
     high = arrays["high"].tolist() if "high" in arrays else [0, 0]             # an older entry has none
     if not lost: return Domain.from_arrays(name, arrays), high, sorted(kept)
-    first, why = repr(str(lost[0])), reason_against(lost[0], size, white, window)
+    why = reason_against(files[lost[0]], size, white, window)
     if why is None:                     # it can be read now: the disk or its rights were at fault
         forget(key)
         return read_images(name, base, files, labels, size, on_error, dataset, white, scale, window)
-    if on_error == "raise":
-        more = f" ({len(lost)} such images in {name!r})" if len(lost) > 1 else ""
-        raise FdgnbError(f"cannot read image {first}{more}: {why}; repair or remove it, or pass {SKIP}")
-    who = f"domain {name!r} of {dataset}"
-    if not kept:
-        raise FdgnbError(f"{who}: none of its {len(files)} images can be read; the first is {first}: {why}")
-    warnings.warn(f"{who}: skipped {len(lost)} of {len(files)} images that cannot be read, the first is "
-                  f"{first}")
+    reasons = [why] if on_error else [reason_against(files[i], size, white, window) or "" for i in lost]
+    skip_unread(f"domain {name!r} of {dataset}", files, labels, lost, reasons, on_error)
     return Domain.from_arrays(name, arrays), high, sorted(kept)
 
 # %% ../../nbs/data/03_folders.ipynb #98a7258b
@@ -286,7 +300,7 @@ def from_folder(
     size: int = 64,  # pixels a side, at least 4
     classes: list[str] = None,  # which, in which order; None: all, by name
     domains: list[str] = None,  # which, in which order; None: all, by name
-    on_error: str = "raise",  # or "skip": leave out images that cannot be read, and say so
+    on_error: str = None,  # images that cannot be read: "raise", or "skip"; None: a few are skipped, and said
     white: int = None,  # the whole number that counts as white, like 4095 of 12 bits; None: by the range of all images
     groups: object = None,  # what belongs together, as a patient's: r"patient(\d+)", a function of the path, "folder"
     split: object = None,  # one's own: an expression or a function of the path that gives train, val or test; "folder"

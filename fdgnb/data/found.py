@@ -183,11 +183,10 @@ def _decode_samples(f, size, title, on_error, folder):
     fits = f.kind == "pixels" and samples.shape[1:] in ((size, size), (size, size, f.channels))
     if fits: x[:] = samples[:, None] if samples.ndim == 3 else np.moveaxis(samples, -1, 1)     # all at once
     else: map_in_threads(read_one, range(n), title, "image", 64)
-    if bad and (on_error == "raise" or len(bad) == n):
-        i, skip = min(bad), ""
-        if len(bad) < n: skip = f", or pass {SKIP}"
+    if bad and (on_error != "skip" or len(bad) == n):
+        i = min(bad)
         raise FdgnbError(f"cannot read image {i} of {str(f.files[0])!r} ({len(bad)} such images): {bad[i]}; "
-                         f"repair the file{skip}")
+                         f"repair the file, or pass {SKIP}")
     kept = np.setdiff1d(np.arange(n), list(bad))
     return dict(x=np.array(x[kept]) if bad else x, y=kept)
 

@@ -14,7 +14,7 @@ from ..settings import arg, check_value
 from .domain import Dataset, Domain, suggest_settings, check_on_error, check_size
 from .files import damage_error, list_below, read_text, reading, warn_of_alike, warn_of_lost
 from .dicom import check_window, common_window
-from .folders import list_subfolders, pick_files, read_folders, read_levels, scale_levels
+from .folders import list_subfolders, pick_files, read_folders, read_levels, scale_levels, skip_unread
 from .scale import check_range, check_white, decide_white, highs_of, read_whole
 from .found import Found, encode_domain
 from .splits import attach_splits, name_files
@@ -638,7 +638,14 @@ def _listed_names(domains, named):
 COLUMNS = ("text", "label", "domain")
 
 
-def _text_rows(folder, groups=None, split=None):
+def _read_or_reason(file):
+    "(the text of a file, None), or (None, why it holds none)."
+    try: text = read_text(file, guess=True)
+    except FdgnbError as e: return None, str(e)
+    return (text, None) if text.strip() else (None, "it is empty")
+
+
+def _text_rows(folder, groups=None, split=None, on_error=None):
     "(text, label, domain, group, part) of <folder>/<domain>/<class>/*.txt, by what `name_files` gives; None without."
     warn_of_lost(list_below(folder))
     is_text = lambda f: f.suffix == ".txt" and f.is_file()
@@ -649,7 +656,10 @@ def _text_rows(folder, groups=None, split=None):
     rows = []
     for d, own in files.items():
         group, part = (values.get(d, [None]*len(own)) for values in by_file)
-        rows += [(read_text(f, guess=True), c, d, *also) for (f, c), *also in zip(own, group, part)]
+        texts, reasons = zip(*(_read_or_reason(f) for f, _ in own)) if own else ((), ())
+        lost = [i for i, why in enumerate(reasons) if why]
+        if lost: skip_unread(f"domain {d!r}", paths[d], [c for _, c in own], lost, [reasons[i] for i in lost], on_error)
+        rows += [(text, c, d, *also) for text, (_, c), *also in zip(texts, own, group, part) if text]
     if not rows: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
     return rows
 
@@ -726,14 +736,15 @@ def _read_columns(source, wanted, groups, split, what):
     return _columns_of(read_csv(file), repr(str(file)), wanted, ("part",)), file.stem, file.parent
 
 
-def _rows_of(source, groups=None, split=None):
+def _rows_of(source, groups=None, split=None, on_error=None):
     "({meaning: values}, name) of what `from_texts` takes."
     if not is_table(source) and not isinstance(source, (str, Path)):
         raise FdgnbError("from_texts takes a folder, a CSV file, or a DataFrame with the columns text, "
                          "label, domain")
     path = None if is_table(source) else path_of(source, "texts", "a folder or a CSV file")
     if path and is_folder(path):
-        columns = dict(zip(("text", "label", "domain", "group", "part"), zip(*_text_rows(path, groups, split))))
+        rows = zip(*_text_rows(path, groups, split, on_error))
+        columns = dict(zip(("text", "label", "domain", "group", "part"), rows))
         unused = [meaning for meaning, how in (("group", groups), ("part", split)) if how is None]
         return {meaning: list(v) for meaning, v in columns.items() if meaning not in unused}, path.absolute().name
     if path and not (exists(path) and path.is_file()):
@@ -750,11 +761,13 @@ def from_texts(
     groups: str = None,  # the column of what belongs together, as of a patient; of a folder as in `from_folder`
     split: str = None,  # the column with train, val or test; of a folder as in `from_folder`
     stratify: bool = None,  # the parts have the classes in equal shares; None: as the run's settings say
+    on_error: str = None,  # files that hold no text: "raise", or "skip"; None: a few are skipped, and said
 ) -> Dataset:  # vectors, float32 (N, 384) of minilm, (N, tokens*768) of bert
     """Make a data set of texts; each is encoded once and kept.
 
     FdgnbError, in one line with the remedy, on an empty text, a missing column, or an encoder that is not here."""
-    rows, own = _rows_of(source, groups, split)
+    check_on_error(on_error)
+    rows, own = _rows_of(source, groups, split, on_error)
     if not rows["text"]: raise FdgnbError(f"{own}: no rows; wanted a text, a label and a domain in each")
     empty = [i for i, text in enumerate(rows["text"]) if not isinstance(text, str) or not text.strip()]
     if empty:
@@ -787,7 +800,7 @@ def from_table(
     size: int = 64,  # pixels a side, at least 4
     classes: list = None,  # as in `from_arrays`
     stratify: bool = None,  # the parts have the classes in equal shares; None: as the run's settings say
-    on_error: str = "raise",  # or "skip": leave out images that cannot be read, and say so
+    on_error: str = None,  # as in `from_folder`
     white: int = None,  # as in `from_folder`
     window: tuple = None,  # as in `from_folder`
     name: str = None,  # the data set's, as results show it; None: that of the file

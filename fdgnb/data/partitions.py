@@ -190,21 +190,6 @@ def lda(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVEN
         clients.append(Domain(f"client {k:0{digits}d}", whole.x[rows], whole.y[rows], split, groups=groups))
     return make_clients(dataset, target, clients, "lda")
 
-# %% ../../nbs/data/12_partitions.ipynb #aa9af6ec
-def show_clients(dataset, ax=None, title=None):
-    "Picture of a federation: clients by classes, the area of a dot the number of images. Returns the axes."
-    import matplotlib.pyplot as plt
-    counts = dataset.counts()
-    n, classes = counts.shape
-    ax = ax or plt.subplots(figsize=(.28*n + 1.2, .24*classes + .8))[1]
-    k, c = np.nonzero(counts.values)
-    ax.scatter(k, c, s=90*counts.values[k, c]/counts.values.max(), color="C0")
-    ax.set(xticks=range(n), yticks=range(classes), ylabel="class", title=title, xlim=(-.7, n - .3),
-           ylim=(-.7, classes - .3))
-    ax.set_xticklabels(counts.index, rotation=90, fontsize=8)
-    ax.set_yticklabels(counts.columns, fontsize=8)
-    return ax
-
 # %% ../../nbs/data/12_partitions.ipynb #ac6c30f2
 @PARTITIONS.register("load")
 def load_domains(dataset, target, generator, data):
@@ -247,6 +232,23 @@ def turn(dataset, target, generator, step: DEGREES, angles: arg(int, "angles", l
     return make_clients(dataset, target, clients, "turn")
 
 # %% ../../nbs/data/12_partitions.ipynb #2759e1df
+POOLED = "pooled"
+
+
+@PARTITIONS.register("pool")
+def pool(dataset, target, generator):
+    "All sources as one client, no federation; `client_splits` joins them once the samples of their parts are chosen."
+    return dataset
+
+
+def join_clients(data, cuts, target):
+    "(data set, {domain: {part: rows}}) with all sources as one client, of the same samples in the same parts."
+    cut = {k: replace(d, split=cuts[k]) for k, d in data.domains.items()}
+    whole = replace(pool_sources(replace(data, domains=cut), target), name=POOLED)
+    kept = {} if target is None else {target: cuts[target]}
+    return make_clients(data, target, [whole], "pool"), {POOLED: whole.split} | kept
+
+
 @PARTITIONS.register("chain")
 def chain_partitions(dataset, target, generator, *steps):
     "One partition after another, each a (name, *arguments)."
@@ -386,13 +388,15 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
     data = partition_domains(data, target, settings, seed, substitutes)
     warn_of_dealt(data, read[0])
     data = subsample_domains(data, settings.limit, seed)
-    clients = {}
+    clients, cuts = {}, {}
     for name, dom in data.domains.items():
         rng = generator(seed, client=name, purpose="split")
-        cut = cut_domain(dom, settings, name == target, rng)
-        warn_of_torn(dom, cut)
+        cuts[name] = cut_domain(dom, settings, name == target, rng)
+        warn_of_torn(dom, cuts[name])
+    if ("pool",) in steps_of(settings.partition): data, cuts = join_clients(data, cuts, target)
+    for name, dom in data.domains.items():
         x, y = dom.x.to(device), dom.y.to(device)
-        clients[name] = {part: Split(x, y, rows.to(device)) for part, rows in cut.items()}
+        clients[name] = {part: Split(x, y, rows.to(device)) for part, rows in cuts[name].items()}
     return clients, clients.pop(target, None), data, read
 
 # %% ../../nbs/data/12_partitions.ipynb #heldout001

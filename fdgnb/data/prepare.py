@@ -13,7 +13,7 @@ from ..core import FdgnbError, is_folder, nearest, path_of, root
 from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes, map_in_threads
 from .catalogue import DATASETS, get_dataset, list_datasets
 from .domain import choose_domains
-from .folders import _PIL, decode_with_high, is_image, list_images, list_subfolders
+from .folders import _PIL, are_few, decode_with_high, is_image, list_images, list_subfolders
 from .files import SKIP, group_alike, is_ignored, list_below
 from .scale import decide_white
 from .found import Found, find_domains, sum_counts
@@ -36,7 +36,7 @@ def check(name, domains=None, decode=True, **options):
         load = DATASETS.get(name)
         found, classes = _find_all(load, domains, options)
         info = load.info
-    if decode: remarks = remarks + _decode_remarks(name, found)
+    if decode: remarks = remarks + _decode_remarks(name, found, folder is not None)
     published = info.get("published", info["counts"])
     rows = [row for d, f in found.items() for row in _rows(d, f, f.published or published.get(d), classes)]
     columns = ["domain", "class", "found", "published", "equal"]
@@ -182,8 +182,8 @@ def _try_decode(sample):
     except FdgnbError as e: return str(e)
 
 
-def _decode_remarks(name, found):
-    "What a run would refuse or skip of images: pairs as of `_remarks`. found: {domain: Found}; each is decoded."
+def _decode_remarks(name, found, own):
+    "What a run would refuse or skip of images: pairs as of `_remarks`. found: {domain: Found}; own: of a folder."
     lines, highs = [], {}
     for d, f in found.items():
         if f.kind not in ("files", "jpeg"): continue
@@ -194,7 +194,9 @@ def _decode_remarks(name, found):
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
         line = f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}"
-        lines.append((f"{line}; a run refuses them, {SKIP} leaves them out", True))
+        is_skipped = own and are_few(f.y, bad, [read[i] for i in bad])
+        what = "a run leaves them out" if is_skipped else f"a run refuses them, {SKIP} leaves them out"
+        lines.append((f"{line}; {what}", not is_skipped))
     return lines + _scale_remarks(name, highs)
 
 
@@ -275,7 +277,7 @@ def _check_text(t):
 
 # %% ../../nbs/data/13_prepare.ipynb #93c17f5e
 USAGE = ("list | check NAME [--domain D] [--strict] [--no-decode] | prepare NAME [--size N] [--domain D] "
-         "[--option NAME=VALUE] [--skip-broken] | cache [NAME] [--clear]; NAME: a data set, or ./FOLDER")
+         "[--option NAME=VALUE] | cache [NAME] [--clear]; NAME: a data set, or ./FOLDER")
 
 
 class _Line(argparse.ArgumentParser):
@@ -302,7 +304,6 @@ def _parser():
                                                          "missing")
     c.add_argument("--no-decode", action="store_true", help="count alone, without reading the images")
     m.add_argument("--size", type=int, help="pixels a side")
-    m.add_argument("--skip-broken", action="store_true", help="leave out images that cannot be read")
     m.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                    help="an option of the loader, like encoder=bert (may be repeated)")
     return p
@@ -310,7 +311,7 @@ def _parser():
 
 def _options(pairs):
     "['tokens=32', 'encoder=bert'] -> {'tokens': 32, 'encoder': 'bert'}: values as JSON, or else words."
-    out, own = {}, ("size", "domains", "on_error", "name", "path", "load")
+    out, own = {}, ("size", "domains", "name", "path", "load")
     for pair in pairs:
         name, eq, value = pair.partition("=")
         if not (name and eq) or name in own:
@@ -358,18 +359,7 @@ def _prepare(a):
     options = _options(a.option)
     if a.size is not None: options["size"] = a.size
     if a.domain is not None: options["domains"] = a.domain
-    if a.skip_broken:
-        if not as_folder(a.name): _check_skips(a.name)
-        options["on_error"] = "skip"
     print(get_dataset(a.name, **options))
-
-
-def _check_skips(name):
-    "FdgnbError where a data set's loader has no images to skip."
-    known = inspect.signature(DATASETS.get(name)).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    if "on_error" not in known and not takes_any:
-        raise FdgnbError(f"{name} reads no image files: leave --skip-broken out")
 
 
 def main(argv=None):

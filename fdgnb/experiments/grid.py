@@ -20,6 +20,7 @@ from ..core import FdgnbError, echo, nearest, root, seeded
 from ..settings import SETTINGS, Settings, hp, make, to_python
 from ..data.catalogue import get_dataset
 from ..data.domain import Dataset
+from ..data.partitions import POOLED
 from ..federation.compose import hyper_names, method_class
 from ..federation.loop import Server
 from ..runs.fit import check_spelling
@@ -294,6 +295,7 @@ class ComparePage(SharedCall):
     rule: str = hp("source_val", "how a round is selected", choices=tuple(RULES))
     metric: str = hp("accuracy", "what is compared, accuracy or a name of runs.metrics.METRICS")
     base: str = hp("fedavg", "the label that gains are over")
+    pooled: bool = hp(True, "a row of one network trained on all sources' data together: the price of not moving them")
     jobs: int = hp(None, "runs at once; None: one per core", low=1)
     store: object = hp(None, "folder of the records; None: runs/store")
     retry: bool = hp(False, "run again what failed")
@@ -312,6 +314,19 @@ def make_folder(out):
     return folder
 
 
+ONE_PLACE = dict(per_round=None, drop=0., drops=(), dp_clip=None, dp_noise=0.)       # where nobody is drawn or absent
+
+
+def pool_lines(lines, base):
+    "The lines of a label as those of one network on all sources' data together, by FedAvg with the label's settings."
+    own = lines[lines.label == base]
+    options = {k: v for k, v in own.options.iloc[0].items() if k in SETTINGS}
+    how = [own[k].iloc[0] for k in ("rounds", "protocol", "scale", "data")]
+    dealt = resolve_arguments(method_class("fedavg"), options, *how)[2].get("partition", ())
+    options |= ONE_PLACE | dict(partition=("chain", dealt, ("pool",)) if dealt else ("pool",))
+    return own.assign(label=POOLED, method="fedavg", options=[options]*len(own))
+
+
 def plan_comparison(given):
     """(the lines of a grid, the names of its methods, the folder of `out`) of the parameters of a `ComparePage`.
 
@@ -324,4 +339,6 @@ def plan_comparison(given):
     how = {k: given.get(k) for k in ("rounds", "protocol", "scale", "hyper")}
     lines = grid(names, given.get("dataset", "digits"), None if target == "none" else target,
                  range(given.get("seeds", 2)), device=given.get("device", "cpu"), **how)
+    if given.get("pooled", True):
+        lines = pd.concat([lines, pool_lines(lines, base if base in names else names[0])], ignore_index=True)
     return lines, names, folder

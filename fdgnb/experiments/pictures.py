@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/experiments/04_pictures.ipynb #9900bac7
 import re
 import numpy as np
+from ..data.partitions import POOLED
 from ..runs.plots import colors, escape_label, styled
 
 # %% ../../nbs/experiments/04_pictures.ipynb #9ddb7f81
@@ -33,8 +34,9 @@ ADAPTED = " (adapted)"                                    # ends the label of wh
 
 
 def label_colors(labels):
-    "{label: color} in the order of `labels`: one for a method, also of what it adapted."
-    methods = colors(dict.fromkeys(str(label).removesuffix(ADAPTED) for label in labels))
+    "{label: color} in the order of `labels`: one for a method, also of what it adapted; gray for `POOLED`."
+    methods = colors(dict.fromkeys(str(label).removesuffix(ADAPTED) for label in labels if label != POOLED))
+    methods[POOLED] = "0.5"
     return {label: methods[str(label).removesuffix(ADAPTED)] for label in labels}
 
 
@@ -84,7 +86,8 @@ def curve_plot(curves, color=None):
     for ax, t in zip(axes.flat, targets):
         for label, g in curves[curves.target == t].groupby("label", sort=False):
             by = g.groupby("round")["value"]
-            ax.plot(by.mean().index, 100*by.mean(), color=color[label], lw=1.4, label=escape_label(label))
+            style = dict(color=color[label], lw=1.4, ls="--" if label == POOLED else "-", label=escape_label(label))
+            ax.plot(by.mean().index, 100*by.mean(), **style)
             if len(labels) > MANY_LABELS: continue                                # bands would hide the lines
             ax.fill_between(by.min().index, 100*by.min(), 100*by.max(), color=color[label], alpha=.15, lw=0)
         ax.set_title(wrap_label(t, 36), fontsize=10)

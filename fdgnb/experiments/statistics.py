@@ -9,6 +9,7 @@ __all__ = ['gain_of', 'mean_ranks', 'verdicts']
 import numpy as np
 import pandas as pd
 from dataclasses import replace
+from ..data.partitions import POOLED
 from ..runs.metrics import lower_is_better
 
 # %% ../../nbs/experiments/05_statistics.ipynb #9d56d39e
@@ -163,17 +164,6 @@ def mean_ranks(
     return pd.Series({label: places[same] for label, same in twin.items()}, dtype=float)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #indomcd002
-def run_correlation(differences):
-    "Correlation of the targets of a seed, about each one's mean. differences: a Series by (target, seed)."
-    wide = differences.unstack(0).dropna()
-    centered = wide - wide.mean()
-    squares = (centered**2).to_numpy().sum()
-    k = wide.shape[1]
-    if k < 2 or not squares > 0: return np.nan
-    pairs = (centered.sum(axis=1)**2).sum() - squares                       # of all ordered pairs of clients
-    return float(pairs/(k - 1)/squares)
-
-
 def average_seeds(blocks):
     "Blocks (column, seed) by label as one number a seed, the mean over all columns."
     means = blocks.groupby(level=1).mean()
@@ -212,8 +202,8 @@ VERDICTS = dict(beats="beats {}", worse="is worse than {}", open="no difference 
 
 
 def judge(t, level=.05):
-    "Of VERDICTS what each label of a `Table` is, its base left out: by p, corrected after Holm (`holm`)."
-    rows = t.extra.drop(index=t.base, errors="ignore")
+    "Of VERDICTS what each label of a `Table` is, but its base and `POOLED`: by p, corrected after Holm (`holm`)."
+    rows = t.extra.drop(index=[t.base, POOLED], errors="ignore")
     same = rows.same.astype(bool)                                                    # no rival, no test
     found = holm(rows.p.mask(same)) <= level
     better = -rows.gain if lower_is_better(getattr(t, "metric", "accuracy")) else rows.gain

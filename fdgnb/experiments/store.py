@@ -18,7 +18,7 @@ from ..data.catalogue import DATASETS
 from ..federation.compose import METHODS
 from ..runs.fit import folder_of
 from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
-from ..runs.metrics import traffic, values
+from ..runs.metrics import largest_share, traffic, values
 from ..runs.records import flops, libraries, to_json
 from ..runs.setup import Federation, Reader, RunData, share_reader
 from ..runs.versions import is_ours, source_digest, versions_of
@@ -126,6 +126,8 @@ def record_of(run, metrics=()):
     first = first_reached(values(history, sizes)[oracle_column(sizes)].dropna())
     if first: rec["reached"] = first
     if run.diverged: rec["diverged"] = run.diverged
+    largest = to_six(largest_share(run))
+    if largest: rec["largest"] = largest
     rec["best_val"] = to_six(values(history, sizes, split="val")["ALL"].max())
     rec |= costs_of(run)
     measured = {*history.metric}                               # not what is defined in none of the rounds
@@ -142,7 +144,7 @@ def add_digest(rec):
 
 def outcome(rec):
     "What a record says was run and came of it; not where, when and by which versions."
-    apart = ("digest", "format", "versions", "provenance", "metrics", "reached")
+    apart = ("digest", "format", "versions", "provenance", "metrics", "reached", "largest")
     return {k: v for k, v in rec.items() if k not in apart}
 
 

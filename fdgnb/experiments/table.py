@@ -14,7 +14,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from ..core import FdgnbError, atomic_write, echo, nearest, path_of, writing
 from ..settings import format_value
-from ..runs.metrics import POINTS, RULES, lower_is_better
+from ..data.partitions import POOLED
+from ..runs.metrics import LONGER, POINTS, REMEDIES, RULES, lower_is_better, still_rises
 from .store import has_metric, metric_names, scores
 from .pictures import ADAPTED, table_plot
 from .statistics import is_copy, gain_of, mean_ranks
@@ -30,7 +31,7 @@ def place_scores(tidy):
     held = tidy[tidy.target.notna() & (tidy.column == "target")]
     held = held.assign(column=held.target.map(target_name))
     inside = tidy[tidy.target.isna()]
-    own = inside[~inside.column.isin(["AVG", "ALL"])]
+    own = inside[~inside.column.isin(["AVG", "ALL"]) & (inside.label != POOLED)]         # which is no client's
     if own.empty: own = inside[inside.column == "AVG"]        # so many clients that means alone are kept
     return pd.concat([held, own], ignore_index=True)
 
@@ -49,6 +50,7 @@ def average_columns(cells, parts, tidy, want):
         n = samples[key].n.fillna(0).astype(float)
         over_samples = (samples[key].value*n).sum()/n.sum() if n.sum() else np.nan
         out.append((*key, g.value.mean(), recorded.get(key, over_samples)))
+    out += [(*key, np.nan, value) for key, value in recorded.items() if key not in samples]       # `POOLED`
     return pd.DataFrame(out, columns=["label", "seed", "Avg", "ALL"])
 
 # %% ../../nbs/experiments/06_table.ipynb #36354b7d
@@ -126,12 +128,13 @@ class Table:
     def best(self, column: str) -> set:
         "The labels of a column's best mean, as printed, of those with every column and as many seeds as any."
         whole = self.mean.notna().all(axis=1) & (self.n[column] == self.n[column].max())
-        return find_best(self.mean[column][whole], lower_is_better(self.metric))
+        rivals = self.mean[column][whole].drop(POOLED, errors="ignore")
+        return find_best(rivals, lower_is_better(self.metric))
 
     def text(self, bold: str = "**{}**", pm: str = "±") -> pd.DataFrame:
         "The table as texts, the best of a column in bold."
         out = pd.DataFrame({c: {label: self.cell(label, c) for label in self.mean.index} for c in self.mean})
-        if len(out) > 1:
+        if len(out.index.drop(POOLED, errors="ignore")) > 1:
             for c in out:
                 for label in self.best(c): out.loc[label, c] = bold.format(out.loc[label, c])
         out["rank"] = ["" if np.isnan(v) else f"{v:.2f}" for v in self.extra["rank"]]
@@ -231,6 +234,8 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     if n > 1: gain += (", with a 95 % bootstrap interval (not corrected for several methods, too narrow with few "
                        "seeds; the verdicts use Student's t)")
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
+    if POOLED in set(results.label):
+        parts.append(f"{POOLED}: one network on all sources' data together, not ranked, not tested")
     parts += [describe_gaps(gaps, results), describe_divergence(results), describe_libraries(results)]
     return "; ".join(filter(None, parts))
 
@@ -321,7 +326,7 @@ def compare_rows(wide, base, lower=False):
     "What stands beside the means: by label gain, low, high, p over the base, rank, and whether it is a copy."
     gains = {label: gain_of(wide, label, base) for label in wide}
     extra = pd.DataFrame(gains, ["gain", "low", "high", "p"]).T
-    ranks = mean_ranks(wide, base, lower).reindex(list(wide))
+    ranks = mean_ranks(wide.drop(columns=POOLED, errors="ignore"), base, lower).reindex(list(wide))
     return extra.assign(rank=ranks, same=[is_copy(wide, label, base) for label in wide])
 
 
@@ -385,7 +390,7 @@ def table(
     averages = average_columns(cells, parts, tidy, len(names))
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
     wide = add_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
-    gaps = int(wide.isna().to_numpy().sum())
+    gaps = int(wide.drop(columns=POOLED, errors="ignore").isna().to_numpy().sum())
     oracle = ", an oracle: it looks at the target's labels" if RULES[rule].startswith("ORACLE") else ""
     how = f"rule {rule}{oracle}, {point} model"
     return Table(*summarize_cells(cells, averages, labels, names),
@@ -436,7 +441,7 @@ def cost_of(results, of):
         costs.append(dict(label=r.label, bytes=sent, flops=flops))
     mean = pd.DataFrame(costs).groupby("label").mean().reindex(of.extra.index)
     if of.base not in mean.index: raise FdgnbError(f"no run of the base {of.base!r} to compare costs with")
-    gains = of.extra[INTERVAL]
+    gains = of.extra[INTERVAL].drop(POOLED, errors="ignore")                 # which sends data, no models
     if lower_is_better(of.metric): gains = -gains.rename(columns=dict(low="high", high="low"))
     out = gains.join(mean/mean.loc[of.base])
     out.loc[of.base, "gain"] = 0.
@@ -473,6 +478,19 @@ def all_points(results, metric="accuracy", **kw):
     return pd.DataFrame({p: avg_of(table(results, "last", p, metric=metric, **kw)) for p in there})
 
 # %% ../../nbs/experiments/06_table.ipynb #describecd1
+def remark_labels(results, rule="source_val"):
+    "Which labels are not above the largest class of what they were tested on, and which still rise, in lines."
+    low, rising = [], []
+    for label, g in results[results.record.notna()].groupby("label", sort=False):
+        rows = [r["scores"]["aggregated"].get(rule, {}) for r in g.record]
+        score = np.mean([row.get("target", row.get("ALL", np.nan)) for row in rows])
+        share = np.mean([r.get("largest", np.nan) for r in g.record])
+        if score <= share: low.append(f"{label} ({100*score:.1f} of {100*share:.1f} %)")
+        if np.mean([still_rises(r["curves"]["val"]) for r in g.record]) > .5: rising.append(label)
+    lines = [f"not above the share of the largest class: {', '.join(low)}: try {REMEDIES}"]*bool(low)
+    return lines + [f"validation still rises at the end: {', '.join(rising)}: try {LONGER}"]*bool(rising)
+
+
 def describe_comparison(results):
     "Methods, data, settings and hardware of a grid's results in two sentences of Markdown."
     records = [r for r in results.record if r]

@@ -20,6 +20,7 @@ from ..runs.callbacks import as_callbacks
 from ..runs.checkpoints import start_again
 from ..runs.imports import import_modules
 from ..runs.fit import Run, play, reserve_folder, restore
+from ..runs.metrics import remarks
 from ..runs.sites import ServerPart, differ_in, read_hello
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0007
@@ -244,7 +245,7 @@ def play_there(grid, spec, out, say):
     with one_thread(), repeatable(fed.device):
         if run.round < fed.rounds: play(run, lambda fed, workers: closing(sites), callbacks=as_callbacks([report(say)]))
         run.save()
-    say(f"kept in {out}")
+    for line in [*remarks(run), f"kept in {out}"]: say(line)
     return run
 
 

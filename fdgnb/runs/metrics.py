@@ -103,8 +103,18 @@ def scored_rounds(history, point):
     return n.index[n == rows["split"].nunique()]
 
 
+FEW = 30                                                         # validation samples, below which the best is luck
+
+
+def count_validation(sizes):
+    "The validation samples of all source domains."
+    return sum(sizes[d].get("val", 0) for d in source_and_target(sizes)[0])
+
+
 def select(history, sizes, rule="source_val", point="aggregated"):
-    "The rounds that a rule selects, in order: one, up to five (`top5`), or none where it has no scores."
+    """The rounds that a rule selects, in order: one, up to five (`top5`), or none where it has no scores.
+
+    Of fewer than `FEW` validation samples: the latest round within one sample of the best."""
     check_rule_name(rule)
     split = "val" if rule == "source_val" else "test"
     table = values(history, sizes, point, split, ranking_metric(history))
@@ -112,6 +122,8 @@ def select(history, sizes, rule="source_val", point="aggregated"):
     if rule == "last": return [int(r) for r in table.index[-1:]]
     score = table["ALL" if rule == "source_val" else oracle_column(sizes)]
     best = score.dropna().sort_values(ascending=False, kind="stable").index
+    n = count_validation(sizes)
+    if rule == "source_val" and 0 < n < FEW: best = score.index[score > score.max() - 1.5/n][::-1]
     return sorted(int(r) for r in best[:5 if rule == "top5" else 1])
 
 
@@ -241,8 +253,66 @@ def args_of(run):
     return run.args if hasattr(run, "args") else run.fed.args()
 
 
+def split_of(client):
+    "The split on which a domain is predicted: target, else test, else train."
+    return next(s for s in ("target", "test", "train") if client.n(s))
+
+
+def scored_clients(run): return [run.fed.target_client] if run.fed.target_client else run.fed.clients
+
+
+def scored_labels(run):
+    "Classes (N,), or labels (N, C), int64 of what is scored in the end; none of what has neither data nor arrays."
+    if hasattr(run, "arrays"): return run.arrays["label"]                            # read from a folder
+    splits = [c.splits[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") and run.fed.nodes else []
+    labels = [s.y[s.index].cpu().numpy().astype("int64") for s in splits]
+    return np.concatenate(labels) if labels else np.empty(0, "int64")
+
+
+def largest_share(run):
+    """The share of the largest class in what a run is scored on, or the least that it can be where that is elsewhere.
+
+    NaN of several labels a sample."""
+    labels, classes = scored_labels(run), getattr(run, "classes", ())
+    if labels.ndim > 1 or not len(classes): return np.nan
+    if len(labels): return np.bincount(labels).max()/len(labels)
+    return np.nan if run.multilabel else 1/len(classes)
+
+
+def still_rises(curve, n=np.inf):
+    """Whether an accuracy still rises at its end: the best round is in the last sixth, which is above the sixth before.
+
+    By more than a point, and than the standard error of an accuracy on n samples."""
+    curve = np.array(curve, float)
+    curve = curve[~np.isnan(curve)]
+    if len(curve) < 2: return False
+    sixth = max(1, len(curve)//6)
+    last, before = curve[-sixth:].mean(), curve[-2*sixth:-sixth].mean()
+    return last - before > max(.01, (last*(1 - last)/n)**.5) and len(curve) - curve.argmax() <= sixth
+
+
+LONGER = "more rounds or a larger rate (--rounds, --lr)"
+REMEDIES = f'pretrained features of pictures (--load "{{encoder: lite0}}"), or {LONGER}'
+
+
+def remarks(run):
+    "What whoever reads a run's accuracy should know, in lines: that nothing was learned, not all, or chosen by little."
+    t, n, out = rules_table(run, rules=("last", "source_val")), count_validation(run.sizes), []
+    rule, share = "source_val" if t["rounds"]["source_val"] else "last", largest_share(run)
+    score = t["target" if "target" in t else "ALL"][rule]
+    if score <= share:
+        out.append(f"{100*score:.1f} % is not above the share of the largest class, {100*share:.1f} %: try {REMEDIES}")
+    if still_rises(values(run.history, run.sizes, split="val")["ALL"], n):
+        out.append(f"accuracy on the sources' validation samples still rises at the end: try {LONGER}")
+    if 0 < n < FEW:
+        out.append(f"only {n} samples validate: of the rounds within one sample of the best the latest is selected")
+    return out
+
+
 def summarize(run):
-    "A run in one sentence of Markdown: last round, round of best source validation, the oracle's."
+    """A run in one sentence of Markdown: last round, round of best source validation, the oracle's.
+
+    Under it the `remarks`."""
     args, t = args_of(run), rules_table(run)
     score = t[oracle_column(run.sizes)]
     tested = "tested on every client's own test samples (mean over the clients)"
@@ -255,7 +325,8 @@ def summarize(run):
     parts = [f"**{100*score['last']:.1f} %** after the last of {last} rounds"]
     if selected:
         parts.append(f"{100*score['source_val']:.1f} % in round {selected}, which validation on the sources selects")
-    return f"{first}{', '.join(parts)}. The best round on those samples, an oracle, has {100*score['target']:.1f} %."
+    best = f"The best round on those samples, an oracle, has {100*score['target']:.1f} %."
+    return "\n\n".join([f"{first}{', '.join(parts)}. {best}", *remarks(run)])
 
 # %% ../../nbs/runs/02_metrics.ipynb #9c11425b
 def rounds_to(run, threshold, point="aggregated", domain=None):

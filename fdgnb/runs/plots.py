@@ -13,8 +13,8 @@ from ..core import FdgnbError, nearest
 from ..data.domain import has_class
 from ..vectors import KINDS
 from .metrics import POINTS, args_of, column, confusion_counts, domains_of, oracle_column, format_bytes
-from .metrics import score_row, check_seeds_alone, select, source_and_target, traffic, values
-from .records import arrays, scored_labels
+from .metrics import score_row, check_seeds_alone, scored_labels, select, source_and_target, traffic, values
+from .records import arrays
 
 # %% ../../nbs/runs/04_plots.ipynb #ba138a42
 MARKS, MANY = "osD^vPX*<>", 15          # past MANY domains a figure no longer names each

@@ -21,7 +21,7 @@ from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.engine import cores, one_thread
-from .metrics import domains_of, format_bytes, rules_table, seconds, traffic
+from .metrics import domains_of, format_bytes, rules_table, scored_clients, seconds, split_of, traffic
 from .finetune import TUNED, Tuned
 from .selected import Kept
 from .versions import name_object, versions_of
@@ -84,22 +84,6 @@ def costs(
     return out
 
 # %% ../../nbs/runs/03_records.ipynb #dbe95563
-def split_of(client):
-    "The split on which a domain is predicted: target, else test, else train."
-    return next(s for s in ("target", "test", "train") if client.n(s))
-
-
-def scored_clients(run): return [run.fed.target_client] if run.fed.target_client else run.fed.clients
-
-
-def scored_labels(run):
-    "Classes (N,), or labels (N, C), int64 of what `predictions` are of; none of what has neither data nor arrays."
-    if hasattr(run, "arrays"): return run.arrays["label"]                            # read from a folder
-    splits = [c.splits[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") and run.fed.nodes else []
-    labels = [s.y[s.index].cpu().numpy().astype("int64") for s in splits]
-    return np.concatenate(labels) if labels else np.empty(0, "int64")
-
-
 @torch.inference_mode()
 def predictions(run, rule=None):
     """int64 arrays predicted, label, domain (index into the run's domains) of the target or all test samples.

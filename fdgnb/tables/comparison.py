@@ -9,7 +9,6 @@ __all__ = []
 import numpy as np
 import pandas as pd
 from dataclasses import replace
-from pathlib import Path
 from textwrap import fill
 from fdgnb.core import FdgnbError, atomic_write
 from fdgnb.data.features import SIDE
@@ -78,30 +77,6 @@ def draw_gains(lines, far=FAR):
         ax.set_xlabel("gain, points")
     axes[0, 0].set_yticks([*places.values()], [escape_label(label) for label in places])
     axes[0, 0].set_ylim(-len(labels) + .4, .6)
-    return fig
-
-
-def draw_bytes(lines, lowest=-.05, fewest=.25):
-    "Gain against bytes of a round, a dot a method and setting; what is lower stands at the edge. None of no gain."
-    import matplotlib.pyplot as plt
-    lines = lines[~lines.kind.isin(["base", "rate"]) & lines.gain.notna() & lines.bytes.gt(0)] if len(lines) else lines
-    if lines.empty: return None
-    fig, ax = plt.subplots(figsize=(6.4, 3.6))
-    color = colors(list(dict.fromkeys(lines.setting)))
-    for line in lines.itertuples():
-        marker = "^" if line.adapts else "o"
-        face = color[line.setting] if line.kind == "beats" else "white"
-        at = max(line.bytes, fewest), 100*max(line.gain, lowest)
-        ax.plot(*at, marker, ms=5, mfc=face, mec=color[line.setting])
-        if line.kind == "beats" or not .8 < line.bytes < 1.2:
-            ax.annotate(escape_label(line.label), at, (5, -3), textcoords="offset points", fontsize=8)
-    for name in color: ax.plot([], [], "o", color=color[name], label=name.replace("_", " "))
-    ax.axhline(0, color=".6", lw=.8)
-    ax.axvline(1, color=".6", lw=.8)
-    ax.set_xscale("log", base=2)
-    ax.set(xlabel="bytes of a round, over FedAvg's", ylabel="gain over FedAvg, points")
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.legend()
     return fig
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp008
@@ -479,33 +454,6 @@ def describe_settings(studies, plans):
         said[name] = studies[name]["what"].removeprefix("Comparison: ")
         if waiting: said[name] += f" ({waiting} methods missing)"
     return said
-
-
-def save_choice(text, folder, settings):
-    "Write the list as which.md. settings: {name: what it is}."
-    head = """# Which method?
-
-Methods shown to be better than FedAvg trained for as many rounds, each at values searched for it (paired t, 5 % after
-Holm within a setting, over the methods that it has run). FedAvg was run at each learning rate whose validation accuracy
-is within two points of its best: a method is better only over each of them, and gains here are over the best of them on
-the tested samples. *of*: in how many settings it was run; seconds, FLOPs of the clients and bytes of a round are times
-FedAvg's; *worse on*: than FedAvg at its searched rate; ~: not shown to be at rest (still moving, or of fewer than
-twelve rounds). Differences among listed methods are not tested. *noeval* is FedKA's released prediction, with dropout
-on. [All tables](comparison.ipynb)
-
-A row as a command on your folder: METHOD and LR are those of the row, its further values follow after `--hyper`, as in
-`--hyper lam=0.01`, and `--load` gives the features of the setting. A method that uses the target in training needs
-`--target` with its domain. After `(adapted)` rows, predict by `--adapt`:
-
-```bash
-python -m fdgnb run METHOD --dataset ./hospitals --target none --protocol common --lr LR \\
-  --load "{encoder: lite0, size: 160}" --out runs/x
-python -m fdgnb predict runs/x new/*.png --adapt --csv
-```
-
-"""
-    named = "".join(f"- *{name}*: {what}\n" for name, what in settings.items())
-    atomic_write(Path(folder)/"which.md", f"{head}Settings:\n\n{named}\n{text}")
 
 
 BOX = "<!-- which method: written by `make reports STUDY=comparison` -->"
