@@ -1,6 +1,7 @@
 """Deployments in one process: five folders, a server without data, messages as Flower carries them."""
-import json, shutil, stat, sys, time
+import json, re, shutil, stat, subprocess, sys, time, tomllib
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 import pytest
 import fdgnb
@@ -423,3 +424,41 @@ def test_a_command_of_a_deployment_is_refused_before_it_starts_anything(tmp_path
         assert main(words.split()) == 1
         printed = capsys.readouterr()
         assert printed.err.count("\n") == 1 and part in printed.err, printed.err
+
+
+# ---- an administrator's files
+
+DEPLOY = Path(__file__).resolve().parent.parent/"docs"/"deploy"
+UNIT, IMAGE = DEPLOY/"fdgnb-site.service", DEPLOY/"Dockerfile"
+
+
+def whole_lines(file):
+    "Lines of a file, joined where they are continued, without comments."
+    lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    return "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+def test_the_unit_is_one(tmp_path):
+    if not shutil.which("systemd-analyze"): pytest.skip("no systemd-analyze here")
+    (tmp_path/UNIT.name).write_text(UNIT.read_text().replace("/opt/fdgnb/.venv/bin/python", "/bin/sh"))
+    done = subprocess.run(["systemd-analyze", "verify", tmp_path/UNIT.name], capture_output=True, text=True)
+    assert not done.returncode and not done.stderr, done.stderr
+
+
+def test_the_image_copies_what_is_there():
+    lines = [line.split() for line in whole_lines(IMAGE)]
+    assert {word for word, *_ in lines} <= {*"FROM WORKDIR COPY RUN USER ENV VOLUME STOPSIGNAL ENTRYPOINT".split()}
+    copied = [path for word, *paths in lines if word == "COPY" for path in paths[:-1]]
+    assert copied and all((DEPLOY.parents[1]/path).exists() for path in copied)
+    pyproject = tomllib.loads((DEPLOY.parents[1]/"pyproject.toml").read_text())
+    extras = re.search(r"\[([a-z,]+)\]", next(" ".join(words) for words in lines if any(".[" in w for w in words)))[1]
+    assert {*extras.split(",")} <= {*pyproject["project"]["optional-dependencies"]}
+
+
+@pytest.mark.parametrize("file", [UNIT, IMAGE], ids=lambda file: file.name)
+def test_the_options_of_an_administrator_s_files_are_those_of_the_command(file, capsys):
+    line = next(line for line in whole_lines(file) if line.startswith(("ExecStart", "ENTRYPOINT")))
+    assert main(["site", "--help"]) == 0
+    known = {*re.findall(r"--[a-z-]+", capsys.readouterr().out)}
+    used = {*re.findall(r"--[a-z-]+", line)}
+    assert {"--key", "--ca", "--home"} <= used <= known

@@ -210,6 +210,8 @@ def test_who_sends_a_model_alone(name):
     alone = all(k.startswith("model.") for k in down | up) and down == up
     assert sends_model_alone(METHODS[name]()) == (alone and name not in ALIKE)
     assert alone or name not in ALIKE
+    kinds = {k.split(".")[0] for k in up} - {"model", "stats", "scalars"}          # the deployment page lists these
+    assert kinds <= {k.split(".")[0] for k in METHODS[name].varying}
 
 
 def test_epsilon_of_full_participation_is_the_gaussian_mechanisms():
