@@ -173,9 +173,8 @@ class Sites(Meeting):
             return answers
         before = self.fed.server.model
         went = {k: measure_change(before, k, upload, round) for k, upload, _ in answers}
-        medians = medians_of_others(went)
-        for k, change in went.items():
-            usual = medians[k]
+        for k, usual in medians_of_others(went).items():
+            change = went[k]
             if not usual or change <= self.max_change*usual: continue
             raise FdgnbError(f"site {k!r} uploaded a model {change:.3g} away from the global one in round {round + 1}, "
                              f"the others {usual:.3g} in the median: more than max_change={self.max_change:g} times as "
