@@ -325,11 +325,13 @@ def site(
     imports: Annotated[str, typer.Option(help="The site's own modules, as the method's.")] = "",
     local_dp: Annotated[str, typer.Option(help="Noise on every model that leaves: a clip, epsilon a round, delta.",
                                           metavar="C,E,D")] = "",
+    allow: Annotated[str, typer.Option(help="What may leave beside models, statistics and numbers: images, features.",
+                                       metavar="KINDS")] = "",
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and key, on this machine alone.")] = False,
 ):
     "Take part in a federation with a folder of images, which stay here: Flower's SuperNode; Ctrl-C ends it."
     from fdgnb.flower.commands import start_site
-    return start_site(folder, superlink, name, key, ca, role, home, device, imports, local_dp, insecure)
+    return start_site(folder, superlink, name, key, ca, role, home, device, imports, local_dp, insecure, allow)
 
 # %% ../nbs/command.ipynb #cmd0000f04
 def is_users(traceback_step):

@@ -241,7 +241,7 @@ class LocalSettings:
     precision: str = hp("float32", "arithmetic of the network's passes; state and aggregation stay float32",
                         choices=("float32", "bfloat16"))
     client_weights: str = hp("samples", "clients' weights in the average", choices=("samples", "uniform"))
-    per_round: int = hp(None, "clients drawn per round; None: all", low=1)
+    per_round: int = hp(None, "clients drawn per round, with dp_clip in the mean; None: all", low=1)
     drop: float = hp(0., "probability that a client does not answer in a round", low=0., high=1.)
     drops: tuple[tuple[int, str], ...] = hp((), "(round, client) pairs that do not answer, for tests")
 

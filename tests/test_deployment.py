@@ -1,6 +1,7 @@
 """Deployments in one process: five folders, a server without data, messages as Flower carries them."""
-import json, shutil, stat, sys, time
+import json, re, shutil, stat, subprocess, sys, time
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 import pytest
 import fdgnb
@@ -47,12 +48,38 @@ def assert_same(run, whole):
 def test_a_deployment_is_the_run_over_the_joined_folders(hospitals, tmp_path, method):
     public = hospitals/"blended" if method == "fedka" else None
     more = dict(mmd_batch=8) if method == "fedka" else {}
-    run, _, said = deploy(hospitals, tmp_path, plan_of(method, **more), public=public)
+    nodes = nodes_of(hospitals, tmp_path)
+    for _, config in nodes.values(): config["allow"] = "images" if method == "fedbr" else ""
+    run, _, said = deploy(hospitals, tmp_path, plan_of(method, **more), nodes, public=public)
     assert_same(run, serial(hospitals, method, **more))
     kept = fdgnb.load(tmp_path/"server")
     images = sorted((hospitals/"inked").glob("*/*.png"))[:4]
     assert kept.predict(images).shape == (4, 3) and kept.history.equals(run.history)
     assert said[-1] == f"kept in {tmp_path/'server'}"
+
+
+@pytest.mark.parametrize("method, more, kind", [
+    ("fedbr", dict(m=1), "images"), ("fedmix", {}, "images"), ("elcfs", {}, "images"),
+    ("mkmmd", dict(exchange="up", mmd_batch=8), "features")])
+def test_samples_leave_a_site_only_where_it_allows_it(hospitals, tmp_path, method, more, kind):
+    nodes = nodes_of(hospitals, tmp_path)
+    for name, config in nodes.values(): config["allow"] = "" if name == "inked" else kind
+    says(lambda: deploy(hospitals, tmp_path, plan_of(method, **more), nodes, public=hospitals/"blended"),
+         f"site 'inked' says: the method {method!r} sends {kind} of this site", f"--allow {kind}")
+
+
+@pytest.mark.parametrize("how", ["an empty folder", "classes of the plan"])
+def test_a_site_may_lack_a_class(hospitals, tmp_path, how):
+    data, load = tmp_path/"data"/"hospitals", dict(classes=["class 2", "class 0", "class 1"])
+    shutil.copytree(hospitals, data)
+    shutil.rmtree(data/"inked"/"class 0")
+    more = dict(load=load) if how == "classes of the plan" else {}
+    whole = serial(data, "fedavg", **more)
+    if not more: (data/"inked"/"class 0").mkdir()
+    run, *_ = deploy(data, tmp_path, plan_of("fedavg", **more))
+    assert_same(run, whole)
+    wrong = plan_of("fedavg", load=dict(classes=["class 0", "class 1", "clas 2"]))
+    refused("unknown class 'clas 2'", data, tmp_path/"wrong", None, wrong)
 
 
 # ---- who is absent, and comes back
@@ -205,7 +232,7 @@ def test_what_a_deployment_cannot_do_is_said_before_the_first_round(hospitals, t
     refused("no answer from inked in 0 s", hospitals, tmp_path, few)
     refused("target='inked': that site trains", hospitals, tmp_path, nodes, small(rounds=1) | dict(target="inked"))
     broken = nodes | {3: ("inked", nodes[3][1] | dict(folder=str(tmp_path/"none")))}
-    refused("site 'inked': no folder", hospitals, tmp_path, broken)
+    refused("the SuperNode registered as 'inked' says: site 'inked': no folder", hospitals, tmp_path, broken)
 
 
 def test_a_model_that_went_a_hundred_times_as_far_is_refused_by_name(hospitals, tmp_path, monkeypatch):
@@ -221,9 +248,25 @@ def test_a_model_that_went_a_hundred_times_as_far_is_refused_by_name(hospitals, 
     says(lambda: deploy(hospitals, tmp_path/"any", plan, max_change=0), "the global model exploded", "'inked'")
 
 
+def test_an_error_is_that_of_the_site_that_says_it(hospitals, tmp_path, monkeypatch):
+    def train(node, net, download, about): raise fdgnb.FdgnbError("site 'optical': its images are damaged")
+    monkeypatch.setitem(sites.ASKS, "train", train)
+    refused("site 'cluttered' says: site 'optical': its images are damaged", hospitals, tmp_path, None)
+
+
 def test_of_two_uploads_none_is_accused(tmp_path):
-    engine = Sites(None, ["a", "b"])
-    assert engine.check_changes([("a", {}, {}), ("b", {}, {})], 0)                       # no model is looked at
+    lines = []
+    engine = Sites(None, ["a", "b"], say=lines.append)
+    for round in range(2): assert engine.check_changes([("a", {}, {}), ("b", {}, {})], round)   # no model is looked at
+    assert len(lines) == 1 and "max_change does nothing" in lines[0]
+
+
+def test_a_site_with_far_more_samples_is_named(hospitals, tmp_path, monkeypatch):
+    real = sites.SitePart.hello
+    many = dict(samples=9000, sizes=dict(train=8000, val=3, test=3))
+    monkeypatch.setattr(sites.SitePart, "hello", lambda self: real(self) | (many if self.name == "optical" else {}))
+    *_, said = deploy(hospitals, tmp_path, small("fedavg", 1))
+    assert any("site 'optical' says that it trains on 8,000 samples" in line for line in said)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +276,9 @@ def hello(hospitals):
 
 @pytest.mark.parametrize("change", [
     dict(name=3), dict(role="boss"), dict(samples=-1), dict(samples=10**400), dict(sizes=[]), dict(name=""),
-    dict(sizes=dict(train=1.5)), dict(data=None), dict(code=[]), dict(defaults=None), dict(looks=[]), dict(more=1),
+    dict(sizes=dict(train=1.5)), dict(sizes=dict(train=10**9)), dict(sizes=dict(train=2**63 - 1)), dict(samples=1),
+    dict(samples=True), dict(sizes=dict(target=1)), dict(data=None), dict(code=[]), dict(defaults=None), dict(looks=[]),
+    dict(more=1),
     dict(classes="abc"), dict(classes=[]), dict(classes=[1]), dict(classes=["a"]*60_000), dict(shape=[3, 16]),
     dict(shape=[3, 0, 16]), dict(shape=[2**20]*3), dict(shape=[1., 1., 1.]), dict(pixels="torch.save"),
     dict(multilabel=1), dict(white=-1), dict(window=[1]), dict(encoder="lite0")])
@@ -378,3 +423,32 @@ def test_a_command_of_a_deployment_is_refused_before_it_starts_anything(tmp_path
         assert main(words.split()) == 1
         printed = capsys.readouterr()
         assert printed.err.count("\n") == 1 and part in printed.err, printed.err
+
+
+# ---- an administrator's files
+
+DEPLOY = Path(__file__).resolve().parent.parent/"docs"/"deploy"
+
+
+def whole_lines(name):
+    "Lines of a file, joined where they are continued, without comments."
+    lines = [line for line in (DEPLOY/name).read_text().splitlines() if not line.startswith("#")]
+    return "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+def test_the_unit_is_one(tmp_path):
+    if not shutil.which("systemd-analyze"): pytest.skip("no systemd-analyze here")
+    unit = tmp_path/"fdgnb-site.service"
+    unit.write_text((DEPLOY/unit.name).read_text().replace("/opt/fdgnb/.venv/bin/python", "/bin/sh"))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert not done.returncode and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name, word", [("fdgnb-site.service", "ExecStart"), ("Dockerfile", "ENTRYPOINT")])
+def test_what_an_administrator_s_files_name_is_there(name, word, capsys):
+    lines = whole_lines(name)
+    assert main(["site", "--help"]) == 0
+    known = {*re.findall(r"--[a-z-]+", capsys.readouterr().out)}
+    assert {*re.findall(r"--[a-z-]+", next(line for line in lines if line.startswith(word)))} <= known
+    copied = [path for line in lines if line.startswith("COPY") for path in line.split()[1:-1]]
+    assert all((DEPLOY.parent.parent/path).exists() for path in copied) and bool(copied) == (name == "Dockerfile")

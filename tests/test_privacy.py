@@ -9,6 +9,7 @@ import fdgnb
 from conftest import bits, one_line, run, same_bits, says
 from digests import data
 from fdgnb.federation.compose import METHODS, method_class, sends_model_alone
+from fdgnb.federation.engine import ENGINES
 from fdgnb.federation.loop import Server, downloads, federated_round, makes_offers, server_update
 from fdgnb.federation.privacy import (check_secret, clip_change, count_drawn, describe_privacy, draw_normal, epsilon,
                                       make_key, spend)
@@ -91,8 +92,23 @@ def test_the_draw_of_clients_is_keyed_and_fair(monkeypatch):
     draw = lambda: ["".join(try_selection(fed, r)[0]) for r in range(500)]
     free = draw()
     assert all(abs(sum(k in names for names in free) - 200) < 50 for k in "abcde") and draw() == free
+    sizes = np.bincount([len(names) for names in free], minlength=6)/500           # each by itself: binomial
+    np.testing.assert_allclose(sizes, [math.comb(5, m)*.4**m*.6**(5 - m) for m in range(6)], atol=.06)
     monkeypatch.setenv("FDGNB_DP_KEY", "a word")
     assert sum(a == b for a, b in zip(free, draw())) < 100
+
+
+@pytest.mark.parametrize("engine", ["threads", "flower"])
+def test_a_round_for_which_nobody_is_drawn_is_noise(small, monkeypatch, engine):
+    "And nothing else, over messages as on threads; nothing is sent."
+    if engine == "flower": pytest.importorskip("flwr")
+    monkeypatch.setitem(ENGINES, "flower", "loopback:open_loopback")
+    given = dict(per_round=1, local_steps=1, eval_every=1, engine=engine, seed=6, **DP)
+    before, r = (run("fedavg", small, rounds=n, **given) for n in (1, 2))
+    assert {row[0] for row in r.rows if row[3] == "training"} == {1} and {row[0] for row in r.book.rows} == {1}
+    moved = torch.cat([(v - before.model.state_dict()[k]).flatten() for k, v in r.model.state_dict().items()
+                       if k.endswith("weight")])
+    assert float(moved.std()) == pytest.approx(.1*.5/1, rel=.05)
 
 
 def test_noise_in_a_deployment_needs_a_secret(monkeypatch):
@@ -194,6 +210,8 @@ def test_who_sends_a_model_alone(name):
     alone = all(k.startswith("model.") for k in down | up) and down == up
     assert sends_model_alone(METHODS[name]()) == (alone and name not in ALIKE)
     assert alone or name not in ALIKE
+    kinds = {k.split(".")[0] for k in up} - {"model", "stats", "scalars"}          # the deployment page lists these
+    assert kinds <= {k.split(".")[0] for k in METHODS[name].varying}
 
 
 def test_epsilon_of_full_participation_is_the_gaussian_mechanisms():

@@ -139,6 +139,14 @@ def test_what_is_no_tensor_of_numbers(small, kind, key):
     refused(cls, small, f"^the upload of client 'inked' holds '{re.escape(key)}.* as .*{says}", rounds=1)
 
 
+@pytest.mark.parametrize("value", [2**63 - 1, -2**63, -1])
+def test_a_counter_that_cannot_be(small, value):
+    def spoil(upload):
+        q = next(q for q in upload if q.endswith("num_batches_tracked"))
+        return upload | {q: torch.full_like(upload[q], value)}
+    refused(spoiled(spoil), small, "the upload of client 'inked' holds .*num_batches_tracked' with numbers", rounds=1)
+
+
 @pytest.mark.parametrize("upload, says", [
     (lambda u: None, "is a NoneType: wanted a dict"), (lambda u: list(u.items()), "is a list: wanted a dict"),
     (lambda u: u | {3: torch.ones(1)}, "has the key 3"), (lambda u: u | {"v": torch.ones(1)}, "'v' names no kind"),

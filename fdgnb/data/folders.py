@@ -243,10 +243,10 @@ def _class_folders(folder, has_parts):
     return [c for part in parts for c in list_subfolders(part)]
 
 
-def _scan(folders, has_parts=False):
-    """domain -> class -> image files; refuses a domain without classes and a class folder without images.
+def _scan(folders, has_parts=False, wanted=None):
+    """domain -> class -> image files; refuses a domain without classes and the folder of a wanted class without images.
 
-    has_parts: classes lie in folders of parts."""
+    has_parts: classes lie in folders of parts. wanted: classes; None: all."""
     warn_of_lost([p for folder in folders.values() for p in sorted(folder.iterdir())])
     warn_of_loose(folders.values())
     of_domain = {d: _class_folders(p, has_parts) for d, p in folders.items()}
@@ -257,7 +257,7 @@ def _scan(folders, has_parts=False):
                              f"<path>/<domain>/{'<part>/'*has_parts}<class>/<image>")
         for c in classes:
             files = list_images(c)
-            if not files:
+            if not files and (wanted is None or c.name in wanted):
                 raise FdgnbError(f"class folder {str(c)!r} has no images ({' '.join(IMAGES)}); "
                                  f"remove the folder or fill it")
             tree[d].setdefault(c.name, []).extend(files)
@@ -267,7 +267,6 @@ def _scan(folders, has_parts=False):
 
 def _choose_classes(name, wanted, tree):
     "The wanted classes (default: all, by name), or the error that names the nearest."
-    check_names(classes=wanted)
     known = sorted({c for by_class in tree.values() for c in by_class})
     for c in wanted or ():
         if c not in known: raise FdgnbError(f"unknown class {c!r} of {name}{nearest(c, known)}")
@@ -322,7 +321,8 @@ def from_folder(
     if not there:
         raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
     folders = {d: there[d] for d in choose_domains(name, domains, there)}
-    tree = _scan(folders, split == "folder")
+    check_names(classes=classes)
+    tree = _scan(folders, split == "folder", classes)
     classes, labeled = _choose_classes(name, classes, tree), {}
     warn_of_alike(name, classes)
     for d, by_class in tree.items():

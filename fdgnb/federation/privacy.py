@@ -21,7 +21,7 @@ def clip_change(change, clip):
 
 
 def count_drawn(settings, clients):
-    "How many of so many clients a round draws."
+    "How many of so many clients a round draws, in the mean."
     return min(settings.per_round or clients, clients)
 
 
@@ -47,7 +47,8 @@ def draw_noise(server, total):
 
 def aggregate_privately(server, uploads):
     "Add the mean of the clients' clipped changes, with noise, to the global model: in place of `aggregate`."
-    s, total, model = server.settings, sum_clipped(server, uploads), server.model
+    s, model = server.settings, server.model
+    total = sum_clipped(server, uploads) or {q: torch.zeros_like(v) for q, v in model.items() if is_vector(v)}
     m, noise = count_drawn(s, len(server.clients)), draw_noise(server, total)
     for q in total:
         model[q] = model[q] + (total[q] + s.dp_noise*s.dp_clip*noise[q])/m
@@ -114,5 +115,5 @@ def describe_privacy(spent):
     "What `spend` gives, as a line."
     if spent["epsilon"] is None: return "privacy: epsilon needs opacus: pip install 'fdgnb[privacy]'"
     worth = f"privacy: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:.2g} for a client"
-    sampled = f", {spent['share']:.3g} of them a round as by Poisson sampling ({spent['unsampled']:.3g} however drawn)"
+    sampled = f", {spent['share']:.3g} of them a round in the mean ({spent['unsampled']:.3g} however drawn)"
     return worth + sampled*(spent["share"] < 1) + f": the models of {spent['rounds']} rounds, not scores and losses"

@@ -7,6 +7,7 @@ __all__ = ['run_round']
 
 # %% ../../nbs/federation/04_rounds.ipynb #bc4c2697
 import math, torch
+from statistics import NormalDist
 from torch.nn.utils import get_total_norm
 from fdgnb.core import FdgnbError, generator
 from fdgnb.vectors import COMMON, is_vector, norm, part
@@ -31,18 +32,20 @@ def try_selection(fed, round, attempt=0):
     absent = {k for r, k in s.drops if r == round + 1}
     rng = lambda purpose: generator(fed.seed, round, "server", purpose)
     if s.per_round and s.per_round < len(clients):
-        if s.dp_clip is None: order = torch.randperm(len(clients), generator=rng("draw"))
-        else: order = draw_normal(make_key(fed.seed, round, "draw"), len(clients)).argsort()       # as hard to guess
-        clients = [clients[i] for i in sorted(order[:s.per_round].tolist())]
+        if s.dp_clip is None: drawn = torch.randperm(len(clients), generator=rng("draw"))[:s.per_round].tolist()
+        else:                                                # each by itself, and as hard to guess as the noise
+            rare = NormalDist().inv_cdf(s.per_round/len(clients))
+            drawn = (draw_normal(make_key(fed.seed, round, "draw"), len(clients)) <= rare).nonzero()[0]
+        clients = [clients[i] for i in sorted(drawn)]
     lost = torch.rand(len(clients), generator=rng(f"drop {attempt}")) < s.drop
     return clients, [k for k, gone in zip(clients, lost) if not gone and k not in absent]
 
 
 def select_clients(fed, round):
-    "(drawn, available) of a round; FdgnbError when nobody answers three times."
+    "(drawn, available) of a round; FdgnbError when none of some drawn answers three times."
     for attempt in range(3):
         drawn, there = try_selection(fed, round, attempt)
-        if there: return drawn, there
+        if there or not drawn: return drawn, there
     raise FdgnbError(f"round {round + 1} failed: none of {', '.join(drawn)} answered in three tries; "
                      "the last checkpoint is kept")
 
@@ -126,7 +129,8 @@ def take_uploads(fed, engine, down, round, scoring, ledger, rows, changes):
         rows += said["rows"]
         if said["start"] is not None: fed.start[k] = said["start"]
         yield k, ledger.count(round + 1, k, "up", upload)
-    if not changes: raise FdgnbError(f"round {round + 1} failed: nobody answered; the last checkpoint is kept")
+    if down and not changes:
+        raise FdgnbError(f"round {round + 1} failed: nobody answered; the last checkpoint is kept")
 
 
 def score_round(fed, engine, down, round, scoring):
@@ -163,7 +167,7 @@ def run_round(
     check_finite("server", fed.server.state, fed.method.gaps, round)
     tried = []
     if "aggregated" in scoring: rows += score_round(fed, engine, down, round, scoring)
-    else: tried = try_model(engine, down, list(changes), round)
+    elif changes: tried = try_model(engine, down, list(changes), round)
     check_loss(rows, changes, round, tried)
     check_progress(fed, rows, tried, round)
     return down, [(round + 1, *r) for r in rows]
@@ -171,6 +175,7 @@ def run_round(
 # %% ../../nbs/federation/04_rounds.ipynb #542f95ac
 def find_outlier(changes):
     "(client, its change, the others' largest) of who went over 100 times as far as the others; or None."
+    if not changes: return None
     k, *others = sorted(changes, key=changes.get, reverse=True)
     most, next_ = changes[k], changes[others[0]] if others else math.inf
     return (k, most, next_) if most > 100*next_ else None

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/federation/06_shared.ipynb #shared03
-import copy, torch
+import copy, statistics, torch
 from torch import nn
 from fdgnb.core import FdgnbError, seeded
 from fdgnb.vectors import part, scale
@@ -66,6 +66,11 @@ def note_senders(server, tag, uploads):
 def list_sent_by_all(server, uploads):
     "Names of the network's parameters that every client sent."
     return [q for q, _ in server.net.named_parameters() if all(f"model.{q}" in u for _, u in uploads)]
+
+
+def medians_of_others(values):
+    "{k: the median of the others' values} of {k: value}; its own where it is alone."
+    return {k: statistics.median([v for other, v in values.items() if other != k] or [values[k]]) for k in values}
 
 
 def mean_of(server, uploads, tag):

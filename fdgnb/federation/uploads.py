@@ -56,8 +56,10 @@ def find_infinite(tensors):
 
 
 def find_huge(tensors):
-    "The name of the first of {name: finite tensor} that holds a number beyond `MOST`; None where none does."
+    "The name of one of {name: finite tensor} that holds a number beyond `MOST`; None where none does."
     vectors = {k: v for k, v in tensors.items() if is_vector(v)}
+    for k, v in tensors.items():
+        if k not in vectors and v.numel() and max(abs(int(v.min())), int(v.max())) > MOST: return k
     if get_total_norm(list(vectors.values())) <= MOST: return None
     return next((k for k, v in vectors.items() if (v.abs() > MOST).any()), None)
 
@@ -85,9 +87,10 @@ def check_numbers(payload, whose, samples, round, loss=0., may_explode=False):
     if where:
         raise FdgnbError(f"{whose} is not finite after round {round + 1} ({where}): "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
-    where = next((k for k, v in known.items() if k.endswith("running_var") and v.numel() and v.min() < 0), None)
-    if where: raise FdgnbError(f"{whose} holds {where!r} with a negative variance after round {round + 1}")
-    where = find_huge({k: v for k, v in known.items() if not (may_explode and k.startswith("model."))})
+    below = ("running_var", "num_batches_tracked")
+    where = next((k for k, v in known.items() if k.endswith(below) and v.numel() and v.min() < 0), None)
+    if where: raise FdgnbError(f"{whose} holds {where!r} with numbers below 0 after round {round + 1}")
+    where = find_huge({k: v for k, v in known.items() if not (may_explode and k.startswith("model.") and is_vector(v))})
     if where:
         raise FdgnbError(f"{whose} holds {where!r} with numbers beyond {MOST:g} after round {round + 1}: "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")

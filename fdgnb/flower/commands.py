@@ -320,6 +320,7 @@ def start_site(
     imports: str = "",  # the site's own modules, as the method's
     local_dp: str = "",  # CLIP,EPSILON,DELTA: noise that the site adds to every model that it sends
     insecure: bool = False,  # without TLS and key, on this machine alone
+    allow: str = "",  # what may leave beside models, statistics and numbers: images, features, or images,features
 ) -> int:  # the code with which the SuperNode ended
     "Start Flower's SuperNode for a site's folder; back when it ends, as by Ctrl-C."
     host, port = read_address(superlink)
@@ -333,6 +334,7 @@ def start_site(
         if not Path(file).is_file(): raise FdgnbError(f"{what} {file}: no such file")
     check_server(host, port, None if insecure else ca)
     config = dict(name=name, folder=folder, home=home, role=role, device=device, imports=imports)
+    if allow: config["allow"] = allow
     if local_dp:
         from fdgnb.flower.site import read_local_dp            # with Flower and torch, which other commands do without
         read_local_dp(local_dp)

@@ -6,7 +6,7 @@
 __all__ = ['app', 'Sites', 'serve', 'play_there', 'main']
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0004
-import fcntl, json, os, secrets, statistics, time, traceback
+import fcntl, json, os, secrets, time, traceback
 from contextlib import contextmanager
 from pathlib import Path
 from .wire import pack, unpack                               # before flwr: it turns its telemetry off
@@ -15,6 +15,7 @@ from flwr.serverapp import ServerApp
 from ..core import FdgnbError, atomic_write, echo, parse_json, read_regular, writing
 from ..federation.engine import closing, keep_large_blocks, one_thread, repeatable
 from ..federation.rounds import measure_change
+from ..federation.shared import medians_of_others
 from .engine import Flower
 from ..runs.callbacks import as_callbacks
 from ..runs.checkpoints import start_again
@@ -86,12 +87,13 @@ class Meeting(Flower):
 
     def bind(self, node, registered, reply):
         "Take a node for the site that it says it is, or refuse it."
-        if reply.has_error(): return self.tell(f"a SuperNode does not say who it is: {reply.error.reason}")
+        who = f"the SuperNode registered as {registered!r}" if registered else "a SuperNode"
+        if reply.has_error(): return self.tell(f"{who} does not say who it is: {reply.error.reason}")
         try: said = unpack(reply.content, self.most_of_words)[1]
-        except FdgnbError as e: return self.tell(f"a SuperNode sends {e}")
-        if "error" in said: return self.tell(str(said["error"]))
+        except FdgnbError as e: return self.tell(f"{who} sends {e}")
+        if "error" in said: return self.tell(f"{who} says: {said['error']}")
         try: name = read_hello(said)["name"]
-        except FdgnbError as e: return self.tell(f"refused: {e}")
+        except FdgnbError as e: return self.tell(f"{who} is refused: {e}")
         why = refuse_claim(name, registered, self.names, self.nodes, self.secure)
         why = why or refuse_change(said, self.hellos.get(name))
         if why: return self.tell(f"refused: {why}")
@@ -123,6 +125,7 @@ class Meeting(Flower):
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0010
 class Sites(Meeting):
     "The engine of a deployment: Flower's SuperNodes, each known as a site."
+    says = "site {k!r} says: {error}"
     def __init__(self,
         grid,  # Flower's
         names: list[str],  # the federation's sites
@@ -141,6 +144,10 @@ class Sites(Meeting):
         self.may_explode = fed.settings.diverge == "go"
         size = sum(v.numel()*v.element_size() for v in fed.server.model.values())
         self.most = dict(train=16*size + self.most_of_words, score=self.most_of_words, trial=self.most_of_words)
+        medians = medians_of_others({c.id: c.n() for c in fed.clients})
+        for c in fed.clients:
+            if c.n() > 10*medians[c.id]: self.say(f"site {c.id!r} says that it trains on {c.n():,} samples, over ten "
+                                                  "times the others' median: the model follows it alone")
 
     def write(self, k, payload, about):
         "The content of a message to a site: `after` is the round whose state it takes up."
@@ -162,12 +169,13 @@ class Sites(Meeting):
 
     def check_changes(self, answers, round):
         "The answers; FdgnbError naming the site whose model went much further than the others'."
-        if len(answers) < 3: return answers                              # which of two is the honest one?
+        if len(answers) < 3:
+            self.tell("max_change does nothing in a round of fewer than three uploads: which of two is the honest one?")
+            return answers
         before = self.fed.server.model
         went = {k: measure_change(before, k, upload, round) for k, upload, _ in answers}
-        for k, change in went.items():
-            others = [v for other, v in went.items() if other != k]
-            usual = statistics.median(others) if others else 0.
+        for k, usual in medians_of_others(went).items():
+            change = went[k]
             if not usual or change <= self.max_change*usual: continue
             raise FdgnbError(f"site {k!r} uploaded a model {change:.3g} away from the global one in round {round + 1}, "
                              f"the others {usual:.3g} in the median: more than max_change={self.max_change:g} times as "
@@ -210,8 +218,8 @@ def report(say):
     def after_round(run, rows):
         losses = [v for *_, p, m, v in rows if (p, m) == ("training", "loss")]
         here = ", ".join(c for _, c, _, p, m, _ in rows if (p, m) == ("training", "loss"))
-        loss, seconds = sum(losses)/len(losses), run.seconds[-1]
-        say(f"round {run.round} of {run.fed.rounds}: {seconds:.1f} s, loss {loss:.4f}; {here}")
+        loss = f"loss {sum(losses)/len(losses):.4f}; {here}" if losses else "nobody was drawn"
+        say(f"round {run.round} of {run.fed.rounds}: {run.seconds[-1]:.1f} s, {loss}")
     return after_round
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0013

@@ -17,7 +17,7 @@ from fdgnb.core import FdgnbError, echo
 from fdgnb.federation.engine import one_thread
 from fdgnb.federation.node import ASKS, SCORES
 from fdgnb.federation.steps import Stop, Stopped
-from fdgnb.federation.uploads import check_entries, check_numbers
+from fdgnb.federation.uploads import MOST, check_entries, check_numbers
 from fdgnb.settings import Settings
 
 # %% ../../nbs/flower/02_engine.ipynb #fleng06
@@ -26,8 +26,8 @@ POINTS = dict(train=("training", "local"), score=("aggregated", "adapted"))
 
 
 def is_number(v):
-    "Whether a value is one number of at most 64 bits; NaN is."
-    return type(v) is float or type(v) is int and abs(v) < 2**63
+    "Whether a value is one number; NaN is, and a whole number up to `MOST`."
+    return type(v) is float or type(v) is int and abs(v) <= MOST
 
 
 def describe_range(point, metric, value):
@@ -71,7 +71,8 @@ def read_said(what, k, said, sizes):
                          f"wanted {sorted(SAID[what])}")
     for name in said.keys() & {"start", "loss"}:
         is_absent = name == "start" and said[name] is None
-        if not is_absent and not is_number(said[name]):
+        is_huge = name == "start" and is_number(said[name]) and MOST < abs(said[name]) < math.inf
+        if is_huge or not is_absent and not is_number(said[name]):
             raise FdgnbError(f"client {k!r} says {name}={echo(said[name], 200)}: wanted a number")
     return said | dict(rows=read_rows(what, k, said["rows"], sizes)) if "rows" in said else said
 
@@ -95,6 +96,7 @@ def message_type(what):
 class Flower:
     "The engine of several processes: every node is asked by a message over Flower's grid."
     poll = .1                                  # seconds from one look for replies to the next
+    says = "{error}"                           # how an error that a node answers is reported
     def __init__(self,
         grid,                                  # Flower's, or what has its push_messages and pull_messages
         nodes: dict[str, int],                 # {id: Flower's number of the node}
@@ -156,7 +158,7 @@ class Flower:
         self.count(what, k, about, "up", reply.content)
         try: payload, said = unpack(reply.content, self.most.get(what, MOST_BYTES))
         except FdgnbError as e: raise FdgnbError(f"client {k!r} sends {e}") from None
-        if "error" in said: raise FdgnbError(" ".join(str(said["error"]).split()))
+        if "error" in said: raise FdgnbError(self.says.format(k=k, error=said["error"]))
         sizes = self.sizes[k]
         said = read_said(what, k, said, sizes)
         check_payload(what, k, payload, said, sizes.get("train", 0), about["round"], self.may_explode)

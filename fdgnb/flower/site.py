@@ -22,7 +22,8 @@ from ..runs.imports import import_modules
 from ..runs.sites import CannotAnswer, SitePart, answer
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0007
-CONFIG = {"name": ..., "folder": ..., "home": ..., "role": "client", "device": "cpu", "imports": "", "local-dp": ""}
+CONFIG = {"name": ..., "folder": ..., "home": ..., "role": "client", "device": "cpu", "imports": "", "local-dp": "",
+          "allow": ""}
 
 
 def read_config(given):
@@ -50,7 +51,11 @@ def answer_here(what, content, plan, config):
     part = make_part(plan, json.dumps(c), json.dumps(about.get("told")))
     if c["local-dp"]: check_local_dp(part.method, c["local-dp"])
     if what == "hello": return {}, part.hello()
-    with one_thread(), repeatable(part.device): return answer(part, what, download, about, c["home"])
+    with one_thread(), repeatable(part.device): payload, said = answer(part, what, download, about, c["home"])
+    kinds = {k.split(".")[0] for k in payload} - {"model", "stats", "scalars", *c["allow"].split(",")}
+    if not kinds: return payload, said
+    raise FdgnbError(f"the method {part.method.name!r} sends {' and '.join(sorted(kinds))} of this site, which has not "
+                     f"allowed it: choose another method, or start the site with --allow {','.join(sorted(kinds))}")
 
 
 def say_what(what, content, name):
@@ -131,7 +136,7 @@ def reply_to(
     except CannotAnswer as e: why = e
     except FdgnbError as e:
         print(f"fdgnb: {name} ends the run: {e}", flush=True)
-        return Message(pack({}, dict(error=f"site {name!r}: {e}")), reply_to=message)
+        return Message(pack({}, dict(error=f"site {name!r}: {e}" if what == "hello" else str(e))), reply_to=message)
     print(f"fdgnb: {name} stays away: {why}", flush=True)
     return Message(Error(code=1, reason=str(why)), reply_to=message)
 

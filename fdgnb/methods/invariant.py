@@ -180,14 +180,14 @@ class FedIIR(Method):
 
     def offer(self, model, client):
         g = mean_head_gradient(model, client.batches("train"), client.n())
-        n = {"scalars.fediir.n": scalar(client.n())}
+        n = {"scalars.n": scalar(client.n())}
         return {**super().offer(model, client), **tagged("stats.fediir", g), **n}
 
     def gather(self, server, offers):
         super().gather(server, offers)
-        n = sum(float(o["scalars.fediir.n"]) for _, o in offers)
+        n = sum(float(o["scalars.n"]) for _, o in offers)
         for k in part(offers[0][1], "stats.fediir"):
-            new = sum(float(o["scalars.fediir.n"])/n*o[f"stats.fediir.{k}"] for _, o in offers)
+            new = sum(float(o["scalars.n"])/n*o[f"stats.fediir.{k}"] for _, o in offers)
             old, b = server.state.get(f"fediir.{k}", torch.zeros_like(new)), self.h.iir_ema
             server.state[f"fediir.{k}"] = b*old + (1 - b)*new
 

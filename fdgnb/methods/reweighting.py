@@ -6,15 +6,19 @@
 __all__ = []
 
 # %% ../../nbs/methods/08_reweighting.ipynb #6a0116cf
-import math, torch
+import math, torch, warnings
+from fdgnb.core import FdgnbError
 from fdgnb.vectors import scalar, tagged
 from fdgnb.settings import hp
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 from fdgnb.federation.node import evaluate
-from fdgnb.federation.shared import list_sent_by_all
+from fdgnb.federation.shared import list_sent_by_all, medians_of_others
 
 # %% ../../nbs/methods/08_reweighting.ipynb #76923019
+FAR = 10                                   # times the others' median, or an untrained loss: as far as a loss counts
+
+
 class ByLoss(Method):
     "Every client reports the received model's loss on its training samples."
     replaces = ("decide",)
@@ -24,7 +28,23 @@ class ByLoss(Method):
     def _risk(self, model, client): return evaluate(model, client, "train")[1]
     def upload(self, model, client):
         return super().upload(model, client) | {"scalars.reweighting.loss": scalar(client.scratch["risk"])}
-    def decide(self, server, uploads): return share_out(server, uploads, self._shares(server, uploads))
+    def decide(self, server, uploads):
+        uploads = clip_losses(server, uploads)
+        return share_out(server, uploads, self._shares(server, uploads))
+
+
+def clip_losses(server, uploads, key="scalars.reweighting.loss"):
+    """The uploads, their losses at most `FAR` times the others' median, or ln C and 1 where these are more.
+
+    FdgnbError on a loss below 0."""
+    losses, clipped = {k: float(u[key]) for k, u in uploads}, []
+    untrained, usual = max(1., math.log(server.n_classes or 1)), medians_of_others(losses)
+    for k, upload in uploads:
+        loss, most = losses[k], FAR*max(untrained, usual[k])
+        if loss < 0: raise FdgnbError(f"client {k!r} reports the loss {loss:.3g}: wanted at least 0")
+        if loss > most: warnings.warn(f"client {k!r} reports a loss over {FAR} times the others': it counts as that")
+        clipped.append((k, upload | {key: scalar(min(loss, most))}))
+    return clipped
 
 
 def keep_reported(server, uploads, key, name):

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from fdgnb.core import FdgnbError, atomic_write, echo
 from fdgnb.settings import Settings, make
-from fdgnb.data.domain import Dataset, Domain, suggest_settings
-from fdgnb.data.folders import list_subfolders
+from fdgnb.data.domain import Dataset, Domain, check_names, suggest_settings
+from fdgnb.data.folders import list_images, list_subfolders
 from fdgnb.data.partitions import client_splits
 from fdgnb.federation.loop import Client
 from fdgnb.federation.node import ASKS, Node
@@ -64,18 +64,27 @@ def read_site(
     load: dict,  # the loader's options
     beside: dict,  # groups and split, as the loader takes them
 ) -> Dataset:
-    "Read the one domain of a site; FdgnbError where the folder holds several and none of its name."
+    """Read the one domain of a site; FdgnbError where the folder holds several and none of its name.
+
+    Of the classes, which are `load`'s or else the folder's, some may be without an image."""
     folder = Path(folder).absolute()
     if not folder.is_dir(): raise FdgnbError(f"no folder {echo(str(folder))}: wanted one of <class>/<image>")
     there = [p.name for p in list_subfolders(folder)]
-    if holds_classes(folder): folder, load = folder.parent, load | dict(domains=[folder.name])
-    elif name in there: load = load | dict(domains=[name])
-    elif len(there) > 1:
-        raise FdgnbError(f"{folder} holds the domains {', '.join(there[:4])}, none named {echo(name)}: "
-                         "a site has one; give its folder")
-    data = load_data(folder, size, load, beside)
-    domain = replace(data.first, name=name)
-    return replace(data, name=federation, domains={name: domain})
+    if not holds_classes(folder):
+        if name not in there and len(there) > 1:
+            raise FdgnbError(f"{folder} holds the domains {', '.join(there[:4])}, none named {echo(name)}: "
+                             "a site has one; give its folder")
+        folder /= name if name in there else "".join(there)
+    check_names(classes=load.get("classes"))
+    there = {p.name: p for p in list_subfolders(folder)}
+    classes = list(load.get("classes") or there)
+    filled = [c for c in classes if c in there and list_images(there[c])]
+    is_misspelled = {*classes} - {*there} and {*there} - {*classes}          # perhaps: the loader says so
+    if filled and not is_misspelled: load = load | dict(classes=filled)
+    data = load_data(folder.parent, size, load | dict(domains=[folder.name]), beside)
+    domain = data.first
+    if len(data.classes) < len(classes): domain.y = torch.tensor([classes.index(c) for c in data.classes])[domain.y]
+    return replace(data, name=federation, classes=classes, domains={name: replace(domain, name=name)})
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00011
 ROLES = "client", "target"
@@ -183,7 +192,10 @@ def read_hello(
     who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
     check_said(who, said, HELLO)
     check_said(who, said["looks"], LOOKS)
-    return said
+    sizes, parts = said["sizes"], {"target"} if said["role"] == "target" else {"train", "val", "test"}
+    if sizes.keys() <= parts and sum(sizes.values()) <= said["samples"]: return said
+    raise FdgnbError(f"{who} says sizes={echo(sizes, 100)} of itself: wanted {', '.join(sorted(parts))}, together at "
+                     f"most its {said['samples']} samples")
 
 
 def differ_in(mine, theirs, who, other):

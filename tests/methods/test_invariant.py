@@ -90,7 +90,7 @@ def check_fediir(room):
     offers = []
     for k in range(2):
         g, n = room.mean_head_gradient(net, batches[k], len(X[k])), torch.tensor(float(len(X[k])))
-        offers.append((k, {f"stats.fediir.{q}": v for q, v in g.items()} | {"scalars.fediir.n": n}))
+        offers.append((k, {f"stats.fediir.{q}": v for q, v in g.items()} | {"scalars.n": n}))
     m.gather(server, offers)
     mean = {q: server.state[f"fediir.{q}"] for q in ("weight", "bias")}
     near([*mean.values()], GOLDEN["fediir"]["mean"])
@@ -319,7 +319,7 @@ def test_fediir_penalty_is_the_squared_distance_to_the_mean(small):
 
 def test_fediir_moving_average_of_two_gatherings():
     m, server = invariant.FedIIR(), SimpleNamespace(state={})
-    one = lambda v, n: {"stats.fediir.w": torch.tensor([v]), "scalars.fediir.n": torch.tensor(n)}
+    one = lambda v, n: {"stats.fediir.w": torch.tensor([v]), "scalars.n": torch.tensor(n)}
     m.gather(server, [("a", one(1., 10.)), ("b", one(4., 20.))])                          # mean 3
     m.gather(server, [("a", one(2., 10.)), ("b", one(2., 20.))])                          # mean 2
     assert server.state["fediir.w"].item() == pytest.approx(.95*(.05*3) + .05*2, abs=1e-6)
@@ -331,7 +331,7 @@ def test_fediir_offers_the_mean_gradient_before_every_round(small, tiny):
     offers = {c.id: client_offer(fed.method, net, c, down[c.id], 0) for c in clients}
     exact = [closed_form(net, *c.take(torch.arange(c.n()))) for c in clients]
     for c, (w, b) in zip(clients, exact):
-        assert int(offers[c.id]["scalars.fediir.n"]) == 48
+        assert int(offers[c.id]["scalars.n"]) == 48
         close(offers[c.id]["stats.fediir.weight"], w)
         close(offers[c.id]["stats.fediir.bias"], b)
     then = server_gather(fed.method, fed.server, offers.items(), 0)

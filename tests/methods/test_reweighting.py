@@ -20,6 +20,18 @@ KEYS = ["arfl", "groupdro", "fedgma", "fedheal"]
 LOSS = "scalars.reweighting.loss"
 
 
+def test_one_report_decides_nothing():
+    "A loss of 1e11, once, gave a client all weight for ever; one below 0 gives it all of ARFL's."
+    rule, server = GroupDRO(eta_q=.1), Server({}, "abc", n_classes=3)
+    rule.setup(server)
+    with pytest.warns(UserWarning, match="client 'c' reports a loss over 10 times"):
+        weights = rule.decide(server, heard([1., 1.2, 1e11]))
+    assert weights["c"] == 1 and weights["a"] == pytest.approx(np.exp(.1*(1 - 11)))
+    for cls in (GroupDRO, ARFL):
+        rule = cls()
+        with pytest.raises(FdgnbError, match="client 'b' reports the loss -1"): rule.decide(server, heard([1, -1, 1]))
+
+
 def number(v): return torch.tensor(v, dtype=torch.float64)
 
 
@@ -44,7 +56,7 @@ def sent(models, n):
 
 def heard(losses):
     "Uploads of the first clients of a, b, c."
-    return [(k, {LOSS: number(v), "scalars.n": number(n)}) for k, n, v in zip("abc", (5., 10., 20.), losses)]
+    return [(k, {LOSS: number(float(v)), "scalars.n": number(n)}) for k, n, v in zip("abc", (5., 10., 20.), losses)]
 
 
 class Bowl(Method):
