@@ -103,7 +103,7 @@ class Client:
     @property
     def multilabel(self):
         "Whether a sample may have several labels, y a matrix of zeros and ones."
-        return any(s.y.ndim == 2 for s in self.splits.values())
+        return any(s.multilabel for s in self.splits.values())
 
     def n(self, split="train"):
         "Samples in a split (0 where there is none)."

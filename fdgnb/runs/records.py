@@ -96,7 +96,7 @@ def scored_labels(run):
     "Classes (N,), or labels (N, C), int64 of what `predictions` are of; none of what has neither data nor arrays."
     if hasattr(run, "arrays"): return run.arrays["label"]                            # read from a folder
     splits = [c.splits[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") and run.fed.nodes else []
-    labels = [s.y[s.index].cpu().numpy().astype("int64") for s in splits]
+    labels = [s.y.cpu().numpy().astype("int64") for s in splits]
     return np.concatenate(labels) if labels else np.empty(0, "int64")
 
 
@@ -128,7 +128,7 @@ def draw_balanced(labels, most, rng):
 def unseen_split(client):
     "A `Split` of what was not trained on: target, or test and validation; training samples failing those."
     splits = [client.splits[s] for s in ("target", "test", "val") if client.n(s)] or [client.splits["train"]]
-    return Split(splits[0].x, splits[0].y, torch.cat([s.index for s in splits]))
+    return Split(splits[0]._x, splits[0]._y, torch.cat([s.index for s in splits]))
 
 
 @torch.inference_mode()
@@ -138,7 +138,7 @@ def features(run, most=600):
     for c in everyone:
         net, data, where = run.model_of(c.id), unseen_split(c), domains_of(run).index(c.id)
         rng = generator(run.fed.seed, client=c.id, purpose="embedding")
-        labels = data.y[data.index].cpu().numpy()
+        labels = data.y.cpu().numpy()
         if c.multilabel: labels = np.zeros(len(labels))                      # drawn at random
         rows = draw_balanced(labels, most//len(everyone), rng)
         for idx in torch.from_numpy(rows).split(256):
