@@ -6,16 +6,17 @@
 __all__ = ['ASKS', 'Node', 'offer', 'train', 'receive', 'score', 'trial']
 
 # %% ../../nbs/federation/08_node.ipynb #nodimp0001
-import copy, math, torch
+import copy, functools, inspect, math, random, torch
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass
+from contextlib import contextmanager
 from fdgnb.core import FdgnbError
 from fdgnb.data.domain import has_class
-from fdgnb.federation.compose import hooks_of
+from fdgnb.federation.compose import hooks_of, own_classes
 from fdgnb.federation.loop import Client, Method, client_offer, client_update
 from fdgnb.federation.shared import draw_order
-from fdgnb.federation.steps import label_loss
+from fdgnb.federation.steps import check_stop, label_loss
 from fdgnb.federation.uploads import find_infinite
 
 # %% ../../nbs/federation/08_node.ipynb #nodclass01
@@ -26,6 +27,65 @@ class Node:
     method: Method                             # whose hooks are called
     role: str = "client"                       # or "target": the unseen client, who is only scored
     unseen: Client = None                      # the unseen client, where it is on the same machine
+
+# %% ../../nbs/federation/08_node.ipynb #nodguard01
+def contents(v):
+    "What a value holds, to see whether it changes: the version of a tensor, the items of a container."
+    if torch.is_tensor(v): return [v._version]
+    if isinstance(v, dict): return [*v, *v.values()]
+    if isinstance(v, (list, tuple, set)): return list(v)
+    return list(getattr(v, "__dict__", {}).values())
+
+
+def is_same(before, after):
+    "Whether two lists hold the same objects, or equal numbers."
+    return len(before) == len(after) and all(a is b or type(a) is int and a == b for a, b in zip(before, after))
+
+
+def attributes_of(method):
+    "{name: (value, its contents)} of what a method and its own classes keep."
+    owners = [method, *own_classes(type(method))]
+    values = {k: v for owner in reversed(owners) for k, v in vars(owner).items()}
+    return {k: (v, contents(v)) for k, v in values.items() if not k.startswith("__") and not inspect.isroutine(v)}
+
+
+def hooks_on(net):
+    "{layer: how many hooks are on it} of a network."
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    return {name: sum(len(getattr(layer, kind)) for kind in kinds) for name, layer in net.named_modules()}
+
+
+def states_of_generators():
+    "The states of the process's random generators."
+    _, words, place, *_ = np.random.get_state()
+    return dict(torch=torch.get_rng_state().numpy().tobytes(), numpy=(words.tobytes(), place), random=random.getstate())
+
+
+def find_left(method, net, attributes, hooks, generators):
+    "What a client's work has left on what clients share, with the remedy; '' where that is as it was."
+    for name, (value, held) in attributes_of(method).items():
+        was = attributes.get(name)
+        if was and was[0] is value and is_same(was[1], held): continue
+        return f"keeps {name!r} on itself, which all clients share: put it into client.state or client.scratch"
+    layer = next((k for k, n in hooks_on(net).items() if n > hooks.get(k, 0)), None)
+    if layer is not None: return f"leaves a hook on {layer or 'the network'!r}: remove it in `end`"
+    drawn = next((k for k, state in states_of_generators().items() if state != generators[k]), None)
+    if not drawn: return ""
+    where = ", ".join(hooks_of(type(method)))
+    return (f"draws from the global random generator of {drawn} (in one of: {where}), so that no two runs are equal: "
+            "draw from client.rng('a purpose') or from the rng that a hook is given")
+
+
+def leave_nothing(work):
+    "Decorator: FdgnbError where a client's work leaves something on the method, the network or global generators."
+    @functools.wraps(work)
+    def watched(node, net, download, about):
+        before = attributes_of(node.method), hooks_on(net), states_of_generators()
+        answer = work(node, net, download, about)
+        left = find_left(node.method, net, *before)
+        if left: raise FdgnbError(f"method {node.method.name or type(node.method).__name__!r} {left}")
+        return answer
+    return watched
 
 # %% ../../nbs/federation/08_node.ipynb #nodcode001
 def offer(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
@@ -69,7 +129,7 @@ def trial(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
     with torch.no_grad(): return {}, dict(loss=float(label_loss(net.eval()(x).float(), y, client)))
 
 
-ASKS = dict(offer=offer, train=train, score=score, trial=trial)
+ASKS = dict(offer=leave_nothing(offer), train=leave_nothing(train), score=leave_nothing(score), trial=trial)
 
 # %% ../../nbs/federation/08_node.ipynb #severalcd1
 def aurocs(p, y):
@@ -85,12 +145,19 @@ def aurocs(p, y):
     return out
 
 
+def scored_batches(client, split, order=None):
+    "All samples of a client's split in batches with their labels, as they come or in an `order` (N,)."
+    for batch in client._scored[split].batches(256, client.settings.normalize, order):
+        check_stop()
+        yield batch
+
+
 def collect_logits(predict, client, split):
     "Logits (N, C) and labels of all samples of a client's split, as they come; a method may see them in another order."
     is_network = isinstance(predict, torch.nn.Module)
     order = None if is_network else draw_order(client, client.n(split))
     with torch.inference_mode() if is_network else torch.no_grad():
-        pairs = [(predict(x).float(), y) for x, y in client.batches(split, order=order)]
+        pairs = [(predict(x).float(), y) for x, y in scored_batches(client, split, order)]
     logits, labels = map(torch.cat, zip(*pairs))
     if order is None: return logits, labels
     back = order.argsort()
@@ -117,7 +184,7 @@ def evaluate(model, client, split, predict=None):
     order = draw_order(client, client.n(split)) if predict else None
     hits = loss = 0.
     with torch.no_grad() if predict else torch.inference_mode():
-        for x, y in client.batches(split, order=order):
+        for x, y in scored_batches(client, split, order):
             out = predict(x) if predict else model(x)
             hits = hits + (out.argmax(1) == y).sum()
             loss = loss + F.cross_entropy(out.float(), y, reduction="sum")
