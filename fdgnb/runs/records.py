@@ -21,6 +21,7 @@ from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.engine import cores, one_thread
+from ..federation.node import scored_batches
 from .metrics import domains_of, format_bytes, rules_table, seconds, traffic
 from .finetune import TUNED, Tuned
 from .selected import Kept
@@ -95,7 +96,7 @@ def scored_clients(run): return [run.fed.target_client] if run.fed.target_client
 def scored_labels(run):
     "Classes (N,), or labels (N, C), int64 of what `predictions` are of; none of what has neither data nor arrays."
     if hasattr(run, "arrays"): return run.arrays["label"]                            # read from a folder
-    splits = [c.splits[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") and run.fed.nodes else []
+    splits = [c._scored[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") and run.fed.nodes else []
     labels = [s.y.cpu().numpy().astype("int64") for s in splits]
     return np.concatenate(labels) if labels else np.empty(0, "int64")
 
@@ -109,7 +110,7 @@ def predictions(run, rule=None):
     out = dict(predicted=[], label=[], domain=[])
     for c in scored_clients(run):
         net, where = run.model_of(c.id, rule), domains_of(run).index(c.id)
-        for x, y in c.batches(split_of(c)):
+        for x, y in scored_batches(c, split_of(c)):
             logits = net(x)
             called = logits > 0 if c.multilabel else logits.argmax(1)
             batch = called, y, torch.full((len(y),), where)
@@ -127,7 +128,7 @@ def draw_balanced(labels, most, rng):
 
 def unseen_split(client):
     "A `Split` of what was not trained on: target, or test and validation; training samples failing those."
-    splits = [client.splits[s] for s in ("target", "test", "val") if client.n(s)] or [client.splits["train"]]
+    splits = [client._scored[s] for s in ("target", "test", "val") if client.n(s)] or [client._scored["train"]]
     return Split(splits[0]._x, splits[0]._y, torch.cat([s.index for s in splits]))
 
 
