@@ -365,7 +365,7 @@ class Split:
         normalize: str = "none",  # a name of SCALES, or "none"
         augment=None,  # a function (x, rng) that changes images, such as `Augment`
         rng: torch.Generator = None,  # what it draws from
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), images channels last; y int64 (n,), float32 (n, C) or None
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), channels last; y int64 (n,), float32 (n, C) or None
         "Samples as a network takes them: in [0, 1], augmented, scaled."
         rows = self.index[idx.to(self.index.device)]
         x, y = to_float(self._x[rows]), None if self._y is None else self._y[rows]

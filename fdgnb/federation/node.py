@@ -10,7 +10,6 @@ import copy, functools, inspect, math, random, torch
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass
-from contextlib import contextmanager
 from fdgnb.core import FdgnbError
 from fdgnb.data.domain import has_class
 from fdgnb.federation.compose import hooks_of, own_classes
@@ -30,60 +29,46 @@ class Node:
 
 # %% ../../nbs/federation/08_node.ipynb #nodguard01
 def contents(v):
-    "What a value holds, to see whether it changes: the version of a tensor, the items of a container."
-    if torch.is_tensor(v): return [v._version]
-    if isinstance(v, dict): return [*v, *v.values()]
-    if isinstance(v, (list, tuple, set)): return list(v)
-    return list(getattr(v, "__dict__", {}).values())
+    "What a value holds, to see whether it changes: itself, and its items or, of a tensor, its version."
+    if torch.is_tensor(v): return [v, v._version]
+    if isinstance(v, dict): return [v, *v, *v.values()]
+    if isinstance(v, (list, tuple, set)): return [v, *v]
+    return [v, *getattr(v, "__dict__", {}).values()]
+
+
+def look_at_shared(method, net):
+    "{what is wrong where it changes: its contents}: a method's attributes, hooks on layers, global generators."
+    values = {k: v for owner in [*reversed(own_classes(type(method))), method] for k, v in vars(owner).items()}
+    own = {f"keeps {k!r} on itself, which all clients share: put it into client.state or client.scratch": contents(v)
+           for k, v in values.items() if not k.startswith("__") and not inspect.isroutine(v)}
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    def on(layer):
+        of_weights = [len(p._backward_hooks or ()) for p in layer.parameters(recurse=False)]
+        return of_weights + [len(getattr(layer, k)) for k in kinds]
+    hooks = {f"leaves a hook on {name or 'the network'!r}: remove it in `end`": on(m) for name, m in net.named_modules()}
+    _, words, place, *_ = np.random.get_state()
+    states = dict(torch=torch.get_rng_state().numpy().tobytes(), numpy=(words.tobytes(), place), python=random.getstate())
+    draws = {f"draws from the global random generator of {k} (in {', '.join(hooks_of(type(method)))}), so that no two "
+             "runs are equal: draw from the rng that a hook is given, or from client.rng('a purpose')": [state]
+             for k, state in states.items()}
+    return own | hooks | draws
 
 
 def is_same(before, after):
-    "Whether two lists hold the same objects, or equal numbers."
-    return len(before) == len(after) and all(a is b or type(a) is int and a == b for a, b in zip(before, after))
-
-
-def attributes_of(method):
-    "{name: (value, its contents)} of what a method and its own classes keep."
-    owners = [method, *own_classes(type(method))]
-    values = {k: v for owner in reversed(owners) for k, v in vars(owner).items()}
-    return {k: (v, contents(v)) for k, v in values.items() if not k.startswith("__") and not inspect.isroutine(v)}
-
-
-def hooks_on(net):
-    "{layer: how many hooks are on it} of a network."
-    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    return {name: sum(len(getattr(layer, kind)) for kind in kinds) for name, layer in net.named_modules()}
-
-
-def states_of_generators():
-    "The states of the process's random generators."
-    _, words, place, *_ = np.random.get_state()
-    return dict(torch=torch.get_rng_state().numpy().tobytes(), numpy=(words.tobytes(), place), random=random.getstate())
-
-
-def find_left(method, net, attributes, hooks, generators):
-    "What a client's work has left on what clients share, with the remedy; '' where that is as it was."
-    for name, (value, held) in attributes_of(method).items():
-        was = attributes.get(name)
-        if was and was[0] is value and is_same(was[1], held): continue
-        return f"keeps {name!r} on itself, which all clients share: put it into client.state or client.scratch"
-    layer = next((k for k, n in hooks_on(net).items() if n > hooks.get(k, 0)), None)
-    if layer is not None: return f"leaves a hook on {layer or 'the network'!r}: remove it in `end`"
-    drawn = next((k for k, state in states_of_generators().items() if state != generators[k]), None)
-    if not drawn: return ""
-    where = ", ".join(hooks_of(type(method)))
-    return (f"draws from the global random generator of {drawn} (in one of: {where}), so that no two runs are equal: "
-            "draw from client.rng('a purpose') or from the rng that a hook is given")
+    "Whether two lists hold the same objects, or equal numbers, bytes and tuples of numbers."
+    alike = lambda a, b: a is b or type(a) in (int, bytes, tuple) and type(a) is type(b) and a == b
+    return len(before) == len(after) and all(map(alike, before, after))
 
 
 def leave_nothing(work):
-    "Decorator: FdgnbError where a client's work leaves something on the method, the network or global generators."
+    "Decorator: FdgnbError where a client's work leaves something on what all clients share."
     @functools.wraps(work)
     def watched(node, net, download, about):
-        before = attributes_of(node.method), hooks_on(net), states_of_generators()
+        before = look_at_shared(node.method, net)
         answer = work(node, net, download, about)
-        left = find_left(node.method, net, *before)
-        if left: raise FdgnbError(f"method {node.method.name or type(node.method).__name__!r} {left}")
+        for what, now in look_at_shared(node.method, net).items():
+            if is_same(before.get(what, []), now): continue
+            raise FdgnbError(f"method {node.method.name or type(node.method).__name__!r} {what}")
         return answer
     return watched
 
