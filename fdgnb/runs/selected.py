@@ -508,7 +508,8 @@ class Adapted(Deployable):
         "Logits (N, n_classes) of images, as `Deployable.predict` takes them."
         if not self.batchwise: return super().predict(images)
         x = as_batch(images, self.about)
-        self.client.splits["asked"] = Split(x.to(self.device), None)
+        asked = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
+        self.client.splits["asked"] = self.client._scored["asked"] = asked
         answer = lambda x: self.method.predict(self.net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
 
