@@ -1,6 +1,7 @@
 """For every registered key: the same bits on any workers and after a stop, an unseen client's network, the
 checkpoint, the ledger, bfloat16; and no key does at its default values what another one does."""
-import collections, json
+import collections, json, random
+import numpy as np
 import pytest
 import torch
 import fdgnb
@@ -9,6 +10,7 @@ from conftest import bits, one_line
 from digests import data, hashed
 from fdgnb.federation.compose import METHODS, method_class
 from fdgnb.federation.loop import client_offer, client_update, downloads, makes_offers, server_gather
+from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint
 from fdgnb.runs.protocols import resolve
 from fdgnb.runs.setup import Federation
 from pairs import TINY, light
@@ -113,3 +115,66 @@ def test_every_key_differs_from_every_other():
         model = {k: v for k, v in run["server"].items() if k.startswith("model.")}
         alike[json.dumps([model, run["models"], run["unseen"]], sort_keys=True)].add(key)
     assert {frozenset(keys) for keys in alike.values() if len(keys) > 1} == set(SAME)
+
+
+# ---- a method of one's own leaves nothing where another client would meet it
+
+class Keeps(fdgnb.Method):
+    "Keeps whose turn it is."
+    def begin(self, model, client, download): self.me = client.id
+
+
+class KeepsInAList(fdgnb.Method):
+    "Notes whose turn it was in a list of its class."
+    seen = []
+    def end(self, model, client): self.seen.append(client.id)
+
+
+class Hooks(fdgnb.Method):
+    "Leaves a hook."
+    def begin(self, model, client, download): model.head.register_forward_hook(lambda *a: None)
+
+
+class Draws(fdgnb.Method):
+    "Draws from a global generator."
+    def batch(self, x, y, client, rng): return x + float(np.random.rand())*.1, y
+
+
+class Adapts(fdgnb.Method):
+    "Draws from a global generator where it adapts."
+    def adapt(self, model, x, client): random.random()
+
+
+class Stays(fdgnb.Method):
+    "Averages nothing."
+    def aggregate(self, server, uploads): list(uploads)
+
+
+class Peeks(fdgnb.Method):
+    "Looks for labels of the target."
+    def adapt(self, model, x, client):
+        assert client.take(torch.arange(2), "target")[1] is None
+        client.splits["target"].y
+
+
+@pytest.mark.parametrize("cls, said", [
+    (Keeps, "'keeps' keeps 'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "leaves a hook on 'head'"),
+    (Draws, "global random generator of numpy (in batch)"), (Adapts, "generator of python (in adapt)"),
+    (Stays, "left the global model as it was"), (Peeks, "no labels here")])
+def test_what_a_client_leaves_or_may_not_see_is_refused(cls, said, small):
+    before = np.random.get_state(), random.getstate()
+    with pytest.raises(fdgnb.FdgnbError) as e: fdgnb.fit(cls, small, **TINY | dict(rounds=2, eval_every=1))
+    np.random.set_state(before[0]); random.setstate(before[1])
+    assert one_line(e) and said in str(e.value)
+
+
+def test_a_split_holds_its_own_samples(small):
+    client = Federation("fedavg", small, target="t").clients[0]
+    train = client.splits["train"]
+    assert client.n() == len(train.x) == len(train.y) < len(small[client.id])
+
+
+def test_states_come_back_in_their_order(tmp_path):
+    state = {"z": torch.ones(1), "b": 2, "a": torch.zeros(2), "c": [1]}
+    save_checkpoint(tmp_path/"c", dict(server=state), {})
+    assert list(load_checkpoint(tmp_path/"c")[0]["server"]) == list("zbac")

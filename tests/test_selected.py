@@ -32,8 +32,8 @@ def equal(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for
 
 
 def accuracy_on_target(run, rule):
-    part = run.fed.target_client.splits["target"]
-    return (run.predict(part.samples(), rule=rule).argmax(1) == part.y[part.index]).float().mean().item()
+    part = run.fed.target_client._scored["target"]
+    return (run.predict(part.samples(), rule=rule).argmax(1) == part.y).float().mean().item()
 
 
 def test_each_rules_network_scores_what_the_table_says(vary, tmp_path):
@@ -216,7 +216,7 @@ print(fdgnb.load({str(tmp_path)!r}).predict(x, rule='source_val').tolist())"""
 @pytest.mark.parametrize("normalize", ["none", "imagenet", "half"])
 def test_predict_scales_as_the_run_does(tiny, normalize):
     run = fdgnb.fit("fedavg", tiny, rounds=2, normalize=normalize, **SHORT)
-    part = run.fed.target_client.splits["target"]
+    part = run.fed.target_client._scored["target"]
     x = part.samples()
     wanted = predictions(run)["predicted"]
     for given in (x, x/255, x.numpy(), (x/255).double().numpy()):
@@ -298,7 +298,7 @@ def test_what_cannot_adapt_is_refused(tiny):
 def test_adapted_is_what_the_run_scored(tiny, tmp_path, name):
     "By accuracy and loss; a second model, and the model it came from, are not moved."
     made = fdgnb.fit(name, tiny, rounds=2, local_steps=2, eval_local=0, out=tmp_path, **SHORT)
-    x, y = (part := made.fed.target_client.splits["target"]).samples(), part.y[part.index]
+    x, y = (part := made.fed.target_client._scored["target"]).samples(), part.y
     if name == "fedavg":
         with refused("does not adapt to a domain: use predict; these do: .*bnstats.*fdse"): made.adapt(x)
         return

@@ -6,7 +6,7 @@
 __all__ = ['Domain', 'Dataset', 'Split']
 
 # %% ../../nbs/data/01_domain.ipynb #63b0b2c8
-import functools, torch
+import copy, functools, torch
 import numpy as np
 from dataclasses import dataclass, field
 from ..core import FdgnbError, echo, generator, nearest
@@ -332,17 +332,33 @@ class Split:
     def __init__(
         self,
         x: torch.Tensor,  # the samples of the domain, uint8 (N, C, H, W) or float32 (N, D)
-        y: torch.Tensor,  # its labels, int64 (N,) or float32 (N, C)
+        y: torch.Tensor,  # its labels, int64 (N,) or float32 (N, C); None: out of reach
         index: torch.Tensor = None,  # which rows, int64 (n,); None: all
     ):
-        self.x, self.y = x, y
-        self.index = torch.arange(len(y)) if index is None else index
+        self._x, self._y = x, y
+        self.index = torch.arange(len(x)) if index is None else index
+        self.multilabel = y is not None and y.ndim == 2
 
     def __len__(self): return len(self.index)
 
     def samples(self) -> torch.Tensor:
         "All x of the split as stored (bytes), without their labels."
-        return self.x[self.index]
+        return self._x[self.index]
+
+    x = property(samples)
+    shape = property(lambda self: tuple(self._x.shape[1:]), doc="The shape of a sample.")
+
+    @property
+    def y(self) -> torch.Tensor:
+        "The labels of the split; FdgnbError where they are out of reach."
+        if self._y is None: raise FdgnbError("these samples have no labels here: only scores look at them")
+        return self._y[self.index]
+
+    def unlabeled(self):
+        "The same samples without labels."
+        split = copy.copy(self)
+        split._y = None
+        return split
 
     def take(
         self,
@@ -350,10 +366,10 @@ class Split:
         normalize: str = "none",  # a name of SCALES, or "none"
         augment=None,  # a function (x, rng) that changes images, such as `Augment`
         rng: torch.Generator = None,  # what it draws from
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), images channels last; y int64 (n,), or float32 (n, C)
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # x float32 (n, ...), channels last; y int64 (n,), float32 (n, C) or None
         "Samples as a network takes them: in [0, 1], augmented, scaled."
         rows = self.index[idx.to(self.index.device)]
-        x, y = to_float(self.x[rows]), self.y[rows]
+        x, y = to_float(self._x[rows]), None if self._y is None else self._y[rows]
         if augment: x = augment(x, rng)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         return scale_channels(x, normalize), y

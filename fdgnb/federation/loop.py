@@ -83,7 +83,9 @@ HOOKS = tuple(k for k, v in vars(Method).items() if callable(v) and not k.starts
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
 class Client:
-    "One participant: data by split, `state` from round to round, `scratch` within one."
+    """One participant: data by split, `state` from round to round, `scratch` within one.
+
+    Samples of `test` and `target` have no labels here: scores alone look at them."""
     def __init__(self,
         id: str,                               # its name
         splits: dict,                          # {"train", "val", "test", "target": a `Split`, or its (x, y)}
@@ -95,7 +97,8 @@ class Client:
     ):
         self.id, self.settings, self.seed, self.rounds = id, settings, seed, rounds
         self.device, self.augment = device, augment
-        self.splits = {k: s if isinstance(s, Split) else Split(*s) for k, s in splits.items()}
+        self._scored = {k: s if isinstance(s, Split) else Split(*s) for k, s in splits.items()}
+        self.splits = {k: s.unlabeled() if k in ("test", "target") else s for k, s in self._scored.items()}
         self.state, self.scratch, self.round, self.optimizer = {}, {}, 0, None
         self.class_weights = None                                    # (n_classes,) of the training loss; None: 1 each
         self.start = None                      # the loss of its first step in the first round
@@ -103,7 +106,7 @@ class Client:
     @property
     def multilabel(self):
         "Whether a sample may have several labels, y a matrix of zeros and ones."
-        return any(s.y.ndim == 2 for s in self.splits.values())
+        return any(s.multilabel for s in self.splits.values())
 
     def n(self, split="train"):
         "Samples in a split (0 where there is none)."

@@ -6,16 +6,16 @@
 __all__ = ['ASKS', 'Node', 'offer', 'train', 'receive', 'score', 'trial']
 
 # %% ../../nbs/federation/08_node.ipynb #nodimp0001
-import copy, math, torch
+import copy, functools, inspect, math, random, torch
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass
 from fdgnb.core import FdgnbError
 from fdgnb.data.domain import has_class
-from fdgnb.federation.compose import hooks_of
+from fdgnb.federation.compose import hooks_of, own_classes
 from fdgnb.federation.loop import Client, Method, client_offer, client_update
 from fdgnb.federation.shared import draw_order
-from fdgnb.federation.steps import label_loss
+from fdgnb.federation.steps import check_stop, label_loss
 from fdgnb.federation.uploads import find_infinite
 
 # %% ../../nbs/federation/08_node.ipynb #nodclass01
@@ -26,6 +26,52 @@ class Node:
     method: Method                             # whose hooks are called
     role: str = "client"                       # or "target": the unseen client, who is only scored
     unseen: Client = None                      # the unseen client, where it is on the same machine
+
+# %% ../../nbs/federation/08_node.ipynb #nodguard01
+def contents(v):
+    "What a value holds, to see whether it changes: itself, and its items or, of a tensor, its version."
+    if torch.is_tensor(v): return [v, v._version]
+    if isinstance(v, dict): return [v, *v, *v.values()]
+    if isinstance(v, (list, tuple, set)): return [v, *v]
+    return [v, *getattr(v, "__dict__", {}).values()]
+
+
+def look_at_shared(method, net):
+    "{what is wrong where it changes: its contents}: a method's attributes, hooks on layers, global generators."
+    values = {k: v for owner in [*reversed(own_classes(type(method))), method] for k, v in vars(owner).items()}
+    own = {f"keeps {k!r} on itself, which all clients share: put it into client.state or client.scratch": contents(v)
+           for k, v in values.items() if not k.startswith("__") and not inspect.isroutine(v)}
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    def on(layer):
+        of_weights = [len(p._backward_hooks or ()) for p in layer.parameters(recurse=False)]
+        return of_weights + [len(getattr(layer, k)) for k in kinds]
+    hooks = {f"leaves a hook on {k or 'the network'!r}: remove it in `end`": on(m) for k, m in net.named_modules()}
+    _, words, place, *_ = np.random.get_state()
+    of_torch = torch.get_rng_state().numpy().tobytes()
+    states = dict(torch=of_torch, numpy=(words.tobytes(), place), python=random.getstate())
+    draws = {f"draws from the global random generator of {k} (in {', '.join(hooks_of(type(method)))}), so that no two "
+             "runs are equal: draw from the rng that a hook is given, or from client.rng('a purpose')": [state]
+             for k, state in states.items()}
+    return own | hooks | draws
+
+
+def is_same(before, after):
+    "Whether two lists hold the same objects, or equal numbers, bytes and tuples of numbers."
+    alike = lambda a, b: a is b or type(a) in (int, bytes, tuple) and type(a) is type(b) and a == b
+    return len(before) == len(after) and all(map(alike, before, after))
+
+
+def leave_nothing(work):
+    "Decorator: FdgnbError where a client's work leaves something on what all clients share."
+    @functools.wraps(work)
+    def watched(node, net, download, about):
+        before = look_at_shared(node.method, net)
+        answer = work(node, net, download, about)
+        for what, now in look_at_shared(node.method, net).items():
+            if is_same(before.get(what, []), now): continue
+            raise FdgnbError(f"method {node.method.name or type(node.method).__name__!r} {what}")
+        return answer
+    return watched
 
 # %% ../../nbs/federation/08_node.ipynb #nodcode001
 def offer(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
@@ -69,7 +115,7 @@ def trial(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
     with torch.no_grad(): return {}, dict(loss=float(label_loss(net.eval()(x).float(), y, client)))
 
 
-ASKS = dict(offer=offer, train=train, score=score, trial=trial)
+ASKS = dict(offer=leave_nothing(offer), train=leave_nothing(train), score=leave_nothing(score), trial=trial)
 
 # %% ../../nbs/federation/08_node.ipynb #severalcd1
 def aurocs(p, y):
@@ -85,12 +131,19 @@ def aurocs(p, y):
     return out
 
 
+def scored_batches(client, split, order=None):
+    "All samples of a client's split in batches with their labels, as they come or in an `order` (N,)."
+    for batch in client._scored[split].batches(256, client.settings.normalize, order):
+        check_stop()
+        yield batch
+
+
 def collect_logits(predict, client, split):
     "Logits (N, C) and labels of all samples of a client's split, as they come; a method may see them in another order."
     is_network = isinstance(predict, torch.nn.Module)
     order = None if is_network else draw_order(client, client.n(split))
     with torch.inference_mode() if is_network else torch.no_grad():
-        pairs = [(predict(x).float(), y) for x, y in client.batches(split, order=order)]
+        pairs = [(predict(x).float(), y) for x, y in scored_batches(client, split, order)]
     logits, labels = map(torch.cat, zip(*pairs))
     if order is None: return logits, labels
     back = order.argsort()
@@ -117,7 +170,7 @@ def evaluate(model, client, split, predict=None):
     order = draw_order(client, client.n(split)) if predict else None
     hits = loss = 0.
     with torch.no_grad() if predict else torch.inference_mode():
-        for x, y in client.batches(split, order=order):
+        for x, y in scored_batches(client, split, order):
             out = predict(x) if predict else model(x)
             hits = hits + (out.argmax(1) == y).sum()
             loss = loss + F.cross_entropy(out.float(), y, reduction="sum")

@@ -206,7 +206,7 @@ def arrive(h, model, client, download):
         pool = client.state.get("fedbr.pool")
     if pool is None or not any(strengths(h)): return
     if h.pseudo == "mixture":
-        pool = scale_channels(fit_to(pool, client.splits["train"].x.shape[1:]), client.settings.normalize)
+        pool = scale_channels(fit_to(pool, client.splits["train"].shape), client.settings.normalize)
     now["fedbr.xp"] = pool.contiguous(memory_format=torch.channels_last) if pool.ndim == 4 else pool
     if h.pseudo == "mixture" and h.K:
         now["fedbr.rng"] = client.rng("fedbr.mixture")

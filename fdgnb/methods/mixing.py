@@ -159,7 +159,7 @@ class VHL(Method):
 
     def begin(self, model, client, download):
         super().begin(model, client, download)
-        shape = tuple(client.splits["train"].x.shape[1:])
+        shape = client.splits["train"].shape
         made = virtual_data(self.h.vhl_n, shape, model.n_classes, client.seed)
         made = (v.to(client.device) for v in made)
         client.scratch["vhl"] = *made, client.rng("vhl", client.device)

@@ -106,7 +106,7 @@ def with_amplitudes(x, low, share, lam=1.):
 
 def images_only(name, client, channels=None):
     "FdgnbError where a client's samples are no images, or have other `channels`."
-    shape = tuple(client.splits["train"].x.shape[1:])
+    shape = client.splits["train"].shape
     if len(shape) != 3 or channels not in (None, shape[0]):
         want = f"images of {channels} channels" if channels else "images (C, H, W)"
         raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")

@@ -19,14 +19,15 @@ def save_checkpoint(path, states, meta):
     for o, k, v in ((o, k, v) for o, s in states.items() for k, v in s.items()):
         if torch.is_tensor(v): tensors[f"{o}/{k}"] = v.detach().cpu().contiguous()
         else: plain[o][k] = v
-    rest = bytearray(json.dumps(dict(plain=plain, meta=meta)), "utf8")
+    order = {o: list(s) for o, s in states.items()}
+    rest = bytearray(json.dumps(dict(plain=plain, meta=meta, order=order)), "utf8")
     tensors["json"] = torch.frombuffer(rest, dtype=torch.uint8)
     head = json.dumps(dict(format="fdgnb-2", digest=digest(tensors)))
     return atomic_write(path, save({k: v.clone() for k, v in tensors.items()}, {"fdgnb": head}))
 
 
 def load_checkpoint(path):
-    "(states, meta) as they were saved; FdgnbError naming the file where it is torn, altered or foreign."
+    "(states, meta) as they were saved, in order; FdgnbError naming the file where it is torn, altered or foreign."
     from safetensors import SafetensorError, safe_open
     try:
         if not is_regular(path): raise OSError
@@ -40,7 +41,10 @@ def load_checkpoint(path):
     for k, v in tensors.items():
         owner, name = k.split("/", 1)
         rest["plain"][owner][name] = v
-    return rest["plain"], rest["meta"]
+    states = rest["plain"]
+    for owner, names in rest.get("order", {}).items():                       # older ones: as safetensors sorts them
+        states[owner] = {name: states[owner][name] for name in names}
+    return states, rest["meta"]
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #sweepcode1
 WRITTEN = ("args.json", "checkpoint.safetensors", "selected.json", "record.json", "history.csv", "ledger.csv",

@@ -264,8 +264,8 @@ def scored_clients(run): return [run.fed.target_client] if run.fed.target_client
 def scored_labels(run):
     "Classes (N,), or labels (N, C), int64 of what is scored in the end; none of what has neither data nor arrays."
     if hasattr(run, "arrays"): return run.arrays["label"]                            # read from a folder
-    splits = [c.splits[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") and run.fed.nodes else []
-    labels = [s.y[s.index].cpu().numpy().astype("int64") for s in splits]
+    splits = [c._scored[split_of(c)] for c in scored_clients(run)] if hasattr(run, "fed") and run.fed.nodes else []
+    labels = [s.y.cpu().numpy().astype("int64") for s in splits]
     return np.concatenate(labels) if labels else np.empty(0, "int64")
 
 

@@ -21,6 +21,7 @@ from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.engine import cores, one_thread
+from ..federation.node import scored_batches
 from .metrics import domains_of, format_bytes, rules_table, scored_clients, seconds, split_of, traffic
 from .finetune import TUNED, Tuned
 from .selected import Kept
@@ -93,7 +94,7 @@ def predictions(run, rule=None):
     out = dict(predicted=[], label=[], domain=[])
     for c in scored_clients(run):
         net, where = run.model_of(c.id, rule), domains_of(run).index(c.id)
-        for x, y in c.batches(split_of(c)):
+        for x, y in scored_batches(c, split_of(c)):
             logits = net(x)
             called = logits > 0 if c.multilabel else logits.argmax(1)
             batch = called, y, torch.full((len(y),), where)
@@ -111,8 +112,8 @@ def draw_balanced(labels, most, rng):
 
 def unseen_split(client):
     "A `Split` of what was not trained on: target, or test and validation; training samples failing those."
-    splits = [client.splits[s] for s in ("target", "test", "val") if client.n(s)] or [client.splits["train"]]
-    return Split(splits[0].x, splits[0].y, torch.cat([s.index for s in splits]))
+    splits = [client._scored[s] for s in ("target", "test", "val") if client.n(s)] or [client._scored["train"]]
+    return Split(splits[0]._x, splits[0]._y, torch.cat([s.index for s in splits]))
 
 
 @torch.inference_mode()
@@ -122,7 +123,7 @@ def features(run, most=600):
     for c in everyone:
         net, data, where = run.model_of(c.id), unseen_split(c), domains_of(run).index(c.id)
         rng = generator(run.fed.seed, client=c.id, purpose="embedding")
-        labels = data.y[data.index].cpu().numpy()
+        labels = data.y.cpu().numpy()
         if c.multilabel: labels = np.zeros(len(labels))                      # drawn at random
         rows = draw_balanced(labels, most//len(everyone), rng)
         for idx in torch.from_numpy(rows).split(256):

@@ -490,7 +490,7 @@ class Adapted(Deployable):
             raise FdgnbError(f"{args['method']} does not adapt to a domain: use predict; "
                              "these do: bnstats, fdse, tent")
         self.method, self.net = cls(**args["hyper"]), copy.deepcopy(run.model_of(rule=rule))
-        unseen = {"target": Split(x, torch.zeros(len(x), dtype=torch.int64))}
+        unseen = {"target": Split(x, None)}
         name, settings = args["target"] or "unseen", make(Settings, args["settings"], "setting")
         self.client = Client(name, unseen, settings, args["seed"], args["rounds"], self.device)
         self.client.round = run.round_of(rule or "last") - 1
@@ -509,7 +509,8 @@ class Adapted(Deployable):
         "Logits (N, n_classes) of images, as `Deployable.predict` takes them."
         if not self.batchwise: return super().predict(images)
         x = as_batch(images, self.about)
-        self.client.splits["asked"] = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
+        asked = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
+        self.client.splits["asked"] = self.client._scored["asked"] = asked
         answer = lambda x: self.method.predict(self.net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
 

@@ -310,7 +310,7 @@ def participants(splits, unseen, settings, seed, rounds, device="cpu", target=No
         client = Client(name, parts, settings, seed, rounds, device, augment)
         if "train" not in client.splits: return client
         train = client.splits["train"]
-        weights = weigh_classes(settings.class_weights, train.y[train.index], classes)
+        weights = weigh_classes(settings.class_weights, train.y, classes)
         client.class_weights = None if weights is None else weights.to(device)
         return client
 
@@ -512,7 +512,7 @@ def check_net(fed):
         if first == 1:
             raise FdgnbError(f"method {method.name!r} trains client {client.id!r} on a single sample per pass "
                              f"({name_ones(fed)}), too few for {where}: use at least 2")
-        if 1 in others and not accepts_one_sample(fed.net, client.splits["train"].x):
+        if 1 in others and not accepts_one_sample(fed.net, client.take(torch.arange(1))[0]):
             raise FdgnbError(f"batch_size={settings.batch_size} leaves client {client.id!r} a last batch of one of "
                              f"its {client.n()} samples, too few for {where}: choose another, or drop_last=True")
 

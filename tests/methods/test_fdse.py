@@ -279,7 +279,7 @@ def test_adaptation_moves_only_the_erasers(trained):
     fed.method.adapt(net, target_samples(fed), fed.target_client)
     moved = {owner(k) for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
     assert moved == {"personal", "local"} and not net.training
-    again, labels = trained.model, fed.target_client.splits["target"].y
+    again, labels = trained.model, fed.target_client._scored["target"].y
     labels.copy_(labels.flip(0))
     try: fed.method.adapt(again, target_samples(fed), fed.target_client)
     finally: labels.copy_(labels.flip(0))

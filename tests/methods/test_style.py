@@ -219,7 +219,7 @@ def test_amplitudes_of_the_image_itself_and_of_the_mean_color():
 
 
 def test_images_of_other_channels_are_refused():
-    gray = SimpleNamespace(splits=dict(train=SimpleNamespace(x=torch.zeros(2, 1, 4, 4))))
+    gray = SimpleNamespace(splits=dict(train=SimpleNamespace(shape=(1, 4, 4))))
     style.images_only("elcfs", gray)
     says(lambda: style.images_only("ccst", gray, 3), "ccst takes the style of images of 3 channels")
 

@@ -158,7 +158,7 @@ def errors(how, r, passes=1):
     how.adapt(net.eval(), split.samples(), client)
     with torch.no_grad():
         for _ in range(passes): logits = how.predict(net, prepare_input(split.samples(), "cpu"), client)
-    y = split.y[split.index]
+    y = client._scored["target"].y
     return (logits.argmax(1) != y).float().mean().item(), entropy(logits).mean().item()
 
 
