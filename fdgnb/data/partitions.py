@@ -201,8 +201,8 @@ def show_clients(dataset, ax=None, title=None):
     ax.scatter(k, c, s=90*counts.values[k, c]/counts.values.max(), color="C0")
     ax.set(xticks=range(n), yticks=range(classes), ylabel="class", title=title, xlim=(-.7, n - .3),
            ylim=(-.7, classes - .3))
-    ax.set_xticklabels(counts.index, rotation=90, fontsize=8)
-    ax.set_yticklabels(counts.columns, fontsize=8)
+    ax.set_xticklabels(counts.index, rotation=90, fontsize=8, parse_math=False)
+    ax.set_yticklabels(counts.columns, fontsize=8, parse_math=False)
     return ax
 
 # %% ../../nbs/data/12_partitions.ipynb #ac6c30f2
