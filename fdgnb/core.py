@@ -47,7 +47,7 @@ def echo(value, most=200):
 def check_words(what, words):
     "FdgnbError where a name that enters holds a sign that is not to be shown."
     for word in words:
-        if UNSHOWN.search(str(word)): raise FdgnbError(f"{what} {echo(word)} holds a sign that cannot be shown: rename it")
+        if UNSHOWN.search(str(word)): raise FdgnbError(f"{what} {echo(word)} holds a sign that is not shown: rename it")
 
 
 MARKUP = re.compile(r"[<>&`|$\\]|\](?=[(\[])|~~+|:(?=//)|(?<=\w)\*+(?=\w)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

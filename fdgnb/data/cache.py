@@ -34,7 +34,7 @@ _private = set()                                         # the folders that this
 
 
 def _claim(folder):
-    "Make the cache, with what is in it, its user's alone; FdgnbError where it is another's, or anybody may write there."
+    "Make the cache and its entries its user's alone; FdgnbError where it is another's, or anybody may write to it."
     if not hasattr(os, "getuid"): return                 # Windows keeps a user's folders private
     is_others = {folder.stat().st_uid, folder.lstat().st_uid} - {os.getuid(), 0}
     if is_others or folder.stat().st_mode & 0o002:

@@ -9,6 +9,8 @@ __all__ = []
 import json, os, re, torch
 from contextlib import contextmanager
 from pathlib import Path
+from safetensors import SafetensorError
+from zipfile import BadZipFile
 from ..core import FdgnbError, atomic_write, is_regular
 from ..vectors import digest
 
@@ -26,12 +28,17 @@ def save_checkpoint(path, states, meta):
     return atomic_write(path, save({k: v.clone() for k, v in tensors.items()}, {"fdgnb": head}))
 
 
+# what a file that is none of ours leads to, wherever its content is used
+BREAKS = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+          BadZipFile, SafetensorError)
+
+
 @contextmanager
 def of_ours(file):
     "Inside, what the content of a file breaks is an FdgnbError that names the file."
     try: yield
     except FdgnbError: raise
-    except Exception as e:                                     # whatever a crafted file leads to
+    except BREAKS as e:
         raise FdgnbError(f"{file} is torn or was not written by fdgnb: delete it to start the run anew "
                          f"({type(e).__name__}: {e})") from None
 

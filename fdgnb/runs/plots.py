@@ -75,11 +75,12 @@ def escape_label(label):
 
 
 def styled(draw):
-    "Decorator: the figure that `draw` returns has the page's style, its words no mathematics; a notebook shows it once."
+    "Decorator: the figure that `draw` returns has the page's style, its words as they are; a notebook shows it once."
     @wraps(draw)
     def wrapped(*a, **kw):
         import matplotlib.pyplot as plt, seaborn as sns
-        with sns.axes_style("ticks"), plt.rc_context(STYLE | {"font.family": font_families(), "text.parse_math": False}):
+        as_they_are = {"font.family": font_families(), "text.parse_math": False}               # `$` is no mathematics
+        with sns.axes_style("ticks"), plt.rc_context(STYLE | as_they_are):
             fig = draw(*a, **kw)
             plt.close(fig)
         return fig

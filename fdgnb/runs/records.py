@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
-from ..core import (FORMULA, FdgnbError, atomic_write, check_words, echo, exists, generator, is_folder, parse_json,
-                        path_of, read_regular, writing)
+from ..core import (FORMULA, FdgnbError, atomic_write, check_words, echo, exists, generator, is_folder, path_of,
+                        read_regular, writing)
 from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
@@ -239,11 +239,9 @@ def read_record(path):
     if is_folder(path): path = path/"record.json"
     text = read_regular(path) if exists(path) else None
     if text is None: raise FdgnbError(f"no record at {path}: a run writes one with save(out)")
-    rec = parse_json(text)
-    try:
-        whole = rec["format"] == FORMAT and rec["digest"] == seal(rec)["digest"]
-        if whole: return rec
-    except (ValueError, KeyError, TypeError, RecursionError): pass
+    with of_ours(path):
+        rec = json.loads(text)
+        if rec["format"] == FORMAT and rec["digest"] == seal(rec)["digest"]: return rec
     raise FdgnbError(f"{path} is torn, altered or was not written by fdgnb: run again, or delete it")
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from torch import nn
+from typing import Annotated, Literal
 from typing_extensions import TypedDict
 import fdgnb.models as models
 from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, is_folder, nearest, parse_json,
@@ -299,9 +300,8 @@ def name_weights(run, folder):
         if file not in named: file.unlink()
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode005
-def is_round(r):
-    "Whether a value is the number of a round."
-    return type(r) is int and 0 <= r < 2**31
+SELECTED = TypeAdapter(TypedDict("Selected", dict(
+    format=Literal["fdgnb-selected-1"], rules=dict[str, Annotated[int, Field(ge=0, lt=2**31)]])))
 
 
 def rules_in(folder):
@@ -309,10 +309,7 @@ def rules_in(folder):
     file = Path(folder)/"selected.json"
     text = read_regular(file) if exists(file) else None
     if text is None: raise FdgnbError(f"no weights in {folder}: a run with out= keeps those it selects")
-    told = parse_json(text)
-    rules = told.get("rules") if isinstance(told, dict) and told.get("format") == "fdgnb-selected-1" else None
-    if not isinstance(rules, dict) or not all(map(is_round, rules.values())):
-        raise FdgnbError(f"{file} is torn or was not written by fdgnb: run again")
+    with of_ours(file): rules = SELECTED.validate_json(text, strict=True)["rules"]
     if not rules: raise FdgnbError(f"no weights in {folder} yet: the run was not scored or ended")
     return rules
 
