@@ -13,7 +13,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
-from .core import FdgnbError, echo, read_regular, root
+from .core import FdgnbError, echo, one_line, read_regular, root
 from .settings import Settings, kind_of
 from .federation.compose import method_class
 from .runs.callbacks import Callback
@@ -213,7 +213,8 @@ def compare(
     store = Store(root()/given["store"] if given.get("store") else None)
     made = make_runs(lines, store, given.get("jobs"), retry=given["retry"], metrics=given["metric"])
     failed = made[made.state != "done"]
-    for r in failed.itertuples(): print(f"{r.label}, target {r.target}, seed {r.seed}: {r.error}", file=sys.stderr)
+    for r in failed.itertuples():
+        print(one_line(f"{r.label}, target {r.target}, seed {r.seed}: {r.error}"), file=sys.stderr)
     if len(failed) == len(made): raise FdgnbError(f"no run ended: {failed.error.iloc[0]}")
     shown, base = add_adapted(made), given["base"] if given["base"] in names else names[0]
     result = table(shown, given["rule"], base=base, metric=given["metric"])
@@ -248,9 +249,11 @@ def predict(
     import pandas as pd
     import fdgnb
     from fdgnb.runs.imports import import_modules
+    from fdgnb.runs.metrics import write_csv
     import_modules(imports)
     kept = fdgnb.load(run)
     logits = adapt_run(kept, files, rule).predict(files) if adapt else kept.predict(files, rule=rule)
+    files = list(map(one_line, files))
     if kept.multilabel:
         found = pd.DataFrame(logits.sigmoid().tolist(), columns=kept.classes)
         found.insert(0, "file", files, allow_duplicates=True)
@@ -258,7 +261,7 @@ def predict(
         best = logits.softmax(1).max(1)
         names = [kept.classes[i] for i in best.indices.tolist()]
         found = pd.DataFrame({"file": files, "class": names, "probability": best.values.tolist()})
-    if csv: print(found.to_csv(index=False, float_format="%.6f"), end="")
+    if csv: print(write_csv(found, float_format="%.6f"), end="")
     else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format))
 
 
@@ -353,7 +356,7 @@ UsageError = typer.BadParameter.__base__                               # whereve
 
 def say_warning(message):
     "A warning as one line, without the line of code that gave it."
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {one_line(message)}", file=sys.stderr)
 
 
 def main(
@@ -378,7 +381,7 @@ def main(
         return 1
     if said.startswith("unknown method") and "--imports" not in said: said += "; your own: --imports FILE.py"
     if said.startswith("No such option"): said += " A method's own goes into --hyper name=value."
-    print(f"error: {said}", file=sys.stderr)
+    print(f"error: {one_line(said)}", file=sys.stderr)
     return code
 
 # %% ../nbs/command.ipynb #cmd0000018

@@ -6,12 +6,22 @@
 __all__ = ['BEHAVIOR', 'FdgnbError', 'Registry', 'generator', 'seeded']
 
 # %% ../nbs/00_core.ipynb #c3e4d5f2
-import difflib, hashlib, json, os, secrets, stat, sys, threading, torch
+import difflib, hashlib, json, os, re, secrets, stat, sys, threading, torch
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from torch.overrides import TorchFunctionMode
+
+# %% ../nbs/00_core.ipynb #51a2e4n1
+# what commands a terminal, turns words round, or is half a sign
+UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def one_line(text):
+    "Words for a terminal or a log: in one line, a sign that is not to be shown in letters (\\\\x1b)."
+    line = " ".join(str(text).splitlines())
+    return UNSHOWN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), line)
 
 # %% ../nbs/00_core.ipynb #51a2e4ea
 class FdgnbError(ValueError):
@@ -22,7 +32,7 @@ class FdgnbError(ValueError):
         self,
         message: str = "",  # of any length; line breaks become spaces
     ):
-        line = " ".join(str(message).encode("utf8", "backslashreplace").decode().splitlines())
+        line = one_line(message)
         super().__init__(line if len(line) <= 1000 else f"{line[:600]} ... {line[-380:]}")
         self.__suppress_context__ = True
 
@@ -32,6 +42,31 @@ def echo(value, most=200):
     try: text = " ".join(repr(value).splitlines())
     except (ValueError, RecursionError): text = f"<{type(value).__name__}>"      # a number of 5,000 digits
     return text if len(text) <= most else f"{text[:most - 3]}..."
+
+
+def check_words(what, words):
+    "FdgnbError where a name that enters holds a sign that is not to be shown."
+    for word in words:
+        if UNSHOWN.search(str(word)): raise FdgnbError(f"{what} {echo(word)} holds a sign that is not shown: rename it")
+
+
+MARKUP = re.compile(r"[<>&`|$\\]|\](?=[(\[])|~~+|:(?=//)|(?<=\w)\*+(?=\w)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+
+def escape_markup(text):
+    "Words for a page, of HTML or Markdown: none is a tag, a link or mathematics; `**` around words stays."
+    def escape(found):
+        signs = "".join(f"&#{ord(sign)};" for sign in found[0])
+        return f"<span>{signs}</span>" if found[0] in "$\\" else signs          # MathJax looks for pairs within a tag
+    return MARKUP.sub(escape, str(text))
+
+
+FORMULA = r"'*[=+\-@\t\r\n]"
+
+
+def escape_cell(value):
+    "A value for a CSV file: words that a spreadsheet would compute begin with an apostrophe."
+    return f"'{value}" if isinstance(value, str) and re.match(FORMULA, value) else value
 
 
 def nearest(name, options):
@@ -64,6 +99,7 @@ class Registry(dict):
         name: str,  # the key; FdgnbError where two modules define it
     ):  # a decorator that gives back what it decorates
         "Put what is decorated under a name."
+        check_words(self.kind, [name])
         def put(obj):
             is_own = _module_of(obj) == "__main__"
             if is_own: self.load()                                 # modules are made of modules' objects

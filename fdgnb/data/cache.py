@@ -10,6 +10,7 @@ import errno, hashlib, json, math, os, re, secrets, shutil, sys, tempfile, time,
 import numpy as np
 from platformdirs import user_cache_path
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from ..core import FdgnbError, root
 
@@ -18,9 +19,32 @@ def _writable(folder):
     "Whether `folder` may be written; makes it if so."
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not (there.is_dir() and there.stat().st_mode & 0o222 and os.access(there, os.W_OK)): return False
-    try: folder.mkdir(parents=True, exist_ok=True)
-    except OSError: return False
-    return True
+    with suppress(OSError): folder.mkdir(0o700, parents=True, exist_ok=True)
+    return folder.is_dir()
+
+
+def _protect(entry):
+    "Let an entry of the cache be read by its user alone, or also by a group that may write to the cache."
+    mode = 0o770 if entry.parent.stat().st_mode & 0o020 else 0o700
+    entry.chmod(mode)
+    for file in entry.iterdir(): file.chmod(mode & 0o660)
+
+
+_private = set()                                         # the folders that this process has made private
+
+
+def _claim(folder):
+    "Make the cache and its entries its user's alone; FdgnbError where it is another's, or anybody may write to it."
+    if not hasattr(os, "getuid"): return                 # Windows keeps a user's folders private
+    is_others = {folder.stat().st_uid, folder.lstat().st_uid} - {os.getuid(), 0}
+    if is_others or folder.stat().st_mode & 0o002:
+        raise FdgnbError(f"the cache {str(folder)!r} is another user's, or anybody may write to it: set FDGNB_CACHE to "
+                         "a folder of your own, or, for a group, to one of root's")
+    if folder in _private: return
+    _private.add(folder)
+    with suppress(PermissionError):                      # root's, or of another member of the group
+        if not os.environ.get("FDGNB_CACHE"): folder.chmod(0o700)
+        for manifest in folder.glob("*/manifest.json"): _protect(manifest.parent)
 
 # %% ../../nbs/data/02_cache.ipynb #16184c58
 def data_dir():
@@ -43,8 +67,9 @@ def cache_dir():
     "The folder of decoded data (made if missing): the first of `cache_places()` that may be written."
     if is_off(): raise FdgnbError("FDGNB_CACHE=off: nothing is kept on the disk; leave it out, or name a folder")
     places = cache_places()
-    for p in places:
-        if _writable(p): return p
+    for p in filter(_writable, places):
+        _claim(p)
+        return p
     raise FdgnbError(f"nowhere to keep decoded data: cannot write to {', '.join(map(str, places))}; set "
                      f"FDGNB_CACHE to a folder that can be written")
 
@@ -103,6 +128,7 @@ def _write(folder, arrays):
         files[file.name] = dict(bytes=file.stat().st_size, blake2b=_digest(file))
     manifest = dict(format=1, files=files, digest=_stamp(files))
     (folder/"manifest.json").write_text(json.dumps(manifest, indent=1))
+    _protect(folder)
     _sync(folder/"manifest.json")
     _sync(folder)
 
@@ -165,7 +191,7 @@ def cache_arrays(key, make, stream=False):
         if wrong != "not there":
             warnings.warn(f"cached data {str(folder)!r}: {wrong}; making it anew", stacklevel=2)
         made = folder.with_name(f".{key}.{os.getpid()}-{secrets.token_hex(4)}")
-        made.mkdir(parents=True)
+        made.mkdir(0o700, parents=True)
         for old in folder.parent.glob(f".{key}.*"): _sweep(old)
         try:
             arrays = make(made) if stream else make()

@@ -9,7 +9,7 @@ __all__ = ['Domain', 'Dataset', 'Split']
 import copy, functools, torch
 import numpy as np
 from dataclasses import dataclass, field
-from ..core import FdgnbError, echo, generator, nearest
+from ..core import FdgnbError, check_words, echo, generator, nearest
 from ..settings import arg, check_value
 
 # %% ../../nbs/data/01_domain.ipynb #e15e453d
@@ -101,6 +101,7 @@ class Dataset:
 
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
+        check_words("the name", (self.name, *self.domains, *self.classes))
         for key, d in self.domains.items(): _check_member(self, key, d)
 
     names = property(lambda self: list(self.domains))

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, parse_json, read_regular, root
 from ..data.catalogue import DATASETS
 from ..federation.compose import METHODS
+from ..runs.checkpoints import of_ours
 from ..runs.fit import folder_of
 from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
 from ..runs.metrics import largest_share, traffic, values
@@ -374,7 +375,7 @@ def read_study(
     records = [restore(shared, v) for v in own]
     other = next((rec.get("format") for rec in records if rec.get("format") != FORMAT), None)
     if other: raise FdgnbError(f"{path} has the format {other!r}, not {FORMAT!r}: another version's")
-    return list(map(unpack, records))
+    with of_ours(path): return list(map(unpack, records))
 
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
 @lru_cache(maxsize=4)                                         # a campaign changes a study stage by stage

@@ -12,10 +12,12 @@ import pandas as pd
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
-from ..core import FdgnbError, atomic_write, echo, nearest, path_of, writing
+from ..core import (FdgnbError, atomic_write, echo, escape_cell, escape_markup, nearest, path_of,
+                        writing)
 from ..settings import format_value
 from ..data.partitions import POOLED
-from ..runs.metrics import LONGER, POINTS, REMEDIES, RULES, lower_is_better, still_rises
+from ..runs.metrics import LONGER, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
+from ..runs.metrics import write_csv
 from .store import has_metric, metric_names, scores
 from .pictures import ADAPTED, table_plot
 from .statistics import is_copy, gain_of, mean_ranks
@@ -79,29 +81,34 @@ def find_best(means, lower=False):
     return {label for label, v in printed.items() if v == best}
 
 
+TEX = {"\\": r"\textbackslash ", "^": r"\textasciicircum ", "~": r"$\sim$", "±": r"$\pm$", "–": "--", "≥": r"$\geq$",
+       "†": r"$\dagger$", "✓": r"$\surd$", "✗": r"$\times$", "▲": r"$\triangle$", "▼": r"$\nabla$"}
+TEX = str.maketrans(TEX | {sign: f"\\{sign}" for sign in "%_&#{}$"})                   # signs as LaTeX has them
+
+
 def latex_of(body, caption):
-    "A table of texts as a tabular; names are escaped, cells are not."
-    style = body.style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
-    caption = caption.replace("±", r"$\pm$")
-    for sign in "%_&#{}": caption = caption.replace(sign, f"\\{sign}")
+    "A table of texts as a tabular; names and caption are escaped, cells are not."
+    def escape(text): return " ".join(str(text).split()).translate(TEX)
+    style = body.style.format_index(escape, axis=0).format_index(escape, axis=1)
     # a row that begins with [ would be read as what the line break or the rule before it may be given
-    return style.to_latex(hrules=True, caption=caption).replace("\n[", "\n{}[")
+    return style.to_latex(hrules=True, caption=escape(caption)).replace("\n[", "\n{}[")
 
 
 def markdown_of(body, caption):
     "A table of texts as GitHub's, the caption above; names of one line, without its rules."
-    def name(value): return " ".join(str(value).split()).replace("|", r"\|")
-    return f"{caption}\n\n{body.rename(index=name, columns=name).to_markdown(disable_numparse=True)}\n"
+    def name(value): return escape_markup(" ".join(str(value).split()))
+    return f"{escape_markup(caption)}\n\n{body.rename(index=name, columns=name).to_markdown(disable_numparse=True)}\n"
 
 
 def save_table(t, folder, stem, tidy=False):
     """Write a `Table` as stem.csv, .tex and .md; FdgnbError where the folder cannot be written.
 
     tidy: its numbers too, stem_runs.csv (a line per run and column) and stem_mean.csv (`list_means`)."""
-    texts = {".csv": t.text("{}").rename_axis("method").to_csv(), ".tex": t.to_latex(), ".md": t.to_markdown()}
+    body = t.text("{}").rename(index=escape_cell, columns=escape_cell)                     # its cells are ours
+    texts = {".csv": body.rename_axis("method").to_csv(), ".tex": t.to_latex(), ".md": t.to_markdown()}
     if tidy:
-        texts["_runs.csv"] = t.runs.to_csv(index=False)
-        texts["_mean.csv"] = list_means(t).to_csv(index=False)
+        texts["_runs.csv"] = write_csv(t.runs)
+        texts["_mean.csv"] = write_csv(list_means(t))
     folder = path_of(folder, "folder", "the path of a folder")
     with writing(folder):
         for end, text in texts.items(): atomic_write(folder/f"{stem}{end}", text)
@@ -149,7 +156,7 @@ class Table:
         "A tabular with booktabs' rules, by pandas."
         return latex_of(self.text("\\textbf{{{}}}", "$\\pm$"), self.caption)
 
-    def _repr_html_(self): return self.text("<b>{}</b>").style.set_caption(self.caption).to_html()
+    def _repr_html_(self): return style_names(self.text("<b>{}</b>"), self.caption).to_html()
 
     def __repr__(self):
         wide = get_terminal_size().columns

@@ -12,7 +12,7 @@ from pathlib import Path
 from .wire import pack, unpack                               # before flwr: it turns its telemetry off
 from flwr.app import Message
 from flwr.serverapp import ServerApp
-from ..core import FdgnbError, atomic_write, echo, parse_json, read_regular, writing
+from ..core import FdgnbError, atomic_write, echo, one_line, parse_json, read_regular, writing
 from ..federation.engine import closing, keep_large_blocks, one_thread, repeatable
 from ..federation.rounds import measure_change
 from ..federation.shared import medians_of_others
@@ -103,7 +103,7 @@ class Meeting(Flower):
 
     def tell(self, line):
         "Say a line, once."
-        line = " ".join(line.split())[:500]
+        line = one_line(line)[:500]
         if line not in self.lines: self.say(line)
         self.lines.add(line)
 
@@ -183,7 +183,7 @@ class Sites(Meeting):
         return answers
 
 # %% ../../nbs/flower/05_deployment.ipynb #fldepl0012
-def say_line(line): print(f"fdgnb: {line}", flush=True)
+def say_line(line): print(f"fdgnb: {one_line(line)}", flush=True)
 
 
 def known_sites(out):
@@ -274,7 +274,7 @@ def main(grid, context):
     except FdgnbError as e: why = str(e)
     except Exception as e:                                               # a fault of the code ends the run as well
         traceback.print_exc()
-        why = " ".join(f"{type(e).__name__}: {e}".split())
+        why = one_line(f"{type(e).__name__}: {e}")
     else:
         failed.unlink(missing_ok=True)                                   # of a second submission into this folder
         return failed.with_name("done.txt").touch()

@@ -13,7 +13,7 @@ from flwr.app import Error, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
-from fdgnb.core import FdgnbError, echo
+from fdgnb.core import FdgnbError, echo, one_line
 from fdgnb.federation.engine import one_thread
 from fdgnb.federation.node import ASKS, SCORES
 from fdgnb.federation.steps import Stop, Stopped
@@ -166,7 +166,7 @@ class Flower:
 
     def miss(self, what, k, about, why):
         "Say who did not answer."
-        why = " ".join(str(why).split())[:300]
+        why = one_line(why)[:300]
         self.say(f"round {about['round'] + 1} goes on without client {k!r}, asked for {what!r}: {why}")
 
     def count(self, what, k, about, direction, content):

@@ -18,7 +18,7 @@ from ..vectors import flatten
 from ..settings import check_value, hp
 from ..federation.compose import hooks_of
 from ..federation.node import adapt_copy, adapts_now, collect_logits
-from .metrics import METRICS, POINTS, compute_metrics, select
+from .metrics import METRICS, POINTS, compute_metrics, select, write_csv
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
 HISTORY_COLUMNS = ["round", "client", "split", "point", "metric", "value"]
@@ -282,7 +282,7 @@ class Csv(Callback):
         self.path = path_of(path, "Csv", "the path of a file")
 
     def write(self, rows, **kw):
-        with writing(self.path): pd.DataFrame(rows, columns=HISTORY_COLUMNS).to_csv(self.path, index=False, **kw)
+        with writing(self.path): write_csv(pd.DataFrame(rows, columns=HISTORY_COLUMNS), self.path, **kw)
 
     def start(self, run):
         with writing(self.path): self.path.parent.mkdir(parents=True, exist_ok=True)

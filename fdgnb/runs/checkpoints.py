@@ -7,7 +7,10 @@ __all__ = []
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #87e97833
 import json, os, re, torch
+from contextlib import contextmanager
 from pathlib import Path
+from safetensors import SafetensorError
+from zipfile import BadZipFile
 from ..core import FdgnbError, atomic_write, is_regular
 from ..vectors import digest
 
@@ -26,25 +29,37 @@ def save_checkpoint(path, states, meta):
     return atomic_write(path, save({k: v.clone() for k, v in tensors.items()}, {"fdgnb": head}))
 
 
+# what a file that is none of ours leads to, wherever its content is used
+BREAKS = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+          BadZipFile, SafetensorError)
+
+
+@contextmanager
+def of_ours(file):
+    "Inside, what the content of a file breaks is an FdgnbError that names the file."
+    try: yield
+    except FdgnbError: raise
+    except BREAKS as e:
+        raise FdgnbError(f"{file} is torn or was not written by fdgnb: delete it to start the run anew "
+                         f"({type(e).__name__}: {e})") from None
+
+
 def load_checkpoint(path):
     "(states, meta) as they were saved, in order; FdgnbError naming the file where it is torn, altered or foreign."
-    from safetensors import SafetensorError, safe_open
-    try:
-        if not is_regular(path): raise OSError
+    from safetensors import safe_open
+    with of_ours(path):
+        if not is_regular(path): raise OSError("no file")
         with safe_open(path, "pt") as f:
             head, tensors = json.loads(f.metadata()["fdgnb"]), {k: f.get_tensor(k) for k in f.keys()}
-        whole = head["format"] == "fdgnb-2" and head["digest"] == digest(tensors)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError): whole = False
-    if not whole:
-        raise FdgnbError(f"{path} is torn or was not written by fdgnb: delete it to start the run anew")
-    rest = json.loads(tensors.pop("json").numpy().tobytes())
-    for k, v in tensors.items():
-        owner, name = k.split("/", 1)
-        rest["plain"][owner][name] = v
-    states = rest["plain"]
-    for owner, names in rest.get("order", {}).items():                       # older ones: as safetensors sorts them
-        states[owner] = {name: states[owner][name] for name in names}
-    return states, rest["meta"]
+        if head != dict(format="fdgnb-2", digest=digest(tensors)): raise ValueError("another digest")
+        rest = json.loads(tensors.pop("json").numpy().tobytes())
+        states = {owner: dict(state) for owner, state in rest["plain"].items()}
+        for k, v in tensors.items():
+            owner, name = k.split("/", 1)
+            states[owner][name] = v
+        for owner, names in rest.get("order", {}).items():                   # older ones: as safetensors sorts them
+            states[owner] = {name: states[owner][name] for name in names}
+        return states, dict(rest["meta"])
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #sweepcode1
 WRITTEN = ("args.json", "checkpoint.safetensors", "selected.json", "record.json", "history.csv", "ledger.csv",

@@ -21,8 +21,8 @@ from ..federation.loop import Client, Method, client_update
 from ..federation.engine import one_thread
 from ..federation.node import assess
 from ..federation.shared import batchnorms
-from .checkpoints import load_checkpoint, save_checkpoint
-from .selected import Deployable, Kept, as_batch, build_network, shape_of
+from .checkpoints import load_checkpoint, of_ours, save_checkpoint
+from .selected import ABOUT, Deployable, Kept, as_batch, build_network, shape_of
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0001
 @dataclass(frozen=True)
@@ -187,9 +187,9 @@ class Tuned(Deployable):
     def read(cls, folder):
         "What `save` wrote; FdgnbError where that is torn or was not written by it."
         states, meta = load_checkpoint(folder/TUNED)
-        if states.keys() != {"model"} or "tuned" not in meta:
-            raise FdgnbError(f"{folder/TUNED} holds no fine-tuned model: save it again")
-        return cls(meta["about"], build_network(meta["about"], states["model"]), meta["tuned"])
+        with of_ours(folder/TUNED):
+            ABOUT.validate_python(meta["about"], strict=True)
+            return cls(meta["about"], build_network(meta["about"], states["model"]), meta["tuned"])
 
     def score(self, epoch, split="test"):
         "The accuracy after an epoch, as a word."

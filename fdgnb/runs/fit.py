@@ -24,7 +24,7 @@ from ..federation.rounds import plan_scores, run_round
 from .versions import parts_of, reads_rounds, versions_of
 from .imports import import_modules
 from .setup import FitCall, Federation, explain_mps
-from .checkpoints import load_checkpoint, save_checkpoint, start_again, sweep
+from .checkpoints import load_checkpoint, of_ours, save_checkpoint, start_again, sweep
 from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
 from .metrics import chosen_rounds, check_rule, rules_table
 from .plots import overview_plot
@@ -368,9 +368,14 @@ def reserve_folder(run):
 # %% ../../nbs/runs/05_fit.ipynb #56fca22f
 def restore(run):
     "Take up a checkpointed run where it stopped; FdgnbError on a run with other arguments."
-    file, fed = run.out/"checkpoint.safetensors", run.fed
+    file = run.out/"checkpoint.safetensors"
     if not file.exists(): return
-    states, meta = load_checkpoint(file)
+    with of_ours(file): take_up(run, *load_checkpoint(file))
+
+
+def take_up(run, states, meta):
+    "Set a run to what its checkpoint holds."
+    fed = run.fed
     check_args(meta["args"], run.args, run.out, depends_on_rounds(fed))
     wide = lambda v: v.dtype == torch.float64 and torch.device(fed.device).type == "mps"           # it has none
     put = lambda v: v.to(fed.device) if torch.is_tensor(v) and fed.device != "cpu" and not wide(v) else v

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from collections import Counter
 from importlib.util import find_spec
-from ..core import FdgnbError, Registry, echo, nearest
+from pandas.api.types import is_numeric_dtype
+from ..core import FdgnbError, Registry, echo, escape_cell, escape_markup, nearest
 from ..federation.node import aurocs
 from ..models import torchvision_models
 from ..vectors import flatten
@@ -239,12 +240,25 @@ def gray_oracle(row):
     return ["color: gray; font-style: italic" if oracle else ""]*len(row)
 
 
+def style_names(t, caption=""):
+    "A table as a pandas Styler whose names and caption are words, no markup."
+    style = t.style.set_caption(escape_markup(caption))
+    for axis in (0, 1): style = style.format_index(escape_markup, axis=axis)
+    return style
+
+
+def write_csv(t, path=None, **kw):
+    "A table as CSV without its index, to a path or as the text: no word is a formula (`escape_cell`)."
+    def escape(column): return column if is_numeric_dtype(column) else column.map(escape_cell)
+    return t.apply(escape).rename(columns=escape_cell).to_csv(path, index=False, **kw)
+
+
 def show(t, caption="", digits=1):
     "A table of accuracies as a pandas Styler: percent, oracles gray."
     words = [c for c in t if c in ("rounds", "uses")]
     numbers = [c for c in t if c not in words]
-    out = t.style.format(lambda v: f"{100*v:.{digits}f}", subset=numbers, na_rep="")
-    return out.format(str, subset=words).apply(gray_oracle, axis=1).set_caption(caption or "accuracy, %")
+    out = style_names(t, caption or "accuracy, %").format(lambda v: f"{100*v:.{digits}f}", subset=numbers, na_rep="")
+    return out.format(escape_markup, subset=words).apply(gray_oracle, axis=1)
 
 
 def args_of(run):

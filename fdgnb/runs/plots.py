@@ -70,17 +70,17 @@ def marks(names):
 
 
 def escape_label(label):
-    "A label as matplotlib shows it letter by letter: `$` sets no mathematics, a first `_` hides no entry."
-    text = str(label).replace("$", r"\$")
-    return " "*text.startswith("_") + text
+    "A label as a legend shows it: a first `_` hides no entry."
+    return " "*str(label).startswith("_") + str(label)
 
 
 def styled(draw):
-    "Decorator: the figure that `draw` returns has the page's style and is closed: a notebook shows it once."
+    "Decorator: the figure that `draw` returns has the page's style, its words as they are; a notebook shows it once."
     @wraps(draw)
     def wrapped(*a, **kw):
         import matplotlib.pyplot as plt, seaborn as sns
-        with sns.axes_style("ticks"), plt.rc_context(STYLE | {"font.family": font_families()}):
+        as_they_are = {"font.family": font_families(), "text.parse_math": False}               # `$` is no mathematics
+        with sns.axes_style("ticks"), plt.rc_context(STYLE | as_they_are):
             fig = draw(*a, **kw)
             plt.close(fig)
         return fig
@@ -198,7 +198,7 @@ def legend_handles(run):
     color, mark = colors(domains_of(run)), marks(domains_of(run))
     sources, target = source_and_target(run.sizes)
 
-    def entry(label, **kw): return Line2D([], [], label=label, **kw)
+    def entry(label, **kw): return Line2D([], [], label=escape_label(label), **kw)
 
     out = []
     if target is not None:
@@ -405,10 +405,12 @@ def tsne(features, seed=0, perplexity=30):
 
 def scatter_classes(ax, z, labels, classes):
     "Points by class; a class of one letter or digit is its own mark."
+    import matplotlib.pyplot as plt
     for i, (k, c) in enumerate(colors(classes).items()):
         sign = len(k) == 1 and k.isalnum()
         style = dict(s=26, marker=f"${k}$") if sign else dict(s=13, marker="o")
-        ax.scatter(*z[labels == i].T, color=c, lw=0, label=k, **style)
+        with plt.rc_context({"text.parse_math": True}):                 # a mark is a letter between two `$`
+            ax.scatter(*z[labels == i].T, color=c, lw=0, label=escape_label(k), **style)
 
 
 def scatter_domains(ax, z, domain, names, target):
@@ -416,7 +418,7 @@ def scatter_domains(ax, z, domain, names, target):
     for i, (d, c) in enumerate(colors(names).items()):
         if not (domain == i).any(): continue
         style = dict(s=18, lw=.5, edgecolor="k", zorder=3) if d == target else dict(s=13, lw=0, zorder=2)
-        label = f"{d} (target)" if d == target else d if len(names) <= MANY else None
+        label = f"{d} (target)" if d == target else escape_label(d) if len(names) <= MANY else None
         ax.scatter(*z[domain == i].T, marker=marks(names)[d], color=c, label=label, **style)
 
 

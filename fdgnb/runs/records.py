@@ -15,14 +15,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.flop_counter import FlopCounterMode
 import fdgnb.models as models
-from ..core import (FdgnbError, atomic_write, echo, exists, generator, is_folder, parse_json, path_of,
+from ..core import (FORMULA, FdgnbError, atomic_write, check_words, echo, exists, generator, is_folder, path_of,
                         read_regular, writing)
 from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.engine import cores, one_thread
 from ..federation.node import scored_batches
+from .checkpoints import of_ours
 from .metrics import domains_of, format_bytes, rules_table, scored_clients, seconds, split_of, traffic
+from .metrics import write_csv
 from .finetune import TUNED, Tuned
 from .selected import Kept
 from .versions import name_object, versions_of
@@ -214,7 +216,7 @@ def save(
 def write_frame(t):
     "A history or ledger as CSV that `read_frame` reads back: names with a carriage return are quoted."
     odd = any("\r" in name for name in t.client.unique())
-    return t.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC if odd else csv.QUOTE_MINIMAL).encode()
+    return write_csv(t, quoting=csv.QUOTE_NONNUMERIC if odd else csv.QUOTE_MINIMAL).encode()
 
 
 def read_record(path):
@@ -223,11 +225,9 @@ def read_record(path):
     if is_folder(path): path = path/"record.json"
     text = read_regular(path) if exists(path) else None
     if text is None: raise FdgnbError(f"no record at {path}: a run writes one with save(out)")
-    rec = parse_json(text)
-    try:
-        whole = rec["format"] == FORMAT and rec["digest"] == seal(rec)["digest"]
-        if whole: return rec
-    except (ValueError, KeyError, TypeError, RecursionError): pass
+    with of_ours(path):
+        rec = json.loads(text)
+        if rec["format"] == FORMAT and rec["digest"] == seal(rec)["digest"]: return rec
     raise FdgnbError(f"{path} is torn, altered or was not written by fdgnb: run again, or delete it")
 
 
@@ -236,6 +236,7 @@ def read_frame(data):
     t = pd.read_csv(io.BytesIO(data), dtype=str, keep_default_na=False)
     kinds = dict(round=int, bytes=int, value=lambda v: float(v or "nan"))
     kinds = {c: f for c, f in kinds.items() if c in t}
+    for c in t.columns.difference([*kinds]): t[c] = t[c].str.replace(f"^'(?={FORMULA})", "", regex=True)
     return t.assign(**{c: t[c].map(f).astype(float if c == "value" else int) for c, f in kinds.items()})
 
 
@@ -266,10 +267,12 @@ class Saved(Kept):
             if file_digest(d) == files[n]: continue
             raise FdgnbError(f"{folder/n} does not belong to the record beside it: run again, "
                              "or delete the folder")
-        for k in ("args", "sizes", "domains", "classes"): setattr(self, k, self.record[k])
-        self.round, self.diverged = self.record["rounds"], self.record.get("diverged")
-        self.history, self.ledger = (read_frame(data[f"{n}.csv"]) for n in ("history", "ledger"))
-        with np.load(io.BytesIO(data["arrays.npz"]), allow_pickle=False) as f: self.arrays = dict(f)
+        with of_ours(folder/"record.json"):
+            for k in ("args", "sizes", "domains", "classes"): setattr(self, k, self.record[k])
+            check_words("the name", [*self.sizes, *self.classes])
+            self.round, self.diverged = self.record["rounds"], self.record.get("diverged")
+            self.history, self.ledger = (read_frame(data[f"{n}.csv"]) for n in ("history", "ledger"))
+            with np.load(io.BytesIO(data["arrays.npz"]), allow_pickle=False) as f: self.arrays = dict(f)
 
     def table(self, **kw):
         "Accuracy of every domain under every selection rule."

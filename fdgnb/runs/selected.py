@@ -11,10 +11,13 @@ import numpy as np
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from pydantic import Field, TypeAdapter
 from torch import nn
+from typing import Annotated, Literal
+from typing_extensions import TypedDict
 import fdgnb.models as models
-from ..core import (FdgnbError, atomic_write, echo, exists, generator, is_folder, nearest, parse_json, path_of,
-                        read_regular, seeded, writing)
+from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, is_folder, nearest, parse_json,
+                        path_of, read_regular, seeded, writing)
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
 from ..data.own import as_array, as_images, to_nchw
@@ -27,7 +30,7 @@ from ..federation.engine import one_thread
 from ..federation.node import collect_logits
 from ..settings import Settings, is_given, make
 from ..vectors import flatten
-from .checkpoints import load_checkpoint, save_checkpoint
+from .checkpoints import load_checkpoint, of_ours, save_checkpoint
 from .metrics import chosen_rounds, check_rule
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode001
@@ -298,9 +301,8 @@ def name_weights(run, folder):
         if file not in named: file.unlink()
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode005
-def is_round(r):
-    "Whether a value is the number of a round."
-    return type(r) is int and 0 <= r < 2**31
+SELECTED = TypeAdapter(TypedDict("Selected", dict(
+    format=Literal["fdgnb-selected-1"], rules=dict[str, Annotated[int, Field(ge=0, lt=2**31)]])))
 
 
 def rules_in(folder):
@@ -308,10 +310,7 @@ def rules_in(folder):
     file = Path(folder)/"selected.json"
     text = read_regular(file) if exists(file) else None
     if text is None: raise FdgnbError(f"no weights in {folder}: a run with out= keeps those it selects")
-    told = parse_json(text)
-    rules = told.get("rules") if isinstance(told, dict) and told.get("format") == "fdgnb-selected-1" else None
-    if not isinstance(rules, dict) or not all(map(is_round, rules.values())):
-        raise FdgnbError(f"{file} is torn or was not written by fdgnb: run again")
+    with of_ours(file): rules = SELECTED.validate_json(text, strict=True)["rules"]
     if not rules: raise FdgnbError(f"no weights in {folder} yet: the run was not scored or ended")
     return rules
 
@@ -337,6 +336,11 @@ def check_origin(about, file, round, args):
     raise FdgnbError(f"{file} holds the weights of {why}: delete it and run again")
 
 
+ABOUT = TypeAdapter(TypedDict("About", dict(
+    args=dict, classes=list[str], in_channels=int, size=int | None, shape=list[int], white=int, window=list | None,
+    encoder=dict | None, multilabel=bool, clients=list[str], round=int), total=False))
+
+
 def read_states(folder, round, args=None):
     """(about, states) of a round in a run's folder: the model, and what the clients have otherwise.
 
@@ -344,10 +348,10 @@ def read_states(folder, round, args=None):
     file = file_of(folder, round)
     if not exists(file): raise FdgnbError(f"the weights of round {round} are not in {folder}: run again")
     states, about = load_checkpoint(file)
-    owners = (owner == "model" or owner.startswith("own.") for owner in states)
-    if "model" not in states or not all(owners):
-        raise FdgnbError(f"{file} holds no model: delete the folder and run again")
-    check_origin(about, file, round, args or args_beside(folder))
+    with of_ours(file):
+        ABOUT.validate_python(about, strict=True)
+        check_origin(about, file, round, args or args_beside(folder))
+        check_words("the name", [*about["classes"], *about.get("clients", ())])
     return about, states
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
@@ -559,7 +563,8 @@ def load_network(folder, rule, domain=None, args=None):
         why = "the run has not ended" if rule == "last" else "no round has the scores it looks at"
         raise FdgnbError(f"no weights under the rule {rule!r} in {folder}: {why}")
     about, states = read_states(folder, rules[rule], args)
-    return build_network(about, state_for(about, states, domain, rules[rule]))
+    with of_ours(file_of(folder, rules[rule])):
+        return build_network(about, state_for(about, states, domain, rules[rule]))
 
 
 def refuse_site(domain, clients):

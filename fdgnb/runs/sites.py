@@ -368,7 +368,7 @@ class States:
         if round not in self.rounds():
             raise CannotAnswer(f"the state after round {round} is not in {self.folder} (there: {there})")
         try: return load_checkpoint(self.file(round))[0]["client"]
-        except FdgnbError: why = "is torn"
+        except (FdgnbError, KeyError): why = "is torn"
         raise CannotAnswer(f"the state after round {round} in {self.folder} {why} (there: {there})")
 
     def save(self, round, state):

@@ -16,7 +16,7 @@ from fdgnb.experiments.pictures import ADAPTED
 from fdgnb.experiments.statistics import gain_by_t, judge
 from fdgnb.experiments.studies import missing_data, plan_study
 from fdgnb.experiments.table import add_adapted, add_gaps, all_rules, cell_text, describe_divergence
-from fdgnb.experiments.table import gain_text, latex_of, markdown_of, table
+from fdgnb.experiments.table import TEX, gain_text, latex_of, markdown_of, table
 from fdgnb.experiments.tuning import BASE, has_ended, usual_values
 from fdgnb.federation.compose import method_class
 from fdgnb.runs.plots import colors, escape_label, styled
@@ -272,7 +272,6 @@ def list_settings(plans):
 # %% ../../nbs/tables/07_comparison.ipynb #rowscd0001
 SHOWN = 12                                                # rows that are not folded
 SIGNS = dict(beats="▲", worse="▼", same="=", untested="?", gaps="?")
-IN_LATEX = str.maketrans({"▲": r"$\triangle$", "▼": r"$\nabla$", "±": r"$\pm$", "~": r"$\sim$"})
 
 
 def mark_line(line):
@@ -317,8 +316,7 @@ def save_rows(rows, folder, stem, caption):
     body = rows.set_index(rows.columns[0])
     atomic_write(folder/f"{stem}.csv", rows.to_csv(index=False))
     atomic_write(folder/f"{stem}.md", markdown_of(body, caption))
-    body = body.map(lambda text: text.replace("_", r"\_").translate(IN_LATEX))
-    atomic_write(folder/f"{stem}.tex", latex_of(body, caption.translate(IN_LATEX)))
+    atomic_write(folder/f"{stem}.tex", latex_of(body.map(lambda text: text.translate(TEX)), caption))
 
 # %% ../../nbs/tables/07_comparison.ipynb #saidcd0001
 def describe_rest(lines, rounds):

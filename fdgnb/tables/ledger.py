@@ -539,21 +539,3 @@ def counts(book):
     t = t.reindex(columns=states, fill_value=0).rename_axis(index=None, columns=None)
     t = t.assign(numbers=t.sum(axis=1), odd=book.odd.ne("").groupby(book.paper).sum())
     return pd.concat([t, t.sum().rename("all").to_frame().T])
-
-# %% ../../nbs/tables/10_ledger.ipynb #restcd0001
-def lacking(whys):
-    "What keeps numbers from being run, and how many: 'data 7, weights 7'."
-    kinds = ("data", "weights", "method", "machine")
-    found = {k: sum(f"{k}: " in f"; {why}" for why in whys) for k in kinds}
-    return ", ".join(f"{k} {n}" for k, n in found.items() if n)
-
-
-def rest_of(book, records):
-    "By paper and table, cheapest first: numbers, decided, to run, runs and hours left, what the others lack."
-    open_ = book.cpu_hours.notna() | book.gpu_hours.notna()
-    by = ["paper", "table"]
-    some = book.assign(numbers=1, decided=book.state != "not run", to_run=open_)
-    out = some.groupby(by, sort=False)[["numbers", "decided", "to_run"]].sum()
-    lacks = book[(book.state == "not run") & ~open_].groupby(by, sort=False).why.agg(lacking)
-    out = out.join(sum_hours(bill(book, records), by)).join(lacks.rename("others_lack"))
-    return out.sort_values("gpu_hours", kind="stable").fillna(dict(others_lack=""))

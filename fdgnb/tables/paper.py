@@ -17,9 +17,9 @@ from ..data.catalogue import DATASETS
 from ..experiments.execution import run
 from ..experiments.grid import grid
 from ..experiments.statistics import verdicts
-from ..experiments.table import table
+from ..experiments.table import TEX, latex_of, table
 from ..experiments.store import Store
-from ..runs.metrics import ORACLE, RULES
+from ..runs.metrics import ORACLE, RULES, style_names
 from ..runs.protocols import SCALES
 from .ledger import HOURS, Records, bounds, called, first_of, judge, needs, net_of, ours, read_as
 from .ledger import PRICES, SEEDS, plan_of, short_of, spread, targets_in, wanted
@@ -197,20 +197,20 @@ def few(r, seeds):
     return 0 < r.n < (1 if r.metric in PRICES else seeds)
 
 
-def in_cell(r, digits, letters, signs, seeds=SEEDS):
+def in_cell(r, digits, letters, seeds=SEEDS):
     "'ours / printed (difference mark, n = 1 †)', '≥ ours / printed (mark)', or '– / printed [a]'."
     if rounds_in(r.metric): digits = 0
     own, printed = pair(r.ours, r.sd, digits), pair(r.mean, r.std, digits) or "–"
     if never := r.ours == np.inf: own = "not reached"
-    if r.least == r.least: return f"≥ {pair(r.least, '', digits)} / {printed} ({signs[r.mark].strip()})"
+    if r.least == r.least: return f"≥ {pair(r.least, '', digits)} / {printed} ({SIGNS[r.mark].strip()})"
     if not own: return f"– / {printed} [{letters[r.why]}]"
-    said = [signed(r.difference, digits) + signs[r.mark]]*bool(np.isfinite(r.difference))
-    said += [signs[r.mark].strip()]*bool(never and r.mark)
-    said += [f"n = {r.n} {signs['few']}"]*few(r, seeds)
+    said = [signed(r.difference, digits) + SIGNS[r.mark]]*bool(np.isfinite(r.difference))
+    said += [SIGNS[r.mark].strip()]*bool(never and r.mark)
+    said += [f"n = {r.n} {SIGNS['few']}"]*few(r, seeds)
     return f"{own} / {printed}" + f" ({', '.join(said)})"*bool(said)
 
 
-def in_words(lines, signs, seeds=SEEDS):
+def in_words(lines, seeds=SEEDS):
     "A table as a DataFrame of texts: methods by data set, backbone, target and metric, where they differ."
     digits, letters, cells = digits_of(lines), reasons(lines), {}
     several = lines.metric.nunique() > 1
@@ -220,7 +220,7 @@ def in_words(lines, signs, seeds=SEEDS):
         where = r.target if r.target != "all" or not several else ""
         metric = SHORT.get(r.metric, rounds_in(r.metric) or "accuracy")*several
         name = " ".join(w for w in (r.dataset*data, r.backbone*nets, where, metric) if w)
-        cells.setdefault(name, {})[r.method] = in_cell(r, digits, letters, signs, seeds)
+        cells.setdefault(name, {})[r.method] = in_cell(r, digits, letters, seeds)
     return pd.DataFrame(cells).reindex(list(dict.fromkeys(lines.method))).fillna("")
 
 # %% ../../nbs/tables/05_paper.ipynb #missingcd001
@@ -232,14 +232,6 @@ def missing(sheets):
     return out.rename_axis(index="what is missing", columns=None)
 
 
-def escaped(text):
-    "A text for LaTeX."
-    for plain, tex in {"_": r"\_", "%": r"\%", "&": r"\&", "±": r"$\pm$", "–": "--", "≥": r"$\geq$",
-                       "†": r"$\dagger$", "✓": r"$\surd$", "✗": r"$\times$"}.items():
-        text = text.replace(plain, tex)
-    return text
-
-
 NOTE = "\n[{}] {}  "
 WITHIN = ("within what the ledger allows, ✗ not: the larger of one point and two printed deviations; of a "
           "price a hundredth, of rounds a tenth")
@@ -248,7 +240,7 @@ EARLY = ("mean over seeds of the largest accuracy of a run's first rounds (in av
          "are there): more rounds can only raise it")
 FEW = "fewer runs (n) than seeds are wanted: {}"
 SIGNS = {"": "", "yes": " ✓", "no": " ✗", "few": "†"}
-TEX_SIGNS = SIGNS | {"yes": r" $\surd$", "no": r" $\times$"}
+
 
 # %% ../../nbs/tables/05_paper.ipynb #272f5450
 @dataclass
@@ -258,7 +250,7 @@ class Sheet:
     title: str = ""
     seeds: int = SEEDS
 
-    def text(self): return in_words(self.lines, SIGNS, self.seeds)
+    def text(self): return in_words(self.lines, self.seeds)
 
     def notes(self, form):
         "The reasons of blank cells, what a bound is, and how many seeds there should be."
@@ -274,12 +266,11 @@ class Sheet:
 
     def to_latex(self):
         "A tabular with booktabs' rules; the reasons below, in a line each."
-        style = in_words(self.lines, TEX_SIGNS, self.seeds).map(escaped).style
-        for axis in (0, 1): style = style.format_index(escape="latex", axis=axis)
-        return style.to_latex(hrules=True) + escaped(self.notes("\n\\par [{}] {}")) + "\n"
+        notes = self.notes("\n[{}] {}").translate(TEX).replace("\n[", "\n\\par [")
+        return latex_of(self.text().map(lambda text: text.translate(TEX)), "") + notes + "\n"
 
     def _repr_html_(self):
-        return f"{self.text().style.set_caption(self.title).to_html()}<p>{self.notes('<br>[{}] {}')}</p>"
+        return f"{style_names(self.text(), self.title).to_html()}<p>{self.notes('<br>[{}] {}')}</p>"
 
     def save(self, folder, stem):
         "Write stem.csv (tidy), .md and .tex."

@@ -45,16 +45,6 @@ def odd_means(numbers):
                             off=r.mean - of.mean()))
     return pd.DataFrame(out, columns="paper table method printed mean off".split())
 
-# %% ../../nbs/tables/08_printed.ipynb #923e06a6
-def printed_twice(numbers):
-    "Numbers that a paper prints in several tables with different values."
-    keys = ["paper", "method", "dataset", "backbone", "target", "metric"]
-    at = numbers.paper + " " + numbers.table + " " + numbers.dataset
-    names = numbers.method.replace({"FDSE[A+B+C]": "FDSE"}) + np.where(at.isin(list(BENEATH)), " + Mixup", "")
-    g = numbers.assign(method=names).groupby(keys, sort=False)
-    twice = g.agg(values=("mean", list), tables=("table", list)).reset_index()
-    return twice[twice["values"].map(lambda v: len(set(v)) > 1)].reset_index(drop=True)
-
 # %% ../../nbs/tables/08_printed.ipynb #c34edf84
 TENTH = dict(caltech=112, amazon=95, dslr=15, webcam=29)
 
