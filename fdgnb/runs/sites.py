@@ -40,7 +40,7 @@ def read_plan(
     for name, value in beside.items():
         if isinstance(value, dict): raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
     told = {k: plan.get(k) for k in ("method", "dataset", "rounds", "protocol", "scale")}
-    return told | dict(seed=plan.get("seed", 0), hyper=hyper, options={}), beside
+    return told | dict(seed=plan.get("seed", 0), hyper=hyper, options={}, is_folder=True), beside
 
 
 def refuse_partition(given):
