@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Optional
 from .core import FdgnbError, echo, read_regular, root
-from .settings import Settings, kind_of, read_word
+from .settings import Settings, format_value, kind_of, read_word
 from .federation.compose import method_class
 from .runs.callbacks import Callback
 from .runs.metrics import args_of
@@ -114,6 +114,7 @@ def describe_training(args):
     "Learning rate, batch size and protocol of a run's arguments, in words."
     settings, protocol = args["settings"], args["protocol"]
     words = f"learning rate {settings['lr']:g}, batches of {settings['batch_size']}"
+    if settings["load"]: words = f"data: {format_value(settings['load'])}; network {settings['backbone']}\n{words}"
     return words + (f", protocol {protocol} at scale {args['scale'] or 'paper'}" if protocol else ", no protocol")
 
 
