@@ -17,7 +17,8 @@ from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
-from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, read_word, to_python
+from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, read_word
+from ..settings import to_python
 from ..data.domain import Dataset, check_size
 from ..data.features import SIDE, check_encoder, encodes_images, suggest_after
 from ..data.catalogue import DATASETS, get_dataset, is_path
@@ -185,8 +186,8 @@ PICTURES = dict(encoder="lite0", size=SIDE)                  # how the pictures 
 def tell_encoded():
     "Say on stderr, once, that pictures are encoded, and how to train on pixels."
     if multiprocessing.parent_process() is not None: return              # a grid has said it before
-    print("fdgnb encodes the pictures of a folder once, with a frozen EfficientNet-Lite0, and trains a small network on "
-          "these features; to train a network on the pixels, name one, as backbone=small", file=sys.stderr)
+    print("fdgnb encodes the pictures of a folder by a frozen EfficientNet-Lite0, and trains a small network on these "
+          "features; to train a network on the pixels, name one, as backbone=small", file=sys.stderr)
 
 
 def encode_pictures(cls, values):
@@ -194,13 +195,13 @@ def encode_pictures(cls, values):
     load, net = values.get("load") or {}, values.get("backbone")
     if "encoder" in load or is_given(net) or any(is_of_pixels(k, v) for k, v in values.items()): return values
     if cls.needs_images:
-        raise FdgnbError(f"method {cls.name!r} is for images ({cls.needs_images}), and a folder's are encoded by default: "
-                         "name a network, as backbone='timm:tf_efficientnet_lite0', with pretrained='packaged', "
-                         "normalize='half', size=96")
+        raise FdgnbError(f"method {cls.name!r} is for images ({cls.needs_images}), and those of a folder are encoded by "
+                         "default: name a network, as backbone='timm:tf_efficientnet_lite0', with "
+                         "pretrained='packaged', normalize='half', size=96")
     try: check_encoder(PICTURES["encoder"])
     except FdgnbError as e:
-        raise FdgnbError(f"the pictures of a folder are encoded by EfficientNet-Lite0, but {e}; or name a network to be "
-                         "trained on the pixels, as backbone='cnn2'") from None
+        raise FdgnbError(f"the pictures of a folder are encoded by EfficientNet-Lite0, but {e}; or name a network that "
+                         "is trained on the pixels, as backbone='cnn2'") from None
     tell_encoded()
     return values | dict(load=PICTURES | load)
 
