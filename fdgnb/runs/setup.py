@@ -97,7 +97,8 @@ def read_page(page, given):
     page: the dataclass that declares them. given: {name: value}; None: the default; papermill's own are left out.
     A setting may be a word of YAML; one that the page does not list goes into `hyper`."""
     known, moved = {f.name for f in fields(page)}, {}
-    values = {k: v for k, v in given.items() if (v is not None or k not in known) and k not in PAPERMILLS}
+    free = {*known, *SETTINGS}
+    values = {k: v for k, v in given.items() if (v is not None or k not in free) and k not in PAPERMILLS}
     for f in fields(Settings):
         if isinstance(values.get(f.name), str): values[f.name] = read_word(f, values[f.name])
         if f.name in values and f.name not in known: moved[f.name] = values.pop(f.name)
@@ -195,8 +196,8 @@ def encode_pictures(cls, values):
     load, net = values.get("load") or {}, values.get("backbone")
     if "encoder" in load or is_given(net) or any(is_of_pixels(k, v) for k, v in values.items()): return values
     if cls.needs_images:
-        raise FdgnbError(f"method {cls.name!r} is for images ({cls.needs_images}), and those of a folder are encoded by "
-                         "default: name a network, as backbone='timm:tf_efficientnet_lite0', with "
+        raise FdgnbError(f"method {cls.name!r} is for images ({cls.needs_images}), and those of a folder are encoded "
+                         "by default: name a network, as backbone='timm:tf_efficientnet_lite0', with "
                          "pretrained='packaged', normalize='half', size=96")
     try: check_encoder(PICTURES["encoder"])
     except FdgnbError as e:
