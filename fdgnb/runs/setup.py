@@ -203,7 +203,6 @@ def encode_pictures(cls, values):
     except FdgnbError as e:
         raise FdgnbError(f"the pictures of a folder are encoded by EfficientNet-Lite0, but {e}; or name a network that "
                          "is trained on the pixels, as backbone='cnn2'") from None
-    tell_encoded()
     return values | dict(load=PICTURES | load)
 
 
@@ -658,11 +657,14 @@ def share_reader(reader):
 
 
 class RunPlan:
-    "What is known of a run before its data: method, rounds, seed, device and what is said of settings, in `given`."
+    """What is known of a run before its data: method, rounds, seed, device and what is said of settings, in `given`.
+
+    is_encoded: its pictures are encoded, though nobody has asked for it."""
     def __init__(self, method, dataset, rounds, seed, device, protocol, scale, hyper, options, is_folder=False):
         cls = method_class(method)
         given, self.objects = take_objects(merge_hyper(options, hyper))
         self.rounds, own, self.given = resolve_arguments(cls, given, rounds, protocol, scale, dataset, is_folder)
+        self.is_encoded = encodes_images(self.given.get("load")) and "encoder" not in (given.get("load") or {})
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
         self.seed = make(FitCall, dict(seed=seed), "argument").seed
 
@@ -696,6 +698,7 @@ class RunData(RunPlan):
             data.classes, self.objects)
         if not self.target: refuse_without_target(self.method)
         check_data(self)
+        if self.is_encoded: tell_encoded()
 
 
 class Federation(RunData):

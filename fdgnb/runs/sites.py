@@ -22,7 +22,7 @@ from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
 from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples,
                               data_digest, first_network, first_server, kind_of, load_data, participants,
-                              refuse_vectors)
+                              refuse_vectors, tell_encoded)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
@@ -109,6 +109,7 @@ class SitePart(RunPlan):
         self.client = unseen or self.clients[0]
         self.node = Node(self.client, self.method, role)
         check_samples(self)
+        if self.is_encoded: tell_encoded()
 
     @property
     def nodes(self): return {self.name: self.node}
