@@ -69,7 +69,7 @@ class RunPage(Settings, FitCall):
     "The parameters of the notebook `run`: what `fit` takes, and modules of the user's."
     dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
     target: object = hp("own", "the domain held out, or [a, b]; none: in-domain; None: the data set's own")
-    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12, of a folder 20", low=1)
+    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12, of a folder 50", low=1)
     out: object = hp(None, "folder of the run; None: one below runs/ that only this run uses")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
 
@@ -194,7 +194,10 @@ def tell_encoded():
 def encode_pictures(cls, values):
     "The values of a run on a folder of pictures: encoded, unless something is asked of their pixels."
     load, net = values.get("load") or {}, values.get("backbone")
-    if "encoder" in load or is_given(net) or any(is_of_pixels(k, v) for k, v in values.items()): return values
+    is_norm = any(c.needs == "batchnorm" for c in own_classes(cls))       # else none: few pictures, unequal classes
+    usual = dict(rounds=50, lr=.1, backbone="mlp_bn" if is_norm else "mlp")
+    if "encoder" in load: return usual | values if kind_of(None, load) == "vectors" else values
+    if is_given(net) or any(is_of_pixels(k, v) for k, v in values.items()): return values
     if cls.needs_images:
         raise FdgnbError(f"method {cls.name!r} is for images ({cls.needs_images}), and those of a folder are encoded "
                          "by default: name a network, as backbone='timm:tf_efficientnet_lite0', with "
@@ -203,7 +206,7 @@ def encode_pictures(cls, values):
     except FdgnbError as e:
         raise FdgnbError(f"the pictures of a folder are encoded by EfficientNet-Lite0, but {e}; or name a network that "
                          "is trained on the pixels, as backbone='cnn2'") from None
-    return values | dict(load=PICTURES | load)
+    return ({} if "blocks" in load else usual) | values | dict(load=PICTURES | load)
 
 
 def leave_pixels(values, given, dataset):
@@ -283,9 +286,10 @@ def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, datase
             raise FdgnbError(f"unknown hyper-parameter {echo(k)} of {cls.name}{nearest(k, sorted(known))}")
     call = make(SharedCall, dict(rounds=rounds, protocol=protocol, scale=scale), "argument")
     published = protocol_values(cls, call.protocol, call.scale, dataset)
-    rounds = published.get("rounds", 20) if call.rounds is None else call.rounds
     values = override_protocol({k: v for k, v in published.items() if k in known}, given)
     if is_folder or is_path(dataset): values = encode_pictures(cls, values)
+    usual = values.pop("rounds", 20)
+    rounds = published.get("rounds", usual) if call.rounds is None else call.rounds
     values = leave_pixels(values, given, dataset)
     asked = values
     if values.get("pretrained"): values = override_protocol(pretrained_defaults(cls), values)
