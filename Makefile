@@ -15,11 +15,12 @@ PAPERMILL = python docs/execute.py --log-level ERROR --no-progress-bar --stderr-
 HTML = jupyter nbconvert --log-level=ERROR --to html --template report --TemplateExporter.extra_template_basedirs=docs \
   --CoalesceStreamsPreprocessor.enabled=True
 
-# what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{lr: 0.05}'"
-TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE IMPORTS OUT ARGS
+# what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{mu: 0.1}'"
+TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE BACKBONE LOAD SIZE IMPORTS OUT ARGS
 KNOWN := $(TAKES) N BUDGET JOBS PROCESSES ONLY FAULTS NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
-$(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): known are $(TAKES)))
+$(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): known are $(TAKES); \
+  a setting goes into ARGS, as ARGS="-r lr 0.05", an option of a method as ARGS="-r hyper '{mu: 0.1}'"))
 METHOD ?= fdse
 METHODS ?= fedavg fdse
 DATASET ?= digits
@@ -27,6 +28,7 @@ SEEDS ?= 2
 NB ?= methods/0[1-5]_*
 CHOICES = -r dataset "$(DATASET)" $(if $(TARGET),-r target "$(TARGET)") $(if $(ROUNDS),-p rounds $(ROUNDS)) \
   $(if $(PROTOCOL),-p protocol $(PROTOCOL)) $(if $(SCALE),-p scale $(SCALE)) \
+  $(if $(BACKBONE),-r backbone "$(BACKBONE)") $(if $(LOAD),-r load "$(LOAD)") $(if $(SIZE),-p size $(SIZE)) \
   $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 .DEFAULT_GOAL := run
 .PHONY: install text flower run compare lint same test test-flower fuzz pairs contract notebooks reports campaign verify docs bench lab clean

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
 from .core import FdgnbError, echo, one_line, read_regular, root
-from .settings import Settings, kind_of
+from .settings import Settings, format_value, kind_of, read_word
 from .federation.compose import method_class
 from .runs.callbacks import Callback
 from .runs.metrics import args_of, remarks
@@ -25,15 +25,6 @@ from .experiments.grid import ComparePage, plan_comparison
 
 # %% ../nbs/command.ipynb #cmd0000007
 WORDS = {int: "N", float: "X", tuple: "LIST", dict: "DICT"}                  # how the help shows a value
-
-
-def read_word(field, word):
-    "The value of a word for a field: its number, list or dict in YAML; a text where the field takes one."
-    takes_text = kind_of(field) in (str, object) and not word.startswith(("[", "{"))
-    if takes_text: return word
-    try: return yaml.safe_load(word)
-    except (yaml.YAMLError, ValueError) as e:
-        raise FdgnbError(f"{field.name}={echo(word)}: {' '.join(str(e).split())}") from None
 
 
 def option_of(field, group):
@@ -97,15 +88,13 @@ def read_command(page, words, config=None, hyper=(), defaults=None):
     """The parameters of a page from a command's options, its config and the page's defaults; checked.
 
     words: {name: word or None}. What is said on the line goes before the file, both before the defaults."""
-    known, own = fields_of(page), {f.name for f in fields(page)}
+    known = fields_of(page)
     said = {k: v if isinstance(v, bool) else read_word(known[k], v) for k, v in words.items() if v is not None}
     pairs, file = read_pairs(hyper), read_config(config) if config else {}
     told = said.keys() | pairs.keys()
     rest = {k: v for k, v in read_hyper(file.pop("hyper", None)).items() if k not in told}
-    values = {k: v for k, v in file.items() if k not in told} | said
-    moved = {k: v for k, v in values.items() if k in known and k not in own}
-    values = (defaults or {}) | {k: v for k, v in values.items() if k not in moved}
-    return read_page(page, values | dict(hyper=rest | moved | pairs))
+    values = (defaults or {}) | {k: v for k, v in file.items() if k not in told} | said
+    return read_page(page, values | dict(hyper=rest | pairs))
 
 # %% ../nbs/command.ipynb #cmd0000012
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -126,6 +115,7 @@ def describe_training(args):
     "Learning rate, batch size and protocol of a run's arguments, in words."
     settings, protocol = args["settings"], args["protocol"]
     words = f"learning rate {settings['lr']:g}, batches of {settings['batch_size']}"
+    if settings["load"]: words = f"data: {format_value(settings['load'])}; network {settings['backbone']}\n{words}"
     return words + (f", protocol {protocol} at scale {args['scale'] or 'paper'}" if protocol else ", no protocol")
 
 

@@ -328,6 +328,14 @@ def mlp_bn(n_classes, in_channels):
     features = chain(check=Expect("mlp_bn", in_channels), fc1=fc1)
     return Net("mlp_bn", features, nn.Linear(256, n_classes), 256, n_classes, in_channels)
 
+
+@backbone("mlp", (1280,), "ours, for the vectors of a frozen network, a few of each class")
+def mlp(n_classes, in_channels):
+    "`mlp_bn` without its normalization."
+    fc1 = chain(fc=nn.Linear(in_channels, 256), relu=nn.ReLU())
+    features = chain(check=Expect("mlp", in_channels), fc1=fc1)
+    return Net("mlp", features, nn.Linear(256, n_classes), 256, n_classes, in_channels)
+
 # %% ../nbs/03_models.ipynb #6a1b36ff
 @backbone("cnn4", (3, 28, 28), "FedBR, RotatedMNIST (DomainBed)")
 def cnn4(n_classes, in_channels=3):

@@ -70,6 +70,16 @@ def kind_of(f):
     return f.type
 
 
+def read_word(f, word):
+    "The value of a word for a field: its number, list or dict in YAML; a text where the field takes one."
+    import yaml
+    takes_text = kind_of(f) in (str, object) and not word.startswith(("[", "{"))
+    if takes_text: return word
+    try: return yaml.safe_load(word)
+    except (yaml.YAMLError, ValueError) as e: why = " ".join(str(e).split())
+    raise FdgnbError(f"{f.name}={echo(word)}: {why}")
+
+
 def limits_of(f):
     "(lowest, highest) value of a field that is a number."
     most, low, high = LARGEST[kind_of(f)], f.metadata.get("low"), f.metadata.get("high")

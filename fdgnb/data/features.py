@@ -45,7 +45,7 @@ BLOCKS = arg(int, "blocks of an encoder that are frozen", low=1, high=100)
 
 def encodes_images(load):
     "Whether the options of a loader name an encoder of images; those of texts are `TOKENS`."
-    return bool(load) and load.get("encoder") not in (None, *TOKENS)
+    return bool(load) and load.get("encoder") not in (None, "none", *TOKENS)
 
 
 def name_of(encoder):

@@ -11,7 +11,7 @@ import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, is_folder, nearest, path_of, root
 from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes, map_in_threads
-from .catalogue import DATASETS, get_dataset, list_datasets
+from .catalogue import DATASETS, get_dataset, is_path, list_datasets
 from .domain import choose_domains
 from .folders import _PIL, are_few, decode_with_high, is_image, list_images, list_subfolders
 from .files import SKIP, group_alike, is_ignored, list_below
@@ -105,8 +105,7 @@ def _rows(d, f, published, classes):
 def as_folder(name):
     "The path that a name with a slash is, else None; FdgnbError on a folder without its slash."
     if name is None: return None
-    is_path = isinstance(name, Path) or "/" in name or os.sep in name
-    if is_path: return path_of(name, "data set", "a name, or the path of a folder")
+    if is_path(name): return path_of(name, "data set", "a name, or the path of a folder")
     if name not in DATASETS.load() and is_folder(name) and not cache_entries(name):
         raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
                          f"slash")

@@ -18,7 +18,7 @@ from pathlib import Path
 from .. import models
 from ..core import FdgnbError, echo, nearest, root, seeded
 from ..settings import SETTINGS, Settings, hp, make, to_python
-from ..data.catalogue import get_dataset
+from ..data.catalogue import get_dataset, is_path
 from ..data.domain import Dataset
 from ..data.partitions import POOLED
 from ..federation.compose import hyper_names, method_class
@@ -284,12 +284,13 @@ def call_of(row):
 
 @dataclass(frozen=True)
 class ComparePage(SharedCall):
-    "The parameters of the notebook `compare`, and its defaults: few rounds, so that it takes minutes."
+    "The parameters of the notebook `compare`."
     dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
     target: object = hp("each", "each domain in turn, the name of one, or none: in-domain")
-    rounds: int = hp(8, "rounds of the federation", low=1)
-    protocol: str = hp("common", "what is fixed for all methods, a name of fdgnb.runs.protocols")
-    scale: str = hp("cpu", "of the protocol: smoke, cpu or paper")
+    rounds: int = hp(None, "rounds of the federation; None: 8, of a folder as in `run`", low=1)
+    protocol: str = hp(None, "what is fixed for all methods, a name of fdgnb.runs.protocols; None: common, of a folder "
+                       "none")
+    scale: str = hp(None, "of the protocol: smoke, cpu or paper; None: cpu, of a folder paper")
     methods: object = hp("fedavg", "names of list_methods(), also with values, parted by commas or blanks")
     seeds: int = hp(2, "how many seeds, from 0", low=1)
     rule: str = hp("source_val", "how a round is selected", choices=tuple(RULES))
@@ -327,6 +328,9 @@ def pool_lines(lines, base):
     return own.assign(label=POOLED, method="fedavg", options=[options]*len(own))
 
 
+FEW = dict(rounds=8, protocol="common", scale="cpu")         # of data by name; a folder is trained on as by `run`
+
+
 def plan_comparison(given):
     """(the lines of a grid, the names of its methods, the folder of `out`) of the parameters of a `ComparePage`.
 
@@ -336,8 +340,10 @@ def plan_comparison(given):
     base, target = given.get("base", "fedavg"), given.get("target")
     if base not in names and base != "fedavg": raise FdgnbError(f"base={echo(base)}{nearest(base, names)}")
     folder = make_folder(given.get("out"))
-    how = {k: given.get(k) for k in ("rounds", "protocol", "scale", "hyper")}
-    lines = grid(names, given.get("dataset", "digits"), None if target == "none" else target,
+    dataset = given.get("dataset", "digits")
+    usual = {} if is_path(dataset) else FEW
+    how = {k: given.get(k, usual.get(k)) for k in ("rounds", "protocol", "scale", "hyper")}
+    lines = grid(names, dataset, None if target == "none" else target,
                  range(given.get("seeds", 2)), device=given.get("device", "cpu"), **how)
     if given.get("pooled", True):
         lines = pd.concat([lines, pool_lines(lines, base if base in names else names[0])], ignore_index=True)

@@ -401,7 +401,6 @@ def plan_run(given, name):
     hyper = dict(given.pop("hyper", None) or {})
     hyper |= {k: given.pop(k) for k in list(given) if k in SETTINGS}
     plan = {k: given.pop(k) for k in list(given) if k in PLANNED} | dict(dataset=name, hyper=hyper)
-    if not plan.get("protocol"): plan.setdefault("rounds", 12)
     plan = json.loads(json.dumps(plan))
     import_modules(given.get("imports", ""))
     arguments, _ = read_plan(plan)

@@ -6,7 +6,7 @@
 __all__ = ['finetune']
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftimport01
-import copy, os, torch
+import copy, torch
 import pandas as pd
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 from ..core import FdgnbError, echo, exists, generator, nearest, path_of, writing
 from ..vectors import tagged
 from ..settings import Settings, hp, make
-from ..data.catalogue import get_dataset
+from ..data.catalogue import get_dataset, is_path
 from ..data.domain import Dataset, Domain, Split, split_indices
 from ..data.features import encodes_images
 from ..federation.loop import Client, Method, client_update
@@ -98,11 +98,10 @@ def check_kind(models, domain):
 def read_like(models, data, size):
     "The data of a new site, a folder read by the run's white and window; FdgnbError on a data set of another white."
     about = models.about
-    is_path = isinstance(data, Path) or isinstance(data, str) and ("/" in data or os.sep in data)
     encodes = not isinstance(data, Dataset) and encodes_images(about.get("encoder"))
     how = about["encoder"] if encodes else dict(size=size)
     own = {k: about[k] for k in ("white", "window") if about.get(k) is not None}
-    data = get_dataset(data, **how, **own if is_path and (encodes or about.get("size")) else {})
+    data = get_dataset(data, **how, **own if is_path(data) and (encodes or about.get("size")) else {})
     white = about.get("white", data.white)
     if data.white == white or data.white == 255 < white: return data
     raise FdgnbError(f"finetune: {data.name} was read with {data.white} as white, the run's images with {white}: read "

@@ -15,6 +15,7 @@ import fdgnb.models as models
 from ..core import FdgnbError, atomic_write, echo, nearest, parse_json, path_of, read_regular, root, writing
 from ..vectors import Ledger, flatten
 from ..settings import SETTINGS, make
+from ..data.catalogue import is_path
 from ..data.domain import Dataset
 from ..federation.loop import Client, downloads
 from ..federation.compose import hyper_names, method_class, own_classes
@@ -415,11 +416,11 @@ PLAYED = "engine workers checkpoint_every progress resume callbacks".split()   #
 def prepare_run(given):
     """(federation, folder, arguments of `fit`) of the parameters of a `RunPage`, modules of the user's imported.
 
-    Without a protocol 12 rounds; without `out` a folder below runs/ that only these arguments use."""
+    Without a protocol 12 rounds of data by name; without `out` a folder below runs/ that only these arguments use."""
     call = dict(given)
     import_modules(call.pop("imports", ""))                          # before anything of theirs is named
     out = folder_of(call.pop("out", None))
-    if not call.get("protocol"): call.setdefault("rounds", 12)
+    if not call.get("protocol") and not is_path(call.get("dataset")): call.setdefault("rounds", 12)
     fed = Federation(**{k: v for k, v in call.items() if k not in PLAYED})
     args = json.dumps(fed.args(), sort_keys=True).encode()
     code = hashlib.blake2b(args, digest_size=4).hexdigest()

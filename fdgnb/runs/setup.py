@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
-import inspect, json, math, torch, warnings
+import functools, inspect, json, math, multiprocessing, sys, torch, warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
@@ -17,10 +17,11 @@ from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
-from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, to_python
+from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, read_word
+from ..settings import to_python
 from ..data.domain import SCALES, Dataset, check_size
 from ..data.features import SIDE, check_encoder, encodes_images, suggest_after
-from ..data.catalogue import DATASETS, get_dataset
+from ..data.catalogue import DATASETS, get_dataset, is_path
 from ..data.partitions import client_splits, held_out, steps_of
 from ..data.splits import attach_splits
 from ..federation.loop import Client, Server
@@ -68,7 +69,7 @@ class RunPage(Settings, FitCall):
     "The parameters of the notebook `run`: what `fit` takes, and modules of the user's."
     dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
     target: object = hp("own", "the domain held out, or [a, b]; none: in-domain; None: the data set's own")
-    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12", low=1)
+    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12, of a folder 50", low=1)
     out: object = hp(None, "folder of the run; None: one below runs/ that only this run uses")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
 
@@ -93,11 +94,19 @@ PAPERMILLS = {"PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}         # what it
 def read_page(page, given):
     """The parameters of a notebook that have a value, checked; FdgnbError on an unknown name or a wrong value.
 
-    page: the dataclass that declares them. given: {name: value}; None: the default; papermill's own are left out."""
-    known = {f.name for f in fields(page)}
-    values = {k: v for k, v in given.items() if (v is not None or k not in known) and k not in PAPERMILLS}
+    page: the dataclass that declares them. given: {name: value}; None: the default; papermill's own are left out.
+    A setting may be a word of YAML; one that the page does not list goes into `hyper`."""
+    known, moved = {f.name for f in fields(page)}, {}
+    free = {*known, *SETTINGS}
+    values = {k: v for k, v in given.items() if (v is not None or k not in free) and k not in PAPERMILLS}
+    for f in fields(Settings):
+        if isinstance(values.get(f.name), str): values[f.name] = read_word(f, values[f.name])
+        if f.name in values and f.name not in known: moved[f.name] = values.pop(f.name)
+    for name in values:
+        if name in known: continue
+        raise FdgnbError(f"unknown parameter {echo(name)}{nearest(name, known)}; a method's own is given in hyper")
     make(page, values, "parameter")
-    if "hyper" in values: values["hyper"] = read_hyper(values["hyper"])
+    if moved or "hyper" in values: values["hyper"] = merge_hyper(moved, read_hyper(values.get("hyper")))
     return values
 
 
@@ -149,7 +158,7 @@ def override_protocol(protocol, given):
     "The protocol's values under the given ones ('mu' goes before 'fdse.mu'); `load` merged by option."
     protocol = {k: v for k, v in protocol.items() if k == "load" or k.rpartition(".")[2] not in given}
     values = protocol | given
-    if isinstance(given.get("load"), dict):
+    if given.get("load") is not None:
         check_load(given["load"])
         values["load"] = (protocol.get("load") or {}) | given["load"]
     return values
@@ -169,6 +178,35 @@ def is_of_pixels(name, value):
     "Whether a setting asks something of images."
     if name == "backbone": return isinstance(value, str) and len(models.MODELS.get(value).input) > 1
     return name in OF_PIXELS and value not in (None, OF_PIXELS[name])
+
+
+PICTURES = dict(encoder="lite0", size=SIDE)                  # how the pictures of a folder are loaded by default
+
+
+@functools.cache
+def tell_encoded():
+    "Say on stderr, once, that pictures are encoded, and how to train on pixels."
+    if multiprocessing.parent_process() is not None: return              # a grid has said it before
+    print("fdgnb encodes the pictures of a folder by a frozen EfficientNet-Lite0, and trains a small network on these "
+          "features; to train a network on the pixels, name one, as backbone=small", file=sys.stderr)
+
+
+def encode_pictures(cls, values):
+    "The values of a run on a folder of pictures: encoded, unless something is asked of their pixels."
+    load, net = values.get("load") or {}, values.get("backbone")
+    is_norm = any(c.needs == "batchnorm" for c in own_classes(cls))       # else none: few pictures, unequal classes
+    usual = dict(rounds=50, lr=.1, backbone="mlp_bn" if is_norm else "mlp")
+    if "encoder" in load: return usual | values if kind_of(None, load) == "vectors" else values
+    if is_given(net) or any(is_of_pixels(k, v) for k, v in values.items()): return values
+    if cls.needs_images:
+        raise FdgnbError(f"method {cls.name!r} is for images ({cls.needs_images}), and those of a folder are encoded "
+                         "by default: name a network, as backbone='timm:tf_efficientnet_lite0', with "
+                         "pretrained='packaged', normalize='half', size=96")
+    try: check_encoder(PICTURES["encoder"])
+    except FdgnbError as e:
+        raise FdgnbError(f"the pictures of a folder are encoded by EfficientNet-Lite0, but {e}; or name a network that "
+                         "is trained on the pixels, as backbone='cnn2'") from None
+    return ({} if "blocks" in load else usual) | values | dict(load=PICTURES | load)
 
 
 def leave_pixels(values, given, dataset):
@@ -252,8 +290,8 @@ def check_fixed(cls, given, values):
                          f"leave it out, or choose {option}={usual[option]!r}")
 
 
-def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, dataset=None):
-    "(rounds, the method's hyper-parameters, settings), every name and value checked."
+def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, dataset=None, is_folder=False):
+    "(rounds, the method's hyper-parameters, settings), every name and value checked. is_folder: the data are one."
     own = hyper_names(cls)
     known = {*own, *SETTINGS}
     for k in given:
@@ -261,8 +299,10 @@ def resolve_arguments(cls, given, rounds=None, protocol=None, scale=None, datase
             raise FdgnbError(f"unknown hyper-parameter {echo(k)} of {cls.name}{nearest(k, sorted(known))}")
     call = make(SharedCall, dict(rounds=rounds, protocol=protocol, scale=scale), "argument")
     published = protocol_values(cls, call.protocol, call.scale, dataset)
-    rounds = published.get("rounds", 20) if call.rounds is None else call.rounds
     values = override_protocol({k: v for k, v in published.items() if k in known}, given)
+    if is_folder or is_path(dataset): values = encode_pictures(cls, values)
+    usual = values.pop("rounds", 20)
+    rounds = published.get("rounds", usual) if call.rounds is None else call.rounds
     values = leave_pixels(values, given, dataset)
     asked = values
     if values.get("pretrained"): values = override_protocol(pretrained_defaults(cls), values)
@@ -634,11 +674,14 @@ def share_reader(reader):
 
 
 class RunPlan:
-    "What is known of a run before its data: method, rounds, seed, device and what is said of settings, in `given`."
-    def __init__(self, method, dataset, rounds, seed, device, protocol, scale, hyper, options):
+    """What is known of a run before its data: method, rounds, seed, device and what is said of settings, in `given`.
+
+    is_encoded: its pictures are encoded, though nobody has asked for it."""
+    def __init__(self, method, dataset, rounds, seed, device, protocol, scale, hyper, options, is_folder=False):
         cls = method_class(method)
         given, self.objects = take_objects(merge_hyper(options, hyper))
-        self.rounds, own, self.given = resolve_arguments(cls, given, rounds, protocol, scale, dataset)
+        self.rounds, own, self.given = resolve_arguments(cls, given, rounds, protocol, scale, dataset, is_folder)
+        self.is_encoded = encodes_images(self.given.get("load")) and "encoder" not in (given.get("load") or {})
         self.method, self.protocol, self.scale, self.device = cls(**own), protocol, scale, check_device(device)
         self.seed = make(FitCall, dict(seed=seed), "argument").seed
 
@@ -672,6 +715,7 @@ class RunData(RunPlan):
             data.classes, self.objects)
         if not self.target: refuse_without_target(self.method)
         check_data(self)
+        if self.is_encoded: tell_encoded()
 
 
 class Federation(RunData):

@@ -22,7 +22,7 @@ from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
 from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples,
                               data_digest, first_network, first_server, kind_of, load_data, participants,
-                              refuse_vectors, settle)
+                              refuse_vectors, settle, tell_encoded)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
@@ -40,7 +40,7 @@ def read_plan(
     for name, value in beside.items():
         if isinstance(value, dict): raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
     told = {k: plan.get(k) for k in ("method", "dataset", "rounds", "protocol", "scale")}
-    return told | dict(seed=plan.get("seed", 0), hyper=hyper, options={}), beside
+    return told | dict(seed=plan.get("seed", 0), hyper=hyper, options={}, is_folder=True), beside
 
 
 def refuse_partition(given):
@@ -118,6 +118,7 @@ class SitePart(RunPlan):
         self.client = unseen or self.clients[0]
         self.node = Node(self.client, self.method, role)
         check_samples(self)
+        if self.is_encoded: tell_encoded()
 
     @property
     def nodes(self): return {self.name: self.node}
