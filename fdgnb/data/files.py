@@ -136,11 +136,11 @@ def group_alike(words):
     return [group for group in groups.values() if len(group) > 1]
 
 
-def warn_of_alike(name, words):
-    "Warn of classes whose names look alike."
+def warn_of_alike(name, words, what="classes"):
+    "Warn of classes, or of domains, whose names look alike."
     for alike in group_alike(words)[:1]:
-        warnings.warn(f"{name}: {' and '.join(map(ascii, alike))} are different classes, though they differ in case, "
-                      f"spaces or the coding of a letter alone; write them alike if they are one")
+        warnings.warn(f"{name}: {' and '.join(map(ascii, alike))} are different {what}, though they differ in "
+                      f"case, spaces or the coding of a letter alone; write them alike if they are one")
 
 
 def list_below(folder):

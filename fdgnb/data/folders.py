@@ -325,6 +325,7 @@ def from_folder(
     tree = _scan(folders, split == "folder", classes)
     classes, labeled = _choose_classes(name, classes, tree), {}
     warn_of_alike(name, classes)
+    warn_of_alike(name, tree, "domains")
     for d, by_class in tree.items():
         pairs = [(f, i) for i, c in enumerate(classes) for f in by_class.get(c, [])]
         if not pairs: raise FdgnbError(f"domain {d!r} of {name} has none of the classes {', '.join(classes)}")

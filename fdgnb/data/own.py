@@ -6,7 +6,7 @@
 __all__ = ['from_arrays', 'from_torch', 'from_texts', 'from_table']
 
 # %% ../../nbs/data/16_own.ipynb #own00004
-import hashlib, io, math, os, torch, warnings
+import hashlib, io, math, os, re, torch, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, echo, exists, is_folder, nearest, path_of
@@ -384,6 +384,7 @@ def label_domains(name, x, y, classes, defaults, **about):
     order, names = order_classes(list(y.values()), classes, name)
     words = [v for v in order if isinstance(v, str)]
     warn_of_alike(name, words)
+    warn_of_alike(name, x, "domains")
     warn_of_missing(name, words)
     numbers = {d: _number_labels(labels, order) for d, labels in y.items()}
     data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names, **about)
@@ -699,11 +700,11 @@ def _wanted_columns(wanted, groups, split):
 
 
 def read_csv(file):
-    "A CSV file with a header as a DataFrame; a word like NA is a text, an empty cell is missing."
+    "A CSV file with a header as a DataFrame of words as they stand, for 01 and 1 are two; an empty cell is missing."
     import pandas as pd
     text = io.StringIO(read_text(file, guess=True))
     try:
-        with reading(file, "text"): return pd.read_csv(text, keep_default_na=False, na_values=[""])
+        with reading(file, "text"): return pd.read_csv(text, dtype=str, keep_default_na=False, na_values=[""])
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise damage_error(file, e) from None
 
 # %% ../../nbs/data/16_own.ipynb #e9bc0244
@@ -724,7 +725,18 @@ def join_labels(rows, label):
     "{meaning: values} with the values of several columns of labels as one row a sample, under `label`."
     if isinstance(label, str): return rows
     parts = [rows.pop(meaning) for meaning in name_labels(label)]
-    return rows | dict(label=[list(row) for row in zip(*parts)])
+    truth = {"True": 1, "False": 0}
+    return rows | dict(label=[[truth.get(v, v) for v in row] for row in zip(*parts)])
+
+
+NUMBERS = {int: r"0|-?[1-9]\d{0,17}", float: r"-?(0|[1-9]\d*)(\.\d+)?"}        # as one writes them in one way only
+
+
+def read_labels(words):
+    "Labels of a CSV file: numbers where all are written as such, else words."
+    for kind, pattern in NUMBERS.items():
+        if all(re.fullmatch(pattern, word) for word in words): return list(map(kind, words))
+    return words
 
 
 def _read_columns(source, wanted, groups, split, what):
@@ -733,7 +745,9 @@ def _read_columns(source, wanted, groups, split, what):
     if is_table(source): return _columns_of(source, "the table", wanted, ("part",)), what, None
     file = path_of(source, what, "a CSV file")
     if not file.is_file(): raise FdgnbError(f"no {'folder and no '*(what == 'texts')}CSV file {str(file)!r}")
-    return _columns_of(read_csv(file), repr(str(file)), wanted, ("part",)), file.stem, file.parent
+    rows = _columns_of(read_csv(file), repr(str(file)), wanted, ("part",))
+    labels = {meaning: read_labels(words) for meaning, words in rows.items() if meaning.startswith("label")}
+    return rows | labels, file.stem, file.parent
 
 
 def _rows_of(source, groups=None, split=None, on_error=None):

@@ -25,6 +25,7 @@ def paired_gain(scores, base, draws=2000, seed=0):
     drawn = np.mean([rng.choice(widen(g), (draws, len(g))).mean(1) for g in groups], axis=0)
     if max(map(len, groups)) < 2: return mean, np.nan, np.nan
     low, high = np.percentile(drawn, [2.5, 97.5])
+    if high - low < 1e-9: return mean, np.nan, np.nan                # no seed differs from another
     return mean, float(low), float(high)
 
 

@@ -16,7 +16,7 @@ from ..core import (FdgnbError, atomic_write, echo, escape_cell, escape_markup, 
                         writing)
 from ..settings import format_value
 from ..data.partitions import POOLED
-from ..runs.metrics import LONGER, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
+from ..runs.metrics import LONGER, MEANS, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
 from ..runs.metrics import write_csv
 from .store import has_metric, metric_names, scores
 from .pictures import ADAPTED, table_plot
@@ -395,6 +395,7 @@ def table(
     if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {base!r}{nearest(base, labels)}")
     cells = parts if columns == "target" else pool_targets(parts, results, rows)
     averages = average_columns(cells, parts, tidy, len(names))
+    if metric not in MEANS: averages["ALL"] = np.nan
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
     wide = add_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
     gaps = int(wide.drop(columns=POOLED, errors="ignore").isna().to_numpy().sum())

@@ -149,12 +149,14 @@ def chosen_rounds(history, sizes, last):
 
 # %% ../../nbs/runs/02_metrics.ipynb #9518ea55
 POINTS = ("aggregated", "local")
+MEANS = ("accuracy", "loss")                             # over samples: of other metrics ALL is left blank
 
 
 def score_row(run, rule, point, metric="accuracy"):
     "One row of the table: mean over the rounds that the rule selects."
     rounds = select(run.history, run.sizes, rule, point)
     mean = values(run.history, run.sizes, point, metric=metric).reindex(rounds).mean()
+    if metric not in MEANS and len(source_and_target(run.sizes)[0]) > 1: mean["ALL"] = np.nan
     whom = "test samples" if source_and_target(run.sizes)[1] is None else "target"
     return dict(mean, rounds=", ".join(map(str, rounds)), uses=RULES[rule].format(whom))
 

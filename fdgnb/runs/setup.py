@@ -6,12 +6,13 @@
 __all__ = []
 
 # %% ../../nbs/runs/01_setup.ipynb #680efefc
-import functools, inspect, json, math, multiprocessing, sys, torch, warnings
+import functools, hashlib, inspect, json, math, multiprocessing, sys, torch, warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from itertools import islice
+from collections import Counter
+from itertools import combinations, islice
 from pathlib import Path
 from torch import nn
 import fdgnb.models as models
@@ -625,6 +626,21 @@ def run_args(fed):
     return json.loads(json.dumps(args))
 
 # %% ../../nbs/runs/01_setup.ipynb #c2e08b6e
+def warn_of_copies(data, target):
+    "Warn of the first of: the target's samples in another domain, equal ones of two domains, or under two labels."
+    places = {}
+    for name, d in data.domains.items():
+        for x, y in zip(d.x.numpy(), d.y.tolist()):
+            places.setdefault(hashlib.blake2b(x.tobytes(), digest_size=16).digest(), []).append((name, str(y)))
+    several = [where for where in places.values() if len(where) > 1]
+    pairs = Counter(pair for where in several for pair in combinations(dict.fromkeys(name for name, _ in where), 2))
+    for (a, b), n in sorted(pairs.items(), key=lambda found: (target not in found[0], -found[1]))[:1]:
+        why = f": the scores of the target {target!r} do not tell of a new place" if target in (a, b) else ""
+        warnings.warn(f"{data.name}: {n} samples of {a!r} are also in {b!r}{why}")
+    n = sum(len({y for _, y in where}) > 1 for where in several)
+    if n: warnings.warn(f"{data.name}: {n} samples are there more than once, under different labels")
+
+
 def load_data(dataset, size, load, own):
     "The data set of a run; own: its `groups` and `split`, which its loader takes unless they are given by domain."
     options = {k: v for k, v in own.items() if v is not None and not isinstance(v, dict)}
@@ -644,7 +660,7 @@ class Reader:
     """Reads data sets by name and digests them, the last one once: for who sets up many runs in a row.
 
     What was read stays as it is; a run that is played has a reader of its own, and sees what has changed since."""
-    def __init__(self): self.asked = self.data = self.parts = self.found = None
+    def __init__(self): self.asked = self.data = self.parts = self.found = self.looked = None
 
     def load(self, dataset, size, load, own):
         "`load_data`, or what it gave last, where that was asked for."
@@ -660,6 +676,13 @@ class Reader:
         is_same = self.parts and len(parts) == len(self.parts) and all(a is b for a, b in zip(parts, self.parts))
         if not is_same: self.parts, self.found = parts, data_digest(data)
         return self.found
+
+    def warn_of_copies(self, data, target):
+        "`warn_of_copies`, once for the same tensors and target."
+        looked = [target, *(d.x for d in data.domains.values())]
+        is_same = self.looked and len(looked) == len(self.looked) and all(a is b for a, b in zip(looked, self.looked))
+        if not is_same: warn_of_copies(data, target)
+        self.looked = looked
 
 
 READER = ContextVar("reader", default=None)
@@ -710,6 +733,7 @@ class RunData(RunPlan):
         self.settings = settle(data.defaults, settings, data)
         splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(reader.digest, read))
+        if not isinstance(dataset, str) or is_path(dataset): reader.warn_of_copies(data, self.target)
         self.clients, self.target_client = participants(
             splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,
             data.classes, self.objects)
