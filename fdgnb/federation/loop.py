@@ -7,6 +7,7 @@ __all__ = ['HOOKS', 'Method', 'Client', 'Server', 'client_update', 'server_updat
 
 # %% ../../nbs/federation/01_loop.ipynb #70a4a250
 import torch
+from contextlib import contextmanager
 from dataclasses import dataclass
 from torch import nn
 from typing import Iterable
@@ -205,6 +206,16 @@ def read_samples(k, upload):
     return float(n)
 
 
+@contextmanager
+def explain_lacking(method):
+    "Inside, an entry that an upload of a sum lacks is an FdgnbError that names it."
+    try: yield
+    except KeyError as e:
+        if "+" not in method.name: raise
+        raise FdgnbError(f"an upload of {method.name!r} lacks {e}, which one of them reads: "
+                         "begin each upload with super().upload(model, client)") from e
+
+
 def weigh_each(method, server, uploads):
     "Pass on uploads as they come, each with its `weight` in `server.weights`."
     for k, upload in uploads:
@@ -231,19 +242,24 @@ def server_update(
 ) -> dict[str, dict]:                          # {client: what it would be sent next}
     "Play the server's part of a round: weigh the uploads, aggregate, finish."
     server.round = round
-    uploads = weigh(method, server, uploads)
-    if server.settings.dp_clip is None: method.aggregate(server, uploads)
-    else: aggregate_privately(server, uploads)
-    for _ in uploads: pass                                           # clients train, looked at or not
-    method.finish(server)
+    with explain_lacking(method):
+        uploads = weigh(method, server, uploads)
+        if server.settings.dp_clip is None: method.aggregate(server, uploads)
+        else: aggregate_privately(server, uploads)
+        for _ in uploads: pass                                       # clients train, looked at or not
+        method.finish(server)
     odd = next((k for k in server.state if not isinstance(k, str)), "")
     if odd != "": raise FdgnbError(f"server.state has the key {echo(odd)}: wanted a name")
     return downloads(method, server)
 
 # %% ../../nbs/federation/01_loop.ipynb #8fafb357
 def downloads(method, server):
-    "What every client would be sent now."
-    return {k: method.download(server, k) for k in server.clients}
+    "What every client would be sent now; FdgnbError where that is no dict."
+    down = {k: method.download(server, k) for k in server.clients}
+    odd = next((k for k, payload in down.items() if not isinstance(payload, dict)), None)
+    if odd is None: return down
+    raise FdgnbError(f"download of {method.name!r} gives client {odd!r} a {type(down[odd]).__name__}: wanted a dict of "
+                     "tensors; begin with super().download(server, k)")
 
 
 def makes_offers(method, round):

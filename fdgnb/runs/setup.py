@@ -31,6 +31,7 @@ from ..federation.engine import ENGINES
 from ..federation.node import Node
 from ..federation.steps import batchnorm_momenta
 from ..federation.shared import require_batchnorm
+from ..federation.uploads import describe_oddity
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from .protocols import resolve
 from .versions import name_object
@@ -597,6 +598,15 @@ def settle_statistics(net):
         if not is_new: layer.num_batches_tracked.clamp_(min=math.ceil(1/momentum))
 
 
+def check_weights(net, name):
+    "FdgnbError where nothing in a network is to be trained, or it keeps what is no tensor of numbers."
+    if not any(p.requires_grad for p in net.parameters()):
+        raise FdgnbError(f"all weights of {name} are frozen, so there is nothing to train: set requires_grad of some")
+    for k, v in net.state_dict().items():
+        odd = describe_oddity(v)
+        if odd: raise FdgnbError(f"{name} keeps {k!r} as {odd}, which cannot be averaged: keep tensors of real numbers")
+
+
 def first_network(fed):
     "The method's network with its first weights."
     drawing = seeded(fed.seed)
@@ -605,6 +615,7 @@ def first_network(fed):
     with drawing: net = fed.method.build(net).to(fed.device).to(memory_format=torch.channels_last)
     if fed.settings.bn_warmup: settle_statistics(net)
     models.trial(net, fed.data.first.x[:2].float())
+    check_weights(net, fed.settings.backbone)
     return models.in_precision(net, fed.settings.precision)
 
 

@@ -9,6 +9,7 @@ __all__ = []
 import copy, dis, functools, hashlib, inspect, re, sys
 import numpy as np
 import torch
+from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -163,6 +164,8 @@ def _parts_of(value, packages):
     if isinstance(value, (ModuleType, Registry)): return type(value).__name__, getattr(value, "__name__", value)
     if type(value) in (list, dict): return type(value).__name__, *(value.items() if type(value) is dict else value)
     if type(value) is set: return "set", *sorted(value, key=_without_address)
+    is_hooks = isinstance(value, OrderedDict) and bool(value) and all(type(k) is int for k in value)
+    if is_hooks: return "hooks", *value.values()                                          # torch numbers them
     if isinstance(value, (torch.Tensor, np.ndarray)): return type(value), _read_numbers(value)
     if isinstance(value, FunctionType):
         if not is_own: return name, *(_enclosed(value) if _top(home) == "fdgnb" else ())
