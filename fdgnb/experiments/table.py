@@ -515,7 +515,7 @@ def describe_comparison(results):
            f"learning rate {setting('lr')}", f"batches of {setting('batch_size')}",
            f"local epochs {setting('local_epochs')}",
            "all samples" if limit == "all" else f"at most {limit} samples of a domain (limit)"]
-    load = say(lambda r: r["args"]["settings"]["load"] or "nothing")
+    load = say(lambda r: r["args"]["settings"].get("load") or "nothing")
     if load != "nothing": how.append(f"data loaded with {load}")
     protocol = say(lambda r: r["args"]["protocol"] or "none")
     if protocol != "none": how.append(f"protocol {protocol} at scale {say(lambda r: r['args']['scale'] or 'paper')}")
