@@ -127,11 +127,22 @@ def merge_hyper(options, hyper):
     return {**options, **hyper}
 
 # %% ../../nbs/runs/01_setup.ipynb #givencode1
+def check_weights(net, name):
+    "FdgnbError where nothing in a network is to be trained, or it keeps what is no tensor of numbers."
+    if not any(p.requires_grad for p in net.parameters()):
+        raise FdgnbError(f"all weights of {name} are frozen, so there is nothing to train: set requires_grad of some")
+    for k, v in net.state_dict().items():
+        odd = describe_oddity(v)
+        if odd: raise FdgnbError(f"{name} keeps {k!r} as {odd}, which cannot be averaged: keep tensors of real numbers")
+
+
 def take_objects(given):
     "(options, {option: object}): what of `backbone` and `augment` is no name stands in the options by its name."
     objects = {k: given[k] for k in ("backbone", "augment") if callable(given.get(k))}
     net = objects.get("backbone")
-    if isinstance(net, nn.Module): objects["backbone"] = models.copy_network(net, type(net).__name__)
+    if isinstance(net, nn.Module):
+        check_weights(net, type(net).__name__)
+        objects["backbone"] = models.copy_network(net, type(net).__name__)
     if net is not None and given.get("pretrained"):
         raise FdgnbError("pretrained is for backbones by name: a network that is given has weights of its own")
     names = {k: name_object(v) for k, v in objects.items()}
@@ -596,15 +607,6 @@ def settle_statistics(net):
     for layer, momentum in batchnorm_momenta(net).items():
         is_new = not layer.running_mean.any() and bool((layer.running_var == 1).all())
         if not is_new: layer.num_batches_tracked.clamp_(min=math.ceil(1/momentum))
-
-
-def check_weights(net, name):
-    "FdgnbError where nothing in a network is to be trained, or it keeps what is no tensor of numbers."
-    if not any(p.requires_grad for p in net.parameters()):
-        raise FdgnbError(f"all weights of {name} are frozen, so there is nothing to train: set requires_grad of some")
-    for k, v in net.state_dict().items():
-        odd = describe_oddity(v)
-        if odd: raise FdgnbError(f"{name} keeps {k!r} as {odd}, which cannot be averaged: keep tensors of real numbers")
 
 
 def first_network(fed):
