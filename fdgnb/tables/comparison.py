@@ -9,75 +9,17 @@ __all__ = []
 import numpy as np
 import pandas as pd
 from dataclasses import replace
-from textwrap import fill
 from fdgnb.core import FdgnbError, atomic_write
 from fdgnb.data.features import SIDE
 from fdgnb.experiments.pictures import ADAPTED
 from fdgnb.experiments.statistics import gain_by_t, judge
 from fdgnb.experiments.studies import missing_data, plan_study
-from fdgnb.experiments.table import add_adapted, add_gaps, all_rules, cell_text, describe_divergence
+from fdgnb.experiments.table import add_adapted, add_gaps, cell_text, describe_divergence
 from fdgnb.experiments.table import TEX, gain_text, latex_of, markdown_of, table
-from fdgnb.experiments.tuning import BASE, has_ended, usual_values
+from fdgnb.experiments.tuning import BASE, has_ended
 from fdgnb.federation.compose import method_class
-from fdgnb.runs.plots import colors, escape_label, styled
 from fdgnb.settings import format_value
 from fdgnb.tables.figures import alike, costs_of
-
-# %% ../../nbs/tables/07_comparison.ipynb #gainscd001
-FAR = 12.                                                 # points; gains beyond are numbers at the edge
-
-
-def order_labels(lines):
-    "Labels by their mean gain over the settings, best first; what adapts at test time last."
-    means = lines.groupby("label").agg(adapts=("adapts", "first"), gain=("gain", "mean"))
-    return list(means.sort_values(["adapts", "gain"], ascending=[True, False]).index)
-
-
-def draw_panel(ax, lines, places, color, far=FAR):
-    "One setting's gains with intervals, in points. places: {label: height}."
-    for line in lines.itertuples():
-        if np.isnan(line.gain): continue
-        gain, height = 100*line.gain, places[line.label]
-        if abs(gain) > far:
-            edge, mark, side = (far, ">", "right") if gain > 0 else (-far, "<", "left")
-            ax.plot(edge, height, mark, color=color, ms=5)
-            ax.text(.94*edge, height, f"{gain:+.0f}", ha=side, va="center", fontsize=8)
-            continue
-        if not np.isnan(line.low):
-            ends = np.clip([100*line.low, 100*line.high], -far, far)
-            ax.plot(ends, [height]*2, color=color, lw=1.2)
-        is_shown = line.kind in ("beats", "worse")
-        ax.plot(gain, height, "o", color=color, mfc=color if is_shown else "white", ms=5)
-    ax.axvline(0, color=".5", lw=.8, zorder=0)
-    ax.set_xlim(-far*1.05, far*1.05)
-
-
-def pick_lines(lines, always=("fedsb", "ga", "fedka", "fedbr", "fdse")):
-    "The lines of methods that are better somewhere, of some that are always shown, and of the base's other rates."
-    better = lines[lines.kind.isin(["beats", "rate"])].label
-    return lines[lines.label.isin({*better, *always})]
-
-
-@styled
-def draw_gains(lines, far=FAR):
-    "Gains over the base with 95 % intervals: a panel a setting, a row a method; None where there is no gain."
-    import matplotlib.pyplot as plt
-    lines = lines[(lines.kind != "base") & lines.gain.notna()] if len(lines) else lines
-    if lines.empty: return None
-    labels, settings = order_labels(lines), list(dict.fromkeys(lines.setting))
-    places, color = {label: -i for i, label in enumerate(labels)}, colors(settings)
-    width = min(12.8, 2.2 + 2.8*len(settings))
-    fig, axes = plt.subplots(1, len(settings), figsize=(width, .22*len(labels) + 1.1), sharey=True, squeeze=False)
-    adapts = sum(not v for v in lines.groupby("label").adapts.first())           # rows above what adapts
-    for ax, setting in zip(axes[0], settings):
-        draw_panel(ax, lines[lines.setting == setting], places, color[setting], far)
-        if 0 < adapts < len(labels): ax.axhline(.5 - adapts, color=".5", lw=.8, ls=":")
-        for height in places.values(): ax.axhline(height, color=".93", lw=.6, zorder=-1)
-        ax.set_title(setting.replace("_", " "))
-        ax.set_xlabel("gain, points")
-    axes[0, 0].set_yticks([*places.values()], [escape_label(label) for label in places])
-    axes[0, 0].set_ylim(-len(labels) + .4, .6)
-    return fig
 
 # %% ../../nbs/tables/07_comparison.ipynb #ourscmp008
 def read_plans(studies, scale, store):
@@ -437,49 +379,7 @@ def write_choice(lines):
     return "\n".join(parts)
 
 
-def write_waiting(plans):
-    "What the list lacks, as Markdown: the methods of each setting that have no run yet; '' where none is missing."
-    waiting = {name: list_waiting(plan) for name, plan in plans.items()}
-    lines = [f"{name}: {', '.join(several)}" for name, several in waiting.items() if several]
-    return "\n### Not run yet\n\n" + "\n\n".join(lines) + "\n" if lines else ""
-
-
-def describe_settings(studies, plans):
-    "{name: what a setting is, and how many of its methods have no run yet}."
-    said = {}
-    for name, plan in plans.items():
-        waiting = len(list_waiting(plan))
-        said[name] = studies[name]["what"].removeprefix("Comparison: ")
-        if waiting: said[name] += f" ({waiting} methods missing)"
-    return said
-
-
 BOX = "<!-- which method: written by `make reports STUDY=comparison` -->"
-
-
-def wrap(item):
-    "An item of a Markdown list in lines of at most 100 columns."
-    return fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def write_short(row):
-    "A method in README's list: its gains, and its bytes where they are not FedAvg's."
-    sent = "" if row["bytes"] in ("", "1") else f", {row['bytes']} times the bytes"
-    return f"`{row['method']}` {row['better by, points [95 %]']}{sent}"
-
-
-def write_box(lines, settings, most=2):
-    "The list in short, for README: the first few methods of each situation. settings: {name: what it is}."
-    items = []
-    for situation, own in select_situations(lines).items():
-        rivals, found = own[own.kind != "base"], list_better(own)
-        if rivals.empty: continue
-        first = found.head(most)
-        shown = "; ".join(write_short(row) for _, row in first.iterrows()) or "none is shown"
-        more = f"; {len(found) - most} more" if len(found) > most else ""
-        items.append(wrap(f"- **{situation}** ({rivals.label.nunique()} methods): {shown}{more}."))
-    where = "; ".join(f"*{name}*: {settings[name]}" for name in dict.fromkeys(lines.setting))
-    return "\n".join([*items, wrap(f"- Settings: {where}.")])
 
 
 def fill_box(text, file):
@@ -487,69 +387,3 @@ def fill_box(text, file):
     if not file.exists() or BOX not in file.read_text(): return
     before, _, after = file.read_text().split(BOX)
     atomic_write(file, f"{before}{BOX}\n{text}\n{BOX}{after}")
-
-# %% ../../nbs/tables/07_comparison.ipynb #lengthcd01
-def compare_by_round(curves, label, base=BASE):
-    """A line a round: a label's gain over the base in points with its t interval over the seeds that both have.
-
-    curves: as `curves_of` gives them, of one target."""
-    wide = 100*curves.pivot(index=["round", "seed"], columns="label", values="value")
-    gains = {k: gain_by_t(own, label, base)[:3] for k, own in wide.groupby(level=0)}
-    return pd.DataFrame(gains, ["gain", "low", "high"]).T.rename_axis("round")
-
-
-def count_signs(gains):
-    "In how many rounds the interval of a gain lies above zero, in how many below."
-    return f"above zero in {(gains.low > 0).sum()} of {len(gains)} rounds, below in {(gains.high < 0).sum()}"
-
-# %% ../../nbs/tables/07_comparison.ipynb #trialcd001
-def find_edges(values, tried):
-    "The options whose value lies at an end of the numbers that were tried. tried: {option: values}."
-    edges = []
-    for option, several in tried.items():
-        is_number = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in several)
-        if is_number and len({*several}) > 1 and values[option] in (min(several), max(several)): edges.append(option)
-    return edges
-
-
-def list_trials(setting, plan):
-    "A line a trial of a study: values, validation accuracy, whether it was chosen, and what of it lies at an end."
-    rows = []
-    for name, trials in plan.trials.items():
-        chosen = plan.chosen.get(name)
-        for trial in trials:
-            is_chosen = trial["values"] == chosen
-            val = "" if trial["val"] < 0 else f"{100*trial['val']:.2f}"           # '': a run failed
-            rows.append(dict(setting=setting, method=name, values=write_values(trial["values"]), val=val,
-                             chosen="yes" if is_chosen else "", edge=edges_of(name, plan) if is_chosen else ""))
-    return pd.DataFrame(rows, columns="setting method values val chosen edge".split())
-
-
-def edges_of(name, plan):
-    "What of a method's chosen values lies at an end of its search, by commas."
-    rates = [trial["values"]["lr"] for trial in plan.trials[name]]
-    tried = dict(lr=rates) | {k: [*v] for k, v in method_class(name).tune.items()}
-    values = usual_values(name, [*tried], plan.how) | plan.chosen[name]
-    return ", ".join(find_edges(values, tried))
-
-
-def show_chosen(trials):
-    "The chosen values, method by setting; what lies at an end of the search follows a bar."
-    chosen = trials[trials.chosen == "yes"]
-    texts = chosen["values"] + chosen.edge.map(lambda e: f" | end: {e}" if e else "")
-    wide = chosen.assign(text=texts).pivot(index="method", columns="setting", values="text")
-    return wide[list(dict.fromkeys(chosen.setting))].fillna("").reset_index().rename_axis(columns=None)
-
-
-def show_costs(lines):
-    "Steps, bytes, seconds and FLOPs of a round over the base's by method: a number, or the range over the settings."
-    own = lines[~lines.adapts & (lines.point == "aggregated")]
-    rows = [{"method": label} | {k: write_range(part[k]) for k in ("steps", "bytes", "seconds", "flops")}
-            for label, part in own.groupby("label", sort=False)]
-    return pd.DataFrame(rows).rename(columns=dict(flops="FLOPs"))
-
-
-def list_rules(setting, runs):
-    "A line a method: its accuracy in percent where the round is the last, or chosen by `source_val` or an oracle."
-    rules = all_rules(runs, ("last", "source_val", "target"), base=BASE).rename(columns=dict(target="oracle"))
-    return rules.rename_axis("method").reset_index().assign(setting=setting)
