@@ -147,9 +147,7 @@ def try_model(engine, down, there, round):
 
 # %% ../../nbs/federation/04_rounds.ipynb #roundcode1
 def check_moved(fed, before, changes):
-    """FdgnbError where aggregation left the global model as it was, though clients went from it.
-
-    before: {key: (tensor, its version)}."""
+    "FdgnbError where the clients' moves left the global model as it was; before: {key: (tensor, its version)}."
     if "model" not in fed.method.averages or not any(changes.values()): return
     after = fed.server.model
     if any(v._version != version or not torch.equal(v, after.get(q, v)) for q, (v, version) in before.items()): return

@@ -384,19 +384,6 @@ def average_seeds(runs, **kw):
     out = pd.concat({k: pd.DataFrame(v, rows, names) for k, v in stats.items()}, axis=1).swaplevel(axis=1)
     return out[[(name, s) for name in names for s in stats]]
 
-
-def plus_minus(stats, digits=1):
-    "The result of `average_seeds` for reading: 'mean ± std' in percent, n in the column's name."
-    def cell(mean, std):
-        if np.isnan(mean): return ""
-        text = f"{100*mean:.{digits}f}"
-        return text if np.isnan(std) else f"{text} ± {100*std:.{digits}f}"
-
-    n = int(stats.xs("n", axis=1, level=1).max().max())
-    names = dict.fromkeys(stats.columns.get_level_values(0))
-    text = {name: list(map(cell, stats[name, "mean"], stats[name, "std"])) for name in names}
-    return pd.DataFrame(text, stats.index).rename_axis(columns=f"%, n = {n}")
-
 # %% ../../nbs/runs/02_metrics.ipynb #bf63c1b3
 def format_bytes(n):
     "Bytes for reading, in binary units: 1536 -> '1.50 KiB'."
