@@ -1,6 +1,6 @@
 """For every registered key: the same bits on any workers and after a stop, an unseen client's network, the
 checkpoint, the ledger, bfloat16; and no key does at its default values what another one does."""
-import collections, json, random
+import collections, json
 import numpy as np
 import pytest
 import torch
@@ -142,7 +142,7 @@ class Draws(fdgnb.Method):
 
 class Adapts(fdgnb.Method):
     "Draws from a global generator where it adapts."
-    def adapt(self, model, x, client): random.random()
+    def adapt(self, model, x, client): torch.rand(1)
 
 
 class Stays(fdgnb.Method):
@@ -159,12 +159,12 @@ class Peeks(fdgnb.Method):
 
 @pytest.mark.parametrize("cls, said", [
     (Keeps, "'keeps' keeps 'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "leaves a hook on 'head'"),
-    (Draws, "global random generator of numpy (in batch)"), (Adapts, "generator of python (in adapt)"),
+    (Draws, "global random generator of numpy (in batch)"), (Adapts, "generator of torch (in adapt)"),
     (Stays, "left the global model as it was"), (Peeks, "no labels here")])
 def test_what_a_client_leaves_or_may_not_see_is_refused(cls, said, small):
-    before = np.random.get_state(), random.getstate()
+    before = np.random.get_state(), torch.get_rng_state()
     with pytest.raises(fdgnb.FdgnbError) as e: fdgnb.fit(cls, small, **TINY | dict(rounds=2, eval_every=1))
-    np.random.set_state(before[0]); random.setstate(before[1])
+    np.random.set_state(before[0]); torch.set_rng_state(before[1])
     assert one_line(e) and said in str(e.value)
 
 

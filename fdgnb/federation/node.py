@@ -6,7 +6,7 @@
 __all__ = ['ASKS', 'Node', 'offer', 'train', 'receive', 'score', 'trial']
 
 # %% ../../nbs/federation/08_node.ipynb #nodimp0001
-import copy, functools, inspect, math, random, torch
+import copy, functools, inspect, math, torch
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass
@@ -48,11 +48,11 @@ def look_at_shared(method, net):
     hooks = {f"leaves a hook on {k or 'the network'!r}: remove it in `end`": on(m) for k, m in net.named_modules()}
     _, words, place, *_ = np.random.get_state()
     of_torch = torch.get_rng_state().numpy().tobytes()
-    states = dict(torch=of_torch, numpy=(words.tobytes(), place), python=random.getstate())
-    draws = {f"draws from the global random generator of {k} (in {', '.join(hooks_of(type(method)))}), so that no two "
-             "runs are equal: draw from the rng that a hook is given, or from client.rng('a purpose')": [state]
-             for k, state in states.items()}
-    return own | hooks | draws
+    where = ", ".join(hooks_of(type(method)))
+    draws = {f"draws from the global random generator of {k} (in {where}), so that no two runs are equal: draw from "
+             "the rng that a hook is given, or from client.rng('a purpose')": [state]
+             for k, state in dict(torch=of_torch, numpy=(words.tobytes(), place)).items()}
+    return own | hooks | draws if where else own | hooks
 
 
 def is_same(before, after):
