@@ -210,7 +210,7 @@ def compare(
     result = table(shown, given["rule"], base=base, metric=given["metric"])
     for part in describe_comparison(made).replace("**", "").split("\n\n"): print(textwrap.fill(part, 80))
     print("", result, sep="\n")
-    if "Avg" in result.mean: print("Avg: mean of the columns. ALL: over the samples of all of them.")
+    if "Avg" in result.mean: print("Avg: mean of the columns." + " ALL: over their samples."*("ALL" in result.mean))
     print("", verdicts(result), *remark_labels(made, given["rule"]), sep="\n")
     if folder:
         result.save(folder, "table", tidy=True)

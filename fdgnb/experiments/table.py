@@ -354,7 +354,7 @@ def pool_targets(cells, results, rows):
 def summarize_cells(cells, averages, labels, names):
     "(mean, sd, n): labels by columns, with Avg and ALL where there are several columns."
     by_cell = cells.groupby(["label", "column"], sort=False)["value"]
-    by_label = averages.groupby("label", sort=False)[["Avg", "ALL"]]
+    by_label = averages.drop(columns="seed").groupby("label", sort=False)
     out = []
     for statistic in ("mean", "std", "count"):
         t = getattr(by_cell, statistic)().unstack().reindex(index=labels, columns=names)
@@ -395,7 +395,7 @@ def table(
     if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {base!r}{nearest(base, labels)}")
     cells = parts if columns == "target" else pool_targets(parts, results, rows)
     averages = average_columns(cells, parts, tidy, len(names))
-    if metric not in MEANS: averages["ALL"] = np.nan
+    if metric not in MEANS: averages = averages.drop(columns="ALL")
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
     wide = add_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
     gaps = int(wide.drop(columns=POOLED, errors="ignore").isna().to_numpy().sum())
