@@ -149,7 +149,7 @@ def test_a_torn_record_is_named(tmp_path, whole):
     made = run(small().iloc[:1], tmp_path/"records", 1, tmp_path/"work")
     path, = tmp_path.glob("records/*/*.json")
     path.write_text(path.read_text()[:300])
-    with pytest.raises(FdgnbError, match="torn, altered") as e: results(small(), Store(tmp_path/"records"))
+    with pytest.raises(FdgnbError, match="is torn") as e: results(small(), Store(tmp_path/"records"))
     assert one_line(e) and path.name in str(e.value) and made.state[0] == "done"
 
 
@@ -272,7 +272,7 @@ def test_a_record_that_cannot_be_read_loses_no_run(tmp_path, monkeypatch):
         path.write_bytes(b"{")
         return out
     monkeypatch.setattr(execution, "fit", fit)
-    with pytest.raises(FdgnbError, match="torn, altered") as e:
+    with pytest.raises(FdgnbError, match="is torn") as e:
         run(one, tmp_path/"records", 1, tmp_path/"work")
     assert one_line(e) and [*tmp_path.glob("work/*/*/checkpoint.safetensors")]
 
@@ -295,7 +295,7 @@ def test_a_record_that_cannot_be_read_is_not_called_torn(tmp_path, whole, monkey
     edited = good.replace(b'":0.', b'":1.', 1)
     for torn in (b"", b"null", b"[]", b"["*100_000, b"\xff\xfe", good[:99], edited):
         path.write_bytes(torn)
-        says("torn, altered")
+        says("is torn")
     path.write_bytes(good)
     def broken(self): raise OSError(5, "Input/output error")
     monkeypatch.setattr(Path, "read_bytes", broken)
