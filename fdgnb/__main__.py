@@ -8,13 +8,12 @@ __all__ = ['UsageError', 'say_warning', 'main']
 # %% ../nbs/command.ipynb #cmd0000004
 import inspect, os, sys, textwrap, traceback, warnings
 import typer
-import yaml
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
 from .core import FdgnbError, echo, one_line, read_regular, root
-from .settings import Settings, format_value, kind_of, read_word
+from .settings import Settings, format_value, kind_of, read_word, read_yaml
 from .federation.compose import method_class
 from .runs.callbacks import Callback
 from .runs.metrics import args_of, remarks
@@ -64,9 +63,7 @@ def read_config(file):
     "The {name: value} of a YAML file; FdgnbError of one line where it is none."
     content = read_regular(file)
     if content is None: raise FdgnbError(f"config {echo(str(file))}: No such file or directory")
-    try: given = yaml.safe_load(content.decode())
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise FdgnbError(f"config {file} is no YAML: {' '.join(str(e).split())}") from None
+    given = read_yaml(content, f"config {file} is no YAML")
     if given is None: return {}
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise FdgnbError(f"config {file}: wanted lines like lr: 0.05")

@@ -6,7 +6,7 @@
 __all__ = ['hp', 'switch', 'variant', 'Settings']
 
 # %% ../nbs/02_settings.ipynb #ea8986ce
-import builtins, functools, inspect, json, math, re
+import builtins, functools, inspect, json, math, re, yaml
 import numpy as np
 from dataclasses import Field, asdict, dataclass, field, fields
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
@@ -70,14 +70,28 @@ def kind_of(f):
     return f.type
 
 
+NUMBER, DATE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"
+
+
+class PlainYaml(yaml.SafeLoader):
+    "YAML in which 010, 1_0, 1:30 and dates are words, for they may name a site; 10 is a number."
+    yaml_implicit_resolvers = {first: [(tag, form) for tag, form in found if tag not in (NUMBER, DATE)]
+                               for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+
+
+PlainYaml.add_implicit_resolver(NUMBER, re.compile(r"(0|-?[1-9][0-9]*)\Z"), list("-0123456789"))
+
+
+def read_yaml(text, where):
+    "What a text says in YAML; FdgnbError of one line that begins with `where`."
+    try: return yaml.load(text, PlainYaml)
+    except (yaml.YAMLError, ValueError, RecursionError) as e: raise FdgnbError(f"{where}: {e}") from None
+
+
 def read_word(f, word):
     "The value of a word for a field: its number, list or dict in YAML; a text where the field takes one."
-    import yaml
     takes_text = kind_of(f) in (str, object) and not word.startswith(("[", "{"))
-    if takes_text: return word
-    try: return yaml.safe_load(word)
-    except (yaml.YAMLError, ValueError) as e: why = " ".join(str(e).split())
-    raise FdgnbError(f"{f.name}={echo(word)}: {why}")
+    return word if takes_text else read_yaml(word, f"{f.name}={echo(word)}")
 
 
 def limits_of(f):

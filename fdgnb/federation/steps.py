@@ -123,6 +123,7 @@ def keep_optimizer(client):
 # %% ../../nbs/federation/02_steps.ipynb #labelcode1
 def label_loss(logits, y, client, weights=None):
     "Cross-entropy of labels (B,) or (B, C); where a client's samples have several, the binary one, mean over labels."
+    if y is None: raise FdgnbError("these samples have no labels here: only scores look at them")
     if getattr(client, "multilabel", False):
         return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
     return F.cross_entropy(logits, y, weights)
