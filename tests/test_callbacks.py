@@ -111,7 +111,7 @@ def test_a_stop_prints_who_and_why_in_one_line(short, capsys):
     said, = capsys.readouterr().out.splitlines()
     assert said == run.reason == (
         "Patience(2) stopped the run after round 3 of 12; validation on the sources has not risen for 2 "
-        "scored rounds, round 1 was best: predict and export take it with rule='source_val'")
+        "scored rounds, round 1 was best")
     def enough(run, rows): return run.round == 2
     run = fdgnb.fit(**short, callbacks=[enough, lambda run, rows: False, until(2)])
     assert run.reason == "enough and <lambda> stopped the run after round 2 of 4"
@@ -143,7 +143,7 @@ def test_where_patience_looks_back_the_last_weights_are_kept(short, tmp_path):
     with pytest.raises(ZeroDivisionError): fdgnb.fit(**short | STILL, out=tmp_path, callbacks=[breaks])
     run = fdgnb.fit(**short | STILL, out=tmp_path, callbacks=[callbacks.Patience(2)])
     assert run.stopped and run.round == 4 and "not risen for 3 scored rounds" in run.reason
-    assert fdgnb.load(tmp_path).rules == dict(last=4, source_val=1, target=1)
+    assert fdgnb.load(tmp_path).rules == dict(last=4, source_val=4, target=1)
 
 
 def test_the_order_in_the_list_does_not_matter(short, tmp_path):

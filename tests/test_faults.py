@@ -72,7 +72,7 @@ VECTORS = two_domains("vectors", torch.zeros(8, 4), defaults=dict(backbone="mlp2
     (dict(method="fedavg+fedavg"), "'fedavg' is in it twice"),
     (dict(method=10**5000), "unknown method"),
     (dict(dataset="digitz"), "unknown data ?set 'digitz'.*'digits'"),
-    (dict(load="bert"), "expected a dict"),
+    (dict(load="bert"), "wanted a dict"),
     (dict(load=dict(size=8)), "'size' is no option"),
     (dict(load=dict(x={1, 2})), "plain values"),
     (dict(load=dict(domains=["inked"])), "is loaded already"),

@@ -200,7 +200,7 @@ def test_client_splits_share_the_images_and_cover_every_sample():
     clients, target, after, read = client_splits(pair, Settings(target_fraction=.5), "b")
     assert {k: sizes(c) for k, c in clients.items()} == dict(a=dict(train=40, val=5, test=5))
     assert sizes(target) == dict(target=10) and after.names == ["a", "b"] and read == [pair]
-    assert clients["a"]["train"].x is pair["a"].x
+    assert clients["a"]["train"]._x is pair["a"].x
     clients, nobody, after, _ = client_splits(toy(), CHAIN)
     assert list(clients) == after.names and nobody is None
     for name, parts in clients.items():
@@ -223,7 +223,7 @@ def test_pool_joins_the_very_samples_of_each_part(target):
     pooled, unseen, joined, _ = client_splits(data, Settings(partition=("pool",), **kept), target)
     assert list(pooled) == ["pooled"] and (unseen is None) == (target is None)
     for part, own in pooled["pooled"].items():
-        assert torch.equal(own.x[own.index], torch.cat([c[part].x[c[part].index] for c in apart.values()]))
+        assert torch.equal(own.x, torch.cat([c[part].x for c in apart.values()]))
     assert joined.names == ["pooled", *[target]*bool(target)]
 
 

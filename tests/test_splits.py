@@ -113,7 +113,7 @@ def test_groups_beside_fit_are_those_of_the_loader():
 
 
 def test_a_target_is_tested_whole_and_needs_no_groups():
-    plain = fdgnb.from_arrays({d: (images, y) for d in "abc"})
+    plain = fdgnb.from_arrays({d: (np.roll(images, i, -1), y) for i, d in enumerate("abc")})
     groups = {d: patients(d) for d in "ab"}
     run, lines = said(lambda: fdgnb.fit("fedavg", plain, target="c", groups=groups, **USUAL))
     assert run.sizes["c"] == dict(target=60) and not lines

@@ -18,7 +18,7 @@ from ..vectors import flatten
 from ..settings import check_value, hp
 from ..federation.compose import hooks_of
 from ..federation.node import adapt_copy, adapts_now, collect_logits
-from .metrics import METRICS, POINTS, compute_metrics, select, write_csv
+from .metrics import METRICS, POINTS, compute_metrics, ranking_metric, select, values, write_csv
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
 HISTORY_COLUMNS = ["round", "client", "split", "point", "metric", "value"]
@@ -250,8 +250,8 @@ class Patience(Callback):
         history = run.history
         of = (history.point == "aggregated") & (history.split == "val") & (history.metric == "accuracy")
         done = history[of]["round"].unique()
-        best = select(history, run.sizes, "source_val")
-        return (best[0], done[done > best[0]]) if best else (None, done[:0])
+        score = values(history, run.sizes, split="val", metric=ranking_metric(history))["ALL"].dropna()
+        return (score.idxmax(), done[done > score.idxmax()]) if len(score) else (None, done[:0])
 
     def round(self, run, rows):
         _, later = self.look_back(run)
@@ -259,8 +259,9 @@ class Patience(Callback):
 
     def reason(self, run):
         best, later = self.look_back(run)
-        return (f"validation on the sources has not risen for {len(later)} scored rounds, round {best} was "
-                "best: predict and export take it with rule='source_val'")
+        is_taken = select(run.history, run.sizes, "source_val") == [best]            # not always, of few samples
+        return (f"validation on the sources has not risen for {len(later)} scored rounds, round {best} was best"
+                + ": predict and export take it with rule='source_val'"*is_taken)
 
     def __repr__(self): return f"Patience({self.rounds})"
 

@@ -18,8 +18,8 @@ from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
 from ..vectors import digest
-from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, read_word, read_yaml
-from ..settings import to_python
+from ..settings import LARGEST, SETTINGS, Settings, check_load, hp, is_given, list_settings, make, read_word
+from ..settings import read_yaml, to_python
 from ..data.domain import SCALES, Dataset, check_size
 from ..data.features import SIDE, check_encoder, encodes_images, suggest_after
 from ..data.catalogue import DATASETS, get_dataset, is_path
@@ -134,9 +134,7 @@ def take_objects(given):
     "(options, {option: object}): what of `backbone` and `augment` is no name stands in the options by its name."
     objects = {k: given[k] for k in ("backbone", "augment") if callable(given.get(k))}
     net = objects.get("backbone")
-    if isinstance(net, nn.Module):
-        check_weights(net, type(net).__name__)
-        objects["backbone"] = models.copy_network(net, type(net).__name__)
+    if isinstance(net, nn.Module): objects["backbone"] = models.copy_network(net, type(net).__name__)
     if net is not None and given.get("pretrained"):
         raise FdgnbError("pretrained is for backbones by name: a network that is given has weights of its own")
     names = {k: name_object(v) for k, v in objects.items()}

@@ -241,7 +241,8 @@ def name_object(given) -> str:
     name = getattr(named, "__name__", type(named).__name__).strip("<>")
     if not isinstance(given, nn.Module): return f"own:{name}-{source_digest(given)[:8]}"
     structure = source_digest(copy.deepcopy(given).train().to("meta"))
-    return f"own:{name}-{structure[:8]}-{digest(given.state_dict())[:8]}"
+    weights = {k: v for k, v in given.state_dict().items() if torch.is_tensor(v)}
+    return f"own:{name}-{structure[:8]}-{digest(weights)[:8]}"
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0013
 def parts_of(cls: type) -> list:
