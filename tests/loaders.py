@@ -170,7 +170,7 @@ def write(labels):
 def compare(label):
     "'' where a loader gives what the file says, or what differs, or why it is passed over."
     try: found, old = digest_of(label), load()[label]
-    except FdgnbError as e: return f"passed over: {e}"
+    except FdgnbError as e: return f"passed over: {str(e)[:60]} ..."
     differ = [k for k in found.keys() | old.keys() if not is_near(found.get(k), old.get(k))]
     return f"differs in {', '.join(sorted(differ))}" if differ else ""
 
