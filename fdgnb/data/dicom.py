@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd01
-import struct, zlib
+import struct, threading, zlib
 import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError, echo
@@ -31,9 +31,13 @@ def apply_window(x, low, high):
     return np.rint((np.clip(x.astype(np.float64), low, high) - low)*255/(high - low)).astype(np.uint8)
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd05
+_one_header = threading.Lock()                           # numpy parses a header by ast: no two threads at once
+
+
 def read_array(file):
     "The array of a .npy file, gray (H, W) or in colors (H, W, 3), mapped; FdgnbError that says why it is none."
-    try: x = np.load(file, mmap_mode="r", allow_pickle=False)
+    try:
+        with _one_header: x = np.load(file, mmap_mode="r", allow_pickle=False)
     except NO_ACCESS as e: raise FdgnbError(e.strerror) from None
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, struct.error, MemoryError, OverflowError) as e:
         raise FdgnbError(f"no array of numbers, or damaged: get it again ({' '.join(str(e).split())[:120]})") from None
