@@ -163,17 +163,6 @@ def mean_ranks(
     return pd.Series({label: places[same] for label, same in twin.items()}, dtype=float)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #indomcd002
-def run_correlation(differences):
-    "Correlation of the targets of a seed, about each one's mean. differences: a Series by (target, seed)."
-    wide = differences.unstack(0).dropna()
-    centered = wide - wide.mean()
-    squares = (centered**2).to_numpy().sum()
-    k = wide.shape[1]
-    if k < 2 or not squares > 0: return np.nan
-    pairs = (centered.sum(axis=1)**2).sum() - squares                       # of all ordered pairs of clients
-    return float(pairs/(k - 1)/squares)
-
-
 def average_seeds(blocks):
     "Blocks (column, seed) by label as one number a seed, the mean over all columns."
     means = blocks.groupby(level=1).mean()
