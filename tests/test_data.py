@@ -247,6 +247,28 @@ def test_cache_is_the_users_own(tmp_path, monkeypatch):
     assert cache_dir() == tmp_path / "mine"
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
+def test_a_cache_is_its_users_alone_or_a_groups(tmp_path, monkeypatch):
+    def modes(folder): return [oct(p.stat().st_mode & 0o777) for p in sorted((folder, *folder.rglob("*")))]
+    def keep(): return cache_arrays("entry", lambda: dict(x=np.arange(9)))
+    keep()
+    assert modes(tmp_path / "cache") == ["0o700", "0o700", "0o600", "0o600"]
+    for name, mode, entry in (("old", 0o755, ["0o755", "0o700"]), ("group", 0o770, ["0o770", "0o770"])):
+        monkeypatch.setenv("FDGNB_CACHE", str(tmp_path / name))
+        (tmp_path / name / "entry").mkdir(parents=True)
+        (tmp_path / name / "entry" / "manifest.json").write_text("{}")                 # as an earlier version left it
+        (tmp_path / name).chmod(mode)
+        with pytest.warns(UserWarning, match="making it anew"): keep()
+        assert modes(tmp_path / name)[:2] == entry
+    refused = [("open", lambda p: p.chmod(0o777))]
+    if os.getuid() == 0: refused.append(("other", lambda p: os.chown(p, 4001, 4001)))
+    for name, spoil in refused:
+        monkeypatch.setenv("FDGNB_CACHE", str(tmp_path / name))
+        (tmp_path / name).mkdir()
+        spoil(tmp_path / name)
+        with pytest.raises(FdgnbError, match="is another user's, or anybody may write to it: set FDGNB_CACHE"): keep()
+
+
 def test_clean_frees_what_the_cache_holds_and_nothing_else(tmp_path, monkeypatch, capsys):
     "Entries of one data set, then all; a stranger's files, and a former version's place, are only named."
     monkeypatch.setenv("FDGNB_DATA", str(tmp_path / "data"))

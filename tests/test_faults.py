@@ -479,9 +479,10 @@ def test_a_full_disk_is_one_line_and_no_end_of_the_process(tmp_path):
     assert not [*tmp_path.glob("*.pt2")] and not [*tmp_path.glob(".*")]
 
 
-def test_a_carriage_return_in_a_name_comes_back(tmp_path):
-    made = fdgnb.fit("fedavg", toy_images(["a\rb", "b"]), None, 1, out=tmp_path, progress=False)
+def test_an_odd_name_comes_back_and_is_no_formula(tmp_path):
+    made = fdgnb.fit("fedavg", toy_images(["a\rb", "=b", "'=c", "-1"]), None, 1, out=tmp_path, progress=False)
     made.save()
+    assert '"=b"' not in (tmp_path/"history.csv").read_text()
     back = fdgnb.load(tmp_path)
     assert back.history.equals(made.history) and back.ledger.equals(made.ledger) and back.table().equals(made.table())
 

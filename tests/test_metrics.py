@@ -1,10 +1,12 @@
 """Selection, tables, ledger and records on histories made by hand; one short run for what needs a network."""
-import copy, dataclasses, json, warnings
+import copy, dataclasses, json, re, warnings
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fdgnb.core import FdgnbError
+from nbconvert.filters import markdown2html
+from fdgnb import fit, from_arrays
+from fdgnb.core import FdgnbError, escape_markup
 from fdgnb.runs import metrics, plots, records
 
 SIZES = dict(a=dict(train=80, val=10, test=10), b=dict(train=240, val=30, test=30), t=dict(target=20))
@@ -332,3 +334,21 @@ def test_flops_of_some_steps_are_those_of_all(small, method):
         with FlopCounterMode(display=False) as counter:
             client_update(run.fed.method, net, played, download, 0)
         assert counter.get_total_flops() == work.flops[c.id] and work.samples[c.id] >= c.n()
+
+
+ODD = ["<img src=x onerror=alert(1)>", r"$\href{javascript:alert(1)}{x}$", "[a](javascript:b) _b_ `c`", r"a$b\frac"]
+
+
+def test_names_are_words_on_a_page_and_in_pictures():
+    "Tables, sentences and pictures of a run whose domains and classes are markup, mathematics and links."
+    x = np.random.default_rng(0).integers(0, 256, (16, 3, 16, 16), dtype=np.uint8)
+    data = from_arrays({name: (x, np.arange(16) % 4) for name in ODD}, classes=ODD)
+    run = fit("fedavg", data, ODD[0], 1, backbone="cnn2", local_steps=1, progress=False)
+    said = [metrics.summarize(run), metrics.describe_classes(np.eye(4, dtype=int)*[1, 2, 1, 1], ODD)]
+    pages = [metrics.show(run.table()).to_html(), *(markdown2html(escape_markup(words)) for words in said)]
+    assert not re.search(r"<img|<a |\$\\", "".join(pages)) and "img src=x" in pages[1]
+    for draw in (plots.overview_plot, plots.curves_plot, plots.confusion, plots.embedding, plots.domain_bars):
+        draw(run).draw_without_rendering()
+    shown = [text.get_text() for text in plots.curves_plot(run).legends[0].texts]
+    assert all(name in shown for name in ODD[1:])
+    assert metrics.write_csv(pd.DataFrame({"=a": ["@1"], "b": [-2.]})) == "'=a,b\n'@1,-2.0\n"

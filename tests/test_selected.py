@@ -10,7 +10,10 @@ from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import Dataset, Domain
 from fdgnb.federation.compose import METHODS, hooks_of
 from fdgnb.runs import fit as fitting, metrics, selected
+from fdgnb.runs.checkpoints import load_checkpoint
 from fdgnb.runs.records import predictions
+from fdgnb.vectors import digest
+from safetensors.torch import save
 
 refused = lambda says: pytest.raises(FdgnbError, match=says)
 SHORT = dict(target="blended", lr=.05, batch_size=16, progress=False, seed=1)
@@ -172,6 +175,14 @@ def test_own_models_cost_their_size_and_large_ones_are_kept_once(vary, tmp_path,
         assert one_line(e) and equal(one.model_of("inked").state_dict(), run.model_of("inked").state_dict())
 
 
+def save_crafted(file, model, raw):
+    "A file of weights whose digest is right and whose JSON is anything."
+    tensors = {f"model/{k}": v for k, v in model.items()}
+    tensors["json"] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    head = json.dumps(dict(format="fdgnb-2", digest=digest(tensors)))
+    file.write_bytes(save({k: v.clone() for k, v in tensors.items()}, {"fdgnb": head}))
+
+
 def test_damage_is_one_line(vary, tmp_path):
     run = fdgnb.fit(**vary | dict(rounds=1), out=tmp_path)
     file, names = tmp_path/"round-0001.safetensors", tmp_path/"selected.json"
@@ -188,6 +199,13 @@ def test_damage_is_one_line(vary, tmp_path):
         with refused("selected.json is torn") as e: load(tmp_path)
         assert one_line(e)
     names.write_text(text)
+    states, about = load_checkpoint(file)
+    plain = {"model": {}}
+    crafted = [about | wrong for wrong in (dict(args=3), dict(classes=["\x1b[2J"]), dict(shape="x"))]
+    for bad in (b"[1,2]", b"\xff{", dict(meta={}), *(dict(plain=plain, meta=meta) for meta in (None, *crafted))):
+        save_crafted(file, states["model"], bad if isinstance(bad, bytes) else json.dumps(bad).encode())
+        with refused("round-0001.safetensors is torn|the name '.x1b.2J' holds a sign") as e: load(tmp_path).model
+        assert one_line(e)
     file.unlink()
     with refused("the weights of round 1 are not in"): load(tmp_path)
     assert run.round == 1

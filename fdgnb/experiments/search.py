@@ -253,8 +253,3 @@ def search(
     if not any("val" in r for r in rows):
         raise FdgnbError(f"no trial of {method!r} ended: {rows[0]['error']}")
     return sort_trials(rows)
-
-# %% ../../nbs/experiments/07_search.ipynb #d49e6c57
-def oracle_gap(trials, by="target"):
-    "What choosing by the target (or by `adapted`) would have gained over source validation, in points."
-    return 100*float(trials[by].max() - trials[by].iloc[0])

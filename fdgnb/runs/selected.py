@@ -348,6 +348,7 @@ def read_states(folder, round, args=None):
     file = file_of(folder, round)
     if not exists(file): raise FdgnbError(f"the weights of round {round} are not in {folder}: run again")
     states, about = load_checkpoint(file)
+    if "model" not in states: raise FdgnbError(f"{file} holds no model: delete the folder and run again")
     with of_ours(file):
         ABOUT.validate_python(about, strict=True)
         check_origin(about, file, round, args or args_beside(folder))
