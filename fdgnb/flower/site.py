@@ -52,7 +52,7 @@ def answer_here(what, content, plan, config):
     if c["local-dp"]: check_local_dp(part.method, c["local-dp"])
     if what == "hello": return {}, part.hello()
     with one_thread(), repeatable(part.device): payload, said = answer(part, what, download, about, c["home"])
-    kinds = {k.split(".")[0] for k in payload} - {"model", "stats", "scalars", *c["allow"].split(",")}
+    kinds = {k.split(".")[0] for k in payload} - {"model", "stats", "scalars", *c["allow"].replace(" ", "").split(",")}
     if not kinds: return payload, said
     raise FdgnbError(f"the method {part.method.name!r} sends {' and '.join(sorted(kinds))} of this site, which has not "
                      f"allowed it: choose another method, or start the site with --allow {','.join(sorted(kinds))}")

@@ -206,7 +206,7 @@ def encode_pictures(cls, values):
     if cls.needs_images:
         raise FdgnbError(f"method {cls.name!r} is for images ({cls.needs_images}), and those of a folder are encoded "
                          "by default: name a network, as backbone='timm:tf_efficientnet_lite0', with "
-                         "pretrained='packaged', normalize='half', size=96")
+                         "pretrained='packaged', size=96")
     try: check_encoder(PICTURES["encoder"])
     except FdgnbError as e:
         raise FdgnbError(f"the pictures of a folder are encoded by EfficientNet-Lite0, but {e}; or name a network that "
@@ -635,8 +635,8 @@ def warn_of_copies(data, target):
     "Warn of the first of: the target's samples in another domain, equal ones of two domains, or under two labels."
     places = {}
     for name, d in data.domains.items():
-        x = d.x if data.encoder is None else d.x.flatten(1).diff() > 0       # an encoder's are equal but for rounding
-        for x, y in zip(x.numpy(), d.y.tolist()):
+        samples = d.x if data.encoder is None else d.x.flatten(1).diff() > 0      # equal but for rounding
+        for x, y in zip(samples.numpy(), d.y.tolist()):
             places.setdefault(hashlib.blake2b(x.tobytes(), digest_size=16).digest(), []).append((name, str(y)))
     several = [where for where in places.values() if len(where) > 1]
     pairs = Counter(pair for where in several for pair in combinations(dict.fromkeys(name for name, _ in where), 2))
@@ -666,7 +666,9 @@ class Reader:
     """Reads data sets by name and digests them, the last one once: for who sets up many runs in a row.
 
     What was read stays as it is; a run that is played has a reader of its own, and sees what has changed since."""
-    def __init__(self): self.asked = self.data = self.parts = self.found = self.looked = None
+    def __init__(self):
+        self.asked = self.data = self.parts = self.found = None
+        self.told = set()                                             # whose copies were looked for
 
     def load(self, dataset, size, load, own):
         "`load_data`, or what it gave last, where that was asked for."
@@ -683,12 +685,10 @@ class Reader:
         if not is_same: self.parts, self.found = parts, data_digest(data)
         return self.found
 
-    def warn_of_copies(self, data, target):
-        "`warn_of_copies`, once for the same tensors and target."
-        looked = [target, *(d.x for d in data.domains.values())]
-        is_same = self.looked and len(looked) == len(self.looked) and all(a is b for a, b in zip(looked, self.looked))
-        if not is_same: warn_of_copies(data, target)
-        self.looked = looked
+    def warn_of_copies(self, data, *about):
+        "`warn_of_copies`, once for the same target and digest."
+        if about not in self.told: warn_of_copies(data, about[0])
+        self.told.add(about)
 
 
 READER = ContextVar("reader", default=None)
@@ -739,7 +739,7 @@ class RunData(RunPlan):
         self.settings = settle(data.defaults, settings, data)
         splits, unseen, self.data, read = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(reader.digest, read))
-        if not isinstance(dataset, str) or is_path(dataset): reader.warn_of_copies(data, self.target)
+        if not isinstance(dataset, str) or is_path(dataset): reader.warn_of_copies(data, self.target, self.digest)
         self.clients, self.target_client = participants(
             splits, unseen, self.settings, self.seed, self.rounds, self.device, self.target,
             data.classes, self.objects)
