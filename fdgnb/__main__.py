@@ -18,7 +18,7 @@ from .federation.compose import method_class
 from .runs.callbacks import Callback
 from .runs.metrics import args_of, remarks
 from .runs.selected import can_adapt
-from .runs.setup import RunPage, read_hyper, read_page
+from .runs.plan import RunPage, read_hyper, read_page
 from .runs.versions import is_installed
 from .experiments.grid import ComparePage, plan_comparison
 
@@ -151,20 +151,18 @@ def run(
     """Train a method, and print its accuracy by domain.
 
     The run is kept in a folder; the same command goes on where it was stopped."""
-    import fdgnb
-    from fdgnb.runs.fit import prepare_run
+    from fdgnb.runs.fit import prepare_run, start_run
     given = read_command(RunPage, options | dict(method=method), config, hyper)
     if "method" not in given: raise FdgnbError("which method? python -m fdgnb methods lists them")
     if federation: return run_there(given, federation, public)
     if public: raise FdgnbError("--public is for a federation: give its file, --federation FILE")
-    fed, out, call = prepare_run(given)
-    call.setdefault("callbacks", [SayResumed()])
-    done = fdgnb.fit(out=out, **call)
+    fed, how = prepare_run(dict(callbacks=[SayResumed()]) | given)
+    done = start_run(fed, how)
     print(f"{fed.method.name} on {fed.data.name}, {f'target {fed.target}' if fed.target else 'in-domain'}, "
           f"seed {fed.seed}: {done.round} rounds, {sum(done.seconds):.0f} s")
     print(describe_training(fed.args()))
     print_table(done)
-    print(f"kept in {done.save(out).parent}")
+    print(f"kept in {done.save(how.out).parent}")
 
 # %% ../nbs/command.ipynb #cmd0000014
 def save_pictures(made, shown, result, folder):

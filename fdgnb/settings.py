@@ -9,10 +9,11 @@ __all__ = ['hp', 'switch', 'variant', 'Settings']
 import builtins, functools, inspect, json, math, re, yaml
 import numpy as np
 from dataclasses import Field, asdict, dataclass, field, fields
-from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic import Field as Limits
 from pydantic_core import PydanticCustomError
 from typing import Annotated, Any, Optional, Union
+from typing_extensions import TypedDict
 from .core import FdgnbError, echo, nearest
 
 # %% ../nbs/02_settings.ipynb #cf0341a1
@@ -55,12 +56,12 @@ def choose(value, choices):
     "The one of `choices` that has the type and the value of `value`; pydantic's error where there is none."
     for choice in choices:
         if type(choice) is type(value) and choice == value: return choice
-    raise PydanticCustomError("not_allowed", "is not allowed")
+    raise PydanticCustomError("not_allowed", "it is not allowed{meant}", dict(meant=nearest(value, choices)))
 
 # %% ../nbs/02_settings.ipynb #fittercode
 LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 NUMBERS = (int, float, tuple[float, ...])
-STRICT = dict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 def kind_of(f):
@@ -94,20 +95,12 @@ def read_word(f, word):
     return word if takes_text else read_yaml(word, f"{f.name}={echo(word)}")
 
 
-def limits_of(f):
-    "(lowest, highest) value of a field that is a number."
-    most, low, high = LARGEST[kind_of(f)], f.metadata.get("low"), f.metadata.get("high")
-    if low is None: low = -most
-    if high is None: high = most
-    return low, high
-
-
 def annotate(f):
     "The pydantic type of a field: all that its declaration allows."
     allowed, about = kind_of(f), f.metadata
-    doc = about.get("doc", "")
     if allowed in LARGEST:
-        low, high = limits_of(f)
+        low = -LARGEST[allowed] if about.get("low") is None else about["low"]
+        high = LARGEST[allowed] if about.get("high") is None else about["high"]
         allowed = Annotated[allowed, Limits(ge=low, le=high)]
     if kind_of(f) is int: allowed = Annotated[allowed, BeforeValidator(to_whole)]
     if kind_of(f) in NUMBERS: allowed = Annotated[allowed, BeforeValidator(read_exponents)]
@@ -115,50 +108,48 @@ def annotate(f):
         allowed = Annotated[Any, AfterValidator(functools.partial(choose, choices=about["choices"]))]
     further = about.get("also")
     if further: allowed = Union[allowed, further]
-    if f.default is None or "None" in doc: allowed = Optional[allowed]
-    return Annotated[allowed, BeforeValidator(to_python), Limits(description=doc)]
+    if f.default is None or "None" in about.get("doc", ""): allowed = Optional[allowed]
+    return Annotated[allowed, BeforeValidator(to_python)]
+
+# %% ../nbs/02_settings.ipynb #whycode001
+class Model:
+    "pydantic's model of {name: declared field}; what is not given stays out."
+    def __init__(self, declared):
+        self.declared = declared
+        types = TypedDict("Declared", {name: annotate(f) for name, f in declared.items()}, total=False)
+        types.__pydantic_config__ = STRICT
+        self.adapter = TypeAdapter(types)
+
+    def check(self, given, what="option"):
+        "The given values in their declared types; FdgnbError on the first that is not allowed, or an unknown name."
+        try: return self.adapter.validate_python(given)
+        except ValidationError as error: first = error.errors(include_url=False)[0]
+        name = first["loc"][0]
+        if name not in self.declared: raise FdgnbError(f"unknown {what} {echo(name)}{nearest(name, self.declared)}")
+        doc = self.declared[name].metadata.get("doc", "")
+        raise FdgnbError(f"{name}={echo(given[name])}: {first['msg']} ({doc})")
 
 
 @functools.lru_cache(4096)
-def validator_of(f):
-    "pydantic's validator of a field; made once."
-    return TypeAdapter(annotate(f), config=STRICT)
-
-# %% ../nbs/02_settings.ipynb #whycode001
-WANTED = dict(int="a whole number", float="a number", bool="True or False", tuple="a list", string="a word",
-              dict="a dict")
+def model_of(cls):
+    "The model of a dataclass; made once."
+    return Model({f.name: f for f in fields(cls)})
 
 
-def describe_range(what, f):
-    "The range of a field that is a number, for an error of pydantic's type `what`; one limit where that is all."
-    low, high = limits_of(f)
-    most = LARGEST[kind_of(f)]
-    if what == "greater_than_equal" and high == most: return f"at least {low:g}"
-    if what == "less_than_equal" and low == -most: return f"at most {high:g}"
-    return f"{low:g} to {high:g}"
-
-
-def explain(error, value, f):
-    "The reason of a pydantic error on `value` for field `f`, as the end of a message."
-    first = error.errors(include_url=False, include_input=False)[0]
-    what, doc = first["type"], f.metadata.get("doc", "")
-    places = [str(i + 1) for i in first["loc"] if isinstance(i, int)]
-    wanted = WANTED.get(what.split("_")[0])
-    reason = f"expected {wanted}" if wanted else first["msg"]
-    if what == "not_allowed": return f" is not allowed{nearest(to_python(value), f.metadata['choices'])}"
-    if places: return f": at place {'.'.join(places)} {reason} ({doc})"
-    if what in ("finite_number", "greater_than_equal", "less_than_equal") and kind_of(f) in LARGEST:
-        return f" is out of range: {describe_range(what, f)} ({doc})"
-    has_example = wanted and f.default not in (None, ..., (), False, True)
-    example = f", like {f.default!r}" if has_example else ""
-    return f": {reason}{example} ({doc})"
+def check_given(cls, given):
+    "`given` with its values for fields of dataclass `cls` checked; other names are another's."
+    known = model_of(cls).declared
+    own = {name: value for name, value in given.items() if name in known}
+    return given | model_of(cls).check(own)
 
 # %% ../nbs/02_settings.ipynb #52f9e638
+@functools.lru_cache(4096)
+def model_with(name, f): return Model({name: f})
+
+
 def check_value(name, value, f):
     "`value` for field `f`, in the type that it is declared with; FdgnbError where it is not allowed."
-    try: return validator_of(f).validate_python(value)
-    except ValidationError as error: reason = explain(error, value, f)
-    raise FdgnbError(f"{name}={echo(value)}{reason}")
+    return model_with(name, f).check({name: value})[name]
 
 # %% ../nbs/02_settings.ipynb #cea02148
 def switch(
@@ -194,10 +185,7 @@ def switches(hyper):
 # %% ../nbs/02_settings.ipynb #686faeca
 def make(cls, given, what):
     "An instance of dataclass `cls` from a checked dict, switches as the variant says; `what` is for errors."
-    known = {f.name: f for f in fields(cls)}
-    for name in given:
-        if name not in known: raise FdgnbError(f"unknown {what} {echo(name)}{nearest(name, known)}")
-    values = {name: check_value(name, value, known[name]) for name, value in given.items()}
+    values = model_of(cls).check(given, what)
     variant = values.get("variant", "paper")
     for name, f in switches(cls).items():
         if values.get(name) is None: values[name] = f.metadata[variant]

@@ -16,7 +16,7 @@ from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 from filelock import FileLock, Timeout
 from ..core import FdgnbError, echo, root
-from ..settings import check_value, hp
+from ..settings import Settings, check_value, hp, is_given
 from ..models import MODELS
 from ..data.augment import AUGMENTATIONS
 from ..data.catalogue import DATASETS
@@ -24,11 +24,13 @@ from ..data.partitions import PARTITIONS, steps_of
 from ..federation.compose import METHODS
 from ..runs.callbacks import MetricError, Metrics
 from ..runs.checkpoints import load_checkpoint
-from ..runs.fit import fit, folder_of, read_args
+from ..runs.fit import folder_of, read_args, start_run
 from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, own_modules, unpack_modules
 from ..runs.metrics import METRICS, compute_metrics
 from ..federation.engine import cores
-from .grid import call_of, check_grid
+from ..runs.plan import Plan, Playing, plan
+from ..runs.setup import Federation
+from .grid import check_grid
 from .store import Planner, Store, failure_of, digest_of, file_name, metric_version
 from .store import metric_names, record_of, results
 
@@ -65,23 +67,27 @@ def set_aside(folder):
     folder.rename(other)
 
 # %% ../../nbs/experiments/03_execution.ipynb #owncode01
-def list_registered(call, args, metrics=()):
-    "[(kind, name, object)] of what a run names; FdgnbError on what is not registered in this process."
-    m, data, s = call["method"], call["dataset"], args["settings"]
+def list_registered(made, metrics=()):
+    "[(kind, name, object)] of what a run's plan names; FdgnbError on what is not registered in this process."
+    m, data, s = made.call["method"], made.dataset, Settings(**made.given)
     names = [(METHODS, n.strip()) for n in m.split("+")] if isinstance(m, str) else []
     if isinstance(data, str) and not {"/", os.sep} & {*data}: names.append((DATASETS, data))
-    names += [(MODELS, s["backbone"] or "cnn2"), (AUGMENTATIONS, s["augment"])]
+    if not is_given(s.backbone): names.append((MODELS, s.backbone or "cnn2"))
+    if not is_given(s.augment): names.append((AUGMENTATIONS, s.augment))
     names += [(METRICS, m) for m in metrics]
-    for name, *given in steps_of(s["partition"]):
+    for name, *given in steps_of(s.partition):
         names += [(PARTITIONS, name), *((DATASETS, d) for d in given if name == "load" and "/" not in str(d))]
     found = [(registry.kind, name, registry.get(name)) for registry, name in names]
     return found if isinstance(m, str) else [("method", m.__name__, m), *found]
 
 
-def check_known(call, args, metrics=()):
-    "FdgnbError where a run names what the process that plays it does not know, all catalogues loaded."
+def plan_here(call, metrics=()):
+    "The plan of a run in the process that plays it; FdgnbError where that does not know what it names."
     DATASETS.load()
-    try: list_registered(call, args, metrics)
+    try:
+        made = plan(**call)
+        list_registered(made, metrics)
+        return made
     except FdgnbError as e:
         raise FdgnbError(f"where the run is played: {e}; to import its module must register it") from None
 
@@ -108,9 +114,8 @@ def is_machines_fault(e, before=None):
     return False
 
 # %% ../../nbs/experiments/03_execution.ipynb #d582248a
-def make_record(call, args, versions, folder, work, retry=False, metrics=()):
+def make_record(made, args, versions, folder, work, retry=False, metrics=()):
     "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
-    check_known(call, args, metrics)
     store, before = Store(folder), sys.exc_info()[1]
     begun_as = digest_of([versions, {m: metric_version(m) for m in metrics}], 4)   # of other versions: begun anew
     mine = Path(work)/(file_name(args).removesuffix(".json") + f"-{begun_as}")
@@ -121,9 +126,10 @@ def make_record(call, args, versions, folder, work, retry=False, metrics=()):
             if state == "done" or (state == "failed" and not retry): return "there"
             if is_torn(mine): set_aside(mine)
             callbacks = [Metrics(*metrics)] if metrics else []
-            how = dict(resume=state != "failed", checkpoint_every=max(1, args["rounds"]//10), progress=False)
+            how = Playing(mine, workers=1, checkpoint_every=max(1, args["rounds"]//10), progress=False,
+                          resume=state != "failed", callbacks=callbacks)
             try:
-                run = fit(**call, out=mine, workers=1, callbacks=callbacks, **how)
+                run = start_run(Federation(made), how)
             except Exception as e:                          # it ends this run alone, and is recorded
                 if is_machines_fault(e, before): raise
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
@@ -200,12 +206,11 @@ def check_writable(what, folder):
 
 # %% ../../nbs/experiments/03_execution.ipynb #owncode02
 def list_needs(todo, metrics=()):
-    """What other processes import before they play {key: (call, args, versions)}; None where it is fdgnb alone.
+    """What other processes import before they play {key: (plan, args, versions)}; None where it is fdgnb alone.
 
     FdgnbError on what they cannot know: it is no module's that they would find."""
-    every = {id(o): (kind, name, o) for call, args, _ in todo.values()
-             for kind, name, o in list_registered(call, args, metrics)}
-    given, modules = {id(call["method"]) for call, *_ in todo.values()}, {*filter(is_importable, IMPORTED)}
+    every = {id(o): (kind, name, o) for made, *_ in todo.values() for kind, name, o in list_registered(made, metrics)}
+    given, modules = {id(made.call["method"]) for made, *_ in todo.values()}, {*filter(is_importable, IMPORTED)}
     for kind, name, o in every.values():
         home = o.__module__
         homes = own_modules(o) if hasattr(o, "own") or home.split(".")[0] != "fdgnb" else []
@@ -221,6 +226,12 @@ def pack_call(call):
     "The arguments of a run as they travel: a method's class by its module and name."
     m = call["method"]
     return call if isinstance(m, str) else call | dict(method=(m.__module__, m.__qualname__))
+
+
+def unpack_call(call):
+    "The arguments of a run as `pack_call` was given them."
+    m = call["method"]
+    return call | dict(method=get_member(*m)) if isinstance(m, tuple) else call
 
 # %% ../../nbs/experiments/03_execution.ipynb #0d4fecde
 def run(
@@ -262,7 +273,7 @@ def run_within(clock, plan, grid, store, jobs=None, work=None, retry=False, prog
         files.append(file_name(args))
         if store.find(args, versions, metrics)[0] not in again: continue
         plan.check(row)
-        todo[files[-1]] = call_of(row), args, versions
+        todo[files[-1]] = row["plan"], args, versions
     needs = None if jobs == 1 else list_needs(todo, metrics)
     if todo:
         places = dict.fromkeys(store.folder/Path(k).parent for k in (".", ".locks/x", *todo))
@@ -329,8 +340,8 @@ def play_all(todo, clock, store, jobs, needs, *how):
     known = set()
     while todo:
         at = str(store.folder.absolute()), *how
-        calls = (delayed(play_one)(k, needs, pack_call(call) if needs else call, a, v, *at)
-                 for k, (call, a, v) in todo.items() if clock.has_time())
+        calls = (delayed(play_one)(k, needs, made if jobs == 1 else pack_call(made.call), a, v, *at)
+                 for k, (made, a, v) in todo.items() if clock.has_time())
         left = {}
         for k, came, took, said in make_pool(jobs, clock)(calls):
             say_new(said, known)
@@ -346,14 +357,17 @@ def play_all(todo, clock, store, jobs, needs, *how):
         todo = left
 
 
-def play_one(key, needs, call, *args):
-    "The key of a run, what came of it, the seconds it took and its warnings, played once its modules are here."
+def play_one(key, needs, made, *args):
+    """The key of a run, what came of it, the seconds it took and its warnings, played once its modules are here.
+
+    made: its plan, or in another process its call."""
     began = time.monotonic()
     if needs: unpack_modules(needs)
-    if isinstance(call["method"], tuple): call = call | dict(method=get_member(*call["method"]))
     came = None
     try:
-        with warnings.catch_warnings(record=True) as heard: came = make_record(call, *args)
+        with warnings.catch_warnings(record=True) as heard:
+            if not isinstance(made, Plan): made = plan_here(unpack_call(made), args[-1])
+            came = make_record(made, *args)
     finally:
         said = [(str(w.message), w.category, w.filename, w.lineno) for w in heard]
         if came is None: say_new(said, set())              # it raises: nobody else would say them

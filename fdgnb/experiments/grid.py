@@ -9,25 +9,21 @@ __all__ = ['grid']
 import ast, os, re
 import numpy as np
 import pandas as pd
-import torch
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from .. import models
-from ..core import FdgnbError, echo, nearest, root, seeded
-from ..settings import SETTINGS, Settings, hp, make, to_python
-from ..data.catalogue import get_dataset, is_path
+from ..core import FdgnbError, echo, nearest, root
+from ..settings import SETTINGS, check_value, hp, model_of, to_python
+from ..data.catalogue import is_path
 from ..data.domain import Dataset
 from ..data.partitions import POOLED
 from ..federation.compose import hyper_names, method_class
-from ..federation.loop import Server
-from ..runs.fit import check_spelling
 from ..runs.imports import import_modules
 from ..runs.metrics import RULES
-from ..runs.setup import (FitCall, SharedCall, check_choices, check_device, kind_of, known_domains, merge_hyper,
-                              is_undecided, refuse_vectors, resolve_arguments, targets_of)
+from ..runs.plan import Call, Plan, Shared, find_targets, join_hyper, known_domains, plan, vary
+from ..runs.setup import read_data
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
 def split_names(methods):
@@ -121,7 +117,7 @@ def check_seeds(seed):
     one = isinstance(given, (int, float)) and not isinstance(given, bool)
     several = [given] if one else list_members(given)
     if several is None: raise FdgnbError(f"seed={echo(given)}: wanted a whole number or several")
-    seeds = [make(FitCall, dict(seed=s), "argument").seed for s in several]
+    seeds = [check_value("seed", s, model_of(Call).declared["seed"]) for s in several]
     if not seeds or len(set(seeds)) < len(seeds):
         raise FdgnbError(f"seed={echo(given)}: wanted different seeds")
     return seeds
@@ -134,21 +130,14 @@ def list_pairs(dataset, names):
                      "and pairs leave none to train on")
 
 
-def list_targets(dataset, target, load):
-    "The targets of a data set's runs: `each` of its domains, all `pairs` of them, or the one that is named."
-    if isinstance(target, str) and target in ("each", "pairs"):
-        names = known_domains(dataset, load) or get_dataset(dataset, **load).names
-        return list_pairs(dataset, names) if target == "pairs" else names
-    if is_undecided(target, dataset, load): dataset = get_dataset(dataset, **load)
-    names = targets_of(target, dataset, load)
+def list_targets(base, target):
+    "The targets of runs on the data of a plan: `each` of their domains, all `pairs` of them, or the one that is named."
+    known = known_domains(base.dataset, base.load)
+    if target in ("each", "pairs", "own", "none") and not known: known = read_data(base).names
+    if isinstance(target, str) and target == "each": return known
+    if isinstance(target, str) and target == "pairs": return list_pairs(base.dataset, known)
+    names = list(find_targets(target, base.dataset, known))
     return [names[0] if len(names) == 1 else names or None]
-
-
-def sources_of(dataset, held, load):
-    "The names of the domains that are left to train on; None before the data are read."
-    known = known_domains(dataset, load)
-    held = held if isinstance(held, list) else [held]
-    return known and [d for d in known if d not in held]
 
 
 def dataset_name(dataset): return dataset.name if isinstance(dataset, Dataset) else str(dataset)
@@ -161,21 +150,6 @@ def prefix_errors(label):
         yield
     except FdgnbError as e:
         raise FdgnbError(f"{label}: {e}") from None
-
-
-def check_method(cls, hyper, settings, rounds, clients):
-    "FdgnbError where a method refuses its hyper-parameters or the settings; None for clients: unknown."
-    method, s = cls(**hyper), make(Settings, settings, "setting")
-    check_choices(s, method, ["t"])
-    if not clients or s.partition != Settings.partition: return
-    with seeded(0):
-        try:
-            net = method.build(models.get("cnn2", 10, 3, size=28))
-        except FdgnbError:
-            return                                                    # not a network for this method
-        samples = torch.zeros(1_000, 3, 28, 28)
-        theta = {k: v.detach().clone() for k, v in net.state_dict().items()}
-        method.setup(Server(theta, clients, s, 0, rounds, net, samples, 10))
 
 # %% ../../nbs/experiments/01_grid.ipynb #841298f0
 def place_of(name):
@@ -194,15 +168,6 @@ def check_datasets(dataset):
     return out
 
 
-def check_drops(settings, clients, target):
-    "FdgnbError on a client that drops out and is not there where a target is held out; None: unknown."
-    if clients is None or settings.partition != Settings.partition: return
-    for _, client in settings.drops:
-        if client not in clients:
-            where = f"with {target} held out" if target else "in-domain"
-            raise FdgnbError(f"drops: unknown client {echo(client)} {where}{nearest(client, clients)}")
-
-
 def pick_options(cls, options, shared):
     "The options of a grid that a method is given: its own, and of the shared ones settings and what it has."
     mine = hyper_names(cls)
@@ -215,18 +180,6 @@ def check_shared(shared, classes):
     for name in sorted(shared.keys() - known, key=str):
         raise FdgnbError(f"no method of the grid has the hyper-parameter {echo(name)}{nearest(name, sorted(known))}")
 
-
-def check_line(cls, dataset, target, options, rounds, protocol, scale):
-    "The targets of a method on a data set; FdgnbError on what `fit` would refuse of one of them."
-    rounds, hyper, settings = resolve_arguments(cls, options, rounds, protocol, scale, dataset)
-    load = settings.get("load") or {}
-    refuse_vectors(cls, kind_of(dataset, load))
-    targets = list_targets(dataset, target, load)
-    check_method(cls, hyper, settings, rounds, sources_of(dataset, targets[0], load))
-    for held in targets:
-        check_drops(make(Settings, settings, "setting"), sources_of(dataset, held, load), held)
-    return targets
-
 # %% ../../nbs/experiments/01_grid.ipynb #8fc59aed
 def grid(
     method: str | type | list | dict,            # names, also `name(key=value)`, or {label: name or (name, hyper)}
@@ -237,53 +190,45 @@ def grid(
     protocol: str | None = None,                                               # a name of runs.protocols
     scale: str | None = None,                                                  # smoke, cpu or paper
     hyper: dict | None = None,                   # hyper-parameters for the methods that have them, settings for all
-    device: str | torch.device = "cpu",                                        # cpu or cuda
+    device: object = "cpu",                                        # cpu or cuda
     **settings,                                                                # fields of `Settings`, for all
-) -> pd.DataFrame:                               # a line a run: label, dataset, target, seed, and what `fit` takes
+) -> pd.DataFrame:                               # a line a run: label, method, dataset, target, seed, and its plan
     """Write down the runs of every method on every data set, target and seed; nothing is trained.
 
     Raises FdgnbError of one line on what `fit` would refuse by name."""
-    make(SharedCall, dict(rounds=rounds, protocol=protocol, scale=scale), "argument")
-    methods, seeds = parse_methods(method), check_seeds(seed)
-    merge_hyper(settings, hyper)                                               # no name is said twice
-    check_device(device)
-    datasets = check_datasets(dataset)
-    classes = {label: method_class(m) for label, m, _ in methods}
-    check_spelling(settings, grid, *(m for _, m, _ in methods))
-    shared = hyper or {}
-    check_shared(shared, classes.values())
+    methods, seeds, datasets = parse_methods(method), check_seeds(seed), check_datasets(dataset)
+    join_hyper(settings, hyper)                                                # no name is said twice
+    shared, how = hyper or {}, dict(rounds=rounds, protocol=protocol, scale=scale, device=device)
+    check_shared(shared, [method_class(m) for _, m, _ in methods])
     rows = []
-    for d, (label, m, own) in product(datasets, methods):
-        cls = classes[label]
-        options = settings | pick_options(cls, own, shared)
-        with prefix_errors(label):
-            targets = check_line(cls, d, target, options, rounds, protocol, scale)
-        if None in targets and cls.uses_target:
-            raise FdgnbError(f"method {m!r} needs unlabeled samples of a target domain: name a target")
-        common = dict(label=label, method=m, dataset=dataset_name(d))
-        how = dict(rounds=rounds, protocol=protocol, scale=scale, device=device, options=options, data=d)
-        rows += [common | dict(target=t, seed=s) | how for t, s in product(targets, seeds)]
+    for d in datasets:
+        data_only = {k: v for k, v in (settings | shared).items() if k in SETTINGS}
+        targets = list_targets(plan("fedavg", d, None, **how, hyper=data_only), target)
+        for label, m, own in methods:
+            options = settings | pick_options(method_class(m), own, shared)
+            with prefix_errors(label): first = plan(m, d, targets[0], seed=seeds[0], **how, hyper=options)
+            row = dict(label=label, method=m, dataset=dataset_name(d))
+            rows += [row | dict(target=t, seed=s, plan=vary(first, t, s)) for t, s in product(targets, seeds)]
     return pd.DataFrame(rows, dtype=object)                          # numbers as Python's, None as None
 
 # %% ../../nbs/experiments/01_grid.ipynb #callofcode
-COLUMNS = "label method dataset target seed rounds protocol scale device options data".split()
+COLUMNS = "label method dataset target seed plan".split()
 
 
 def check_grid(grid):
     "FdgnbError on what is not the lines that `grid` makes."
     is_grid = isinstance(grid, pd.DataFrame) and {*COLUMNS} <= {*grid}
-    if not is_grid or not all(isinstance(options, dict) for options in grid["options"]):
+    if not is_grid or not all(isinstance(made, Plan) for made in grid["plan"]):
         raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
 
 
 def call_of(row):
-    "(arguments of `fit` by name) of a grid's line."
-    names = "method", "target", "rounds", "seed", "protocol", "scale", "device"
-    return {k: row[k] for k in names} | dict(dataset=row["data"], hyper=dict(row["options"]))
+    "The arguments of `fit` by name, of a grid's line."
+    return row["plan"].call
 
 
 @dataclass(frozen=True)
-class ComparePage(SharedCall):
+class ComparePage(Shared):
     "The parameters of the notebook `compare`."
     dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
     target: object = hp("each", "each domain in turn, the name of one, or none: in-domain")
@@ -291,6 +236,7 @@ class ComparePage(SharedCall):
     protocol: str = hp(None, "what is fixed for all methods, a name of fdgnb.runs.protocols; None: common, of a folder "
                        "none")
     scale: str = hp(None, "of the protocol: smoke, cpu or paper; None: cpu, of a folder paper")
+    hyper: object = hp(None, "a dict of hyper-parameters and settings; None: no more than is named")
     methods: object = hp("fedavg", "names of list_methods(), also with values, parted by commas or blanks")
     seeds: int = hp(2, "how many seeds, from 0", low=1)
     rule: str = hp("source_val", "how a round is selected", choices=tuple(RULES))
@@ -321,11 +267,13 @@ ONE_PLACE = dict(per_round=None, drop=0., drops=(), dp_clip=None, dp_noise=0.)  
 def pool_lines(lines, base):
     "The lines of a label as those of one network on all sources' data together, by FedAvg with the label's settings."
     own = lines[lines.label == base]
-    options = {k: v for k, v in own.options.iloc[0].items() if k in SETTINGS}
-    how = [own[k].iloc[0] for k in ("rounds", "protocol", "scale", "data")]
-    dealt = resolve_arguments(method_class("fedavg"), options, *how)[2].get("partition", ())
+    first = own.plan.iloc[0]
+    dealt = first.given.get("partition", ())
+    options = {k: v for k, v in first.call["hyper"].items() if k in SETTINGS}
     options |= ONE_PLACE | dict(partition=("chain", dealt, ("pool",)) if dealt else ("pool",))
-    return own.assign(label=POOLED, method="fedavg", options=[options]*len(own))
+    pooled = plan(**first.call | dict(method="fedavg", hyper=options))
+    plans = [vary(pooled, made.words.target, made.seed) for made in own.plan]
+    return own.assign(label=POOLED, method="fedavg", plan=plans)
 
 
 FEW = dict(rounds=8, protocol="common", scale="cpu")         # of data by name; a folder is trained on as by `run`

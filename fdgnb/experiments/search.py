@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from scipy.stats import qmc
 from ..core import FdgnbError, echo, nearest
-from ..settings import SETTINGS, Settings, check_value, hp, kind_of, make
+from ..settings import SETTINGS, Settings, check_value, hp, kind_of
 from ..data.domain import Dataset
 from ..federation.compose import Sum, hyper_names, hyper_of, method_class
-from ..runs.setup import merge_hyper, resolve_arguments
+from ..runs.plan import join_hyper
 from .execution import run
 from .grid import check_seeds, grid, parse_methods
 from .store import Store, results
@@ -53,13 +53,9 @@ def propose(trial, name, r):
     return trial.suggest_float(name, *of, log=True)
 
 # %% ../../nbs/experiments/07_search.ipynb #887ade35
-def defaults_of(method, names, hyper, settings, dataset):
-    "{name: value} that a run takes where a search names no other: the protocol's, else the declared one."
-    cls = method_class(method)
-    how = {k: settings.get(k) for k in ("rounds", "protocol", "scale")}
-    given = {k: v for k, v in settings.items() if k not in (*how, "device")} | (hyper or {})
-    _, own, rest = resolve_arguments(cls, given, **how, dataset=dataset)
-    usual = hyper_of(cls(**own)) | asdict(make(Settings, rest, "setting"))
+def defaults_of(made, names):
+    "{name: value} that the run of a plan takes: the protocol's, else the declared one."
+    usual = hyper_of(made.method) | asdict(Settings(**made.given))
     short = {name: name.rpartition(".")[2] for name in names}                # of a sum, `fedprox.mu`
     return {name: usual[k] for name, k in short.items() if k in usual}
 
@@ -224,7 +220,7 @@ def search(
     searched, before any run, and where no trial ended."""
     _, method, own = parse_one_method(method)
     seed = check_seeds(seed)
-    hyper = own | merge_hyper({}, hyper)
+    hyper = own | join_hyper({}, hyper)
     space = space_of(method, ranges, lr)
     check_space(method, space, trials, sampler_seed)
 
@@ -232,7 +228,7 @@ def search(
         return grid(method, dataset, target, seed, hyper=hyper | values, **settings)
 
     check_ends(space, make_grid)
-    usual = defaults_of(method, space, hyper, settings, dataset)
+    usual = defaults_of(make_grid({}).plan.iloc[0], space)
     study, failed = start_study(first_values(space, usual, min(trials, STARTUP)), sampler_seed)
     store = store if isinstance(store, Store) else Store(store)
 

@@ -15,16 +15,19 @@ from functools import cache, lru_cache
 from pathlib import Path
 from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, parse_json, read_regular, root
 from ..data.catalogue import DATASETS
+from ..data.domain import Dataset
+from ..data.partitions import load_substitutes
 from ..federation.compose import METHODS
 from ..runs.checkpoints import of_ours
 from ..runs.fit import folder_of
 from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
 from ..runs.metrics import largest_share, traffic, values
 from ..runs.records import flops, libraries, to_json
-from ..runs.setup import Federation, Reader, RunData, share_reader
+from ..runs.plan import settle
+from ..runs.setup import Federation, data_digest, hold_out, read_data
 from ..runs.versions import is_ours, source_digest, versions_of
 from ..models import n_parameters
-from .grid import call_of, check_grid
+from .grid import check_grid
 
 # %% ../../nbs/experiments/02_store.ipynb #5ff03b10
 FORMAT = "fdgnb-result-2"
@@ -121,7 +124,7 @@ def record_of(run, metrics=()):
 
     metrics: names of what was measured besides accuracy and loss."""
     sizes, history = run.sizes, run.history
-    rec = dict(format=FORMAT, args=run.fed.args(), versions=versions_of(run.fed), rounds=run.round,
+    rec = dict(format=FORMAT, args=run.fed.args(), versions=versions_of(run.fed.plan, run.fed.data), rounds=run.round,
                domains=list(run.fed.data.domains), samples={d: sum(s.values()) for d, s in sizes.items()},
                scores=scores_of(run), curves=curves(run))
     first = first_reached(values(history, sizes)[oracle_column(sizes)].dropna())
@@ -184,51 +187,57 @@ def failure_of(args, versions, error):
     return add_digest(dict(format=FORMAT, args=args, versions=versions, error=said))
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
-def sets_up_own_code(run):
-    "Whether a run's setup calls one's own code (its version is a digest, which the setup may change)."
-    versions = versions_of(run)
-    return any(isinstance(v, str) for name, v in versions.items() if not name.startswith("augmentation "))
+class Last:
+    "What was made last, for what key: it is made once for lines of a grid that follow one another."
+    def __init__(self): self.key = self.value = None
+    def get(self, key, make):
+        if self.value is None or key != self.key: self.key, self.value = key, make()
+        return self.value
 
 
 class Planner:
-    """What identifies the runs of a grid: (args, versions) of a line, the data of each method read once.
+    """What identifies the runs of a grid: (args, versions) of a line. Data are read and digested once for many lines.
 
-    Data and classes go by their identity, and are held, so that none that comes later has it. Methods that follow one
-    another share what was read of a data set, and its digest; a run reads it anew."""
+    A run reads them anew."""
     def __init__(self):
         DATASETS.load()            # in every process, for a data set that has a loader's name has its version
-        self._known, self._checked, self._reader = {}, set(), Reader()
+        self._known, self._checked, self._data, self._digest = {}, set(), Last(), Last()
 
     def __call__(self, row: pd.Series) -> tuple:                  # a line of a grid
-        key = self.key_of(row)
-        if key not in self._known:
-            run = self.set_up(RunData, row)
-            if sets_up_own_code(run): run = self.set_up(Federation, row)
-            self._known[key] = run.args(), versions_of(run), (row["data"], row["method"])
-        args, versions, _ = self._known[key]
-        own = dict(seed=row["seed"])
-        if isinstance(row["target"], str): own["target"] = row["target"]
-        return args | own, versions
+        made = row["plan"]
+        if self.key_of(made) not in self._known: self._known[self.key_of(made)] = self.identify(made)
+        args, versions = self._known[self.key_of(made)]
+        is_one = len(made.target) == 1
+        return args | dict(seed=made.seed) | (dict(target=made.target[0]) if is_one else {}), versions
+
+    def key_of(self, made):
+        "What plans that differ in the seed or in the one target alone have in common."
+        return made.method, made.rounds, "one" if len(made.target) == 1 else made.target
+
+    def read(self, made):
+        "The data of a plan, or those read last, where they are the same."
+        if isinstance(made.dataset, Dataset): return read_data(made)
+        asked = repr((made.dataset, made.given.get("size"), made.load, made.words.groups, made.words.split))
+        return self._data.get(asked, lambda: read_data(made))
+
+    def identify(self, made):
+        "(args, versions) of a plan."
+        data = self.read(made)
+        settled = settle(made, data)
+        sources = [hold_out(settled, data), *load_substitutes(data, settled.settings)]
+        def digest(): return "+".join(map(data_digest, sources)), sources           # held: no later one has its id
+        found, _ = self._digest.get([*map(id, sources)], digest)
+        versions = versions_of(settled, data)
+        has_own_code = any(isinstance(v, str) and not k.startswith("augmentation ") for k, v in versions.items())
+        if not has_own_code: return settled.args(found), versions
+        fed = Federation(made, data)                              # its setup may change what the code says
+        return fed.args(), versions_of(fed.plan, fed.data)
 
     def check(self, row):
         "FdgnbError where a run cannot begin: it is set up whole, once for all seeds and targets."
-        self(row)
-        key = self.key_of(row)
-        if key in self._checked: return
-        self.set_up(Federation, row)
+        key = self.key_of(row["plan"])
+        if key not in self._checked: Federation(row["plan"], self.read(row["plan"]))
         self._checked.add(key)
-
-    def key_of(self, row):
-        "What lines of a grid that differ in the seed or the target alone have in common."
-        options = {k: v for k, v in call_of(row).items() if k not in ("dataset", "method", "target", "seed")}
-        rest = json.dumps(options, sort_keys=True, default=str)
-        method = row["method"] if isinstance(row["method"], str) else id(row["method"])
-        target = "any" if isinstance(row["target"], str) else str(row["target"])
-        return id(row["data"]), row["dataset"], method, target, rest
-
-    def set_up(self, part, row):
-        "A line's run as far as `RunData` or `Federation`."
-        with share_reader(self._reader): return part(**call_of(row))
 
 # %% ../../nbs/experiments/02_store.ipynb #8eab63d9
 def file_name(args):

@@ -216,5 +216,4 @@ def trial_runs(name):
 
 def usual_values(name, options, how):
     "{option: value} that a method has under a study's protocol."
-    rest = {k: v for k, v in how.items() if k not in ("dataset", "target", "hyper")}
-    return defaults_of(name, options, how.get("hyper", {}), rest, how["dataset"])
+    return defaults_of(grid(name, **how).plan.iloc[0], options)

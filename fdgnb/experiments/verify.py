@@ -15,7 +15,7 @@ from ..vectors import flatten
 from ..federation.compose import hyper_of, method_class
 from ..runs.fit import fit
 from ..runs.records import libraries
-from ..runs.setup import find_fixed
+from ..runs.plan import find_fixed
 from .store import hardware, read_study, record_of
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0006

@@ -14,8 +14,7 @@ from pathlib import Path
 from .wire import QUIET
 from ..core import FdgnbError, atomic_write, echo, parse_json, read_regular, root, writing
 from ..runs.imports import import_modules
-from ..runs.setup import RunPlan
-from ..runs.sites import PLANNED, ROLES, make_private, read_plan, refuse_partition
+from ..runs.sites import PLANNED, ROLES, make_private, plan_of
 from ..settings import SETTINGS
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0007
@@ -403,8 +402,7 @@ def plan_run(given, name):
     plan = {k: given.pop(k) for k in list(given) if k in PLANNED} | dict(dataset=name, hyper=hyper)
     plan = json.loads(json.dumps(plan))
     import_modules(given.get("imports", ""))
-    arguments, _ = read_plan(plan)
-    refuse_partition(RunPlan(device=given.get("device", "cpu"), **arguments).given)
+    plan_of(plan, given.get("device", "cpu"))
     return plan, given
 
 

@@ -193,7 +193,7 @@ def describe_run(run):
     if getattr(run, "diverged", None): result["diverged"] = run.diverged
     if getattr(run, "privacy", None): result["privacy"] = run.privacy
     return seal(to_json({**what, **result, "seconds": seconds(run), "libraries": libraries(),
-                        "versions": versions_of(run.fed)}))
+                        "versions": versions_of(run.fed.plan, run.fed.data)}))
 
 # %% ../../nbs/runs/03_records.ipynb #bfd9b050
 def save(

@@ -9,8 +9,10 @@ __all__ = []
 import hashlib, json, math, re, torch
 from dataclasses import replace
 from pathlib import Path
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Annotated, Literal
+from typing_extensions import TypedDict
 from fdgnb.core import FdgnbError, atomic_write, echo
-from fdgnb.settings import Settings, make
 from fdgnb.data.domain import Dataset, Domain, check_names, suggest_settings
 from fdgnb.data.folders import list_images, list_subfolders
 from fdgnb.data.partitions import client_splits
@@ -20,34 +22,30 @@ from fdgnb.federation.privacy import check_secret
 from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
 from fdgnb.runs.records import libraries
 from fdgnb.runs.selected import about_of, file_of
-from fdgnb.runs.setup import (RunPlan, check_choices, check_data, check_needs, check_net, check_samples,
-                              data_digest, first_network, first_server, kind_of, load_data, participants,
-                              refuse_vectors, settle, tell_encoded)
+from fdgnb.runs.plan import Elsewhere, Plan, plan, settle, tell_encoded
+from fdgnb.runs.setup import (Part, check_batches, check_data, check_looks, check_needs, data_digest, make_clients,
+                              make_network, make_server, read_data)
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
 PLANNED = "method dataset rounds seed protocol scale hyper groups split target".split()
 
 
-def read_plan(
-    plan: dict,  # `fit`'s arguments as JSON; of them `dataset` is the federation's name
-) -> tuple[dict, dict]:  # arguments of `RunPlan`; the loader's options beside `load`
-    "Take a plan apart; FdgnbError on what a federation of several machines cannot have."
-    for name in plan:
+def plan_of(
+    call: dict,  # `fit`'s arguments as JSON; of them `dataset` is the federation's name
+    device: str = "cpu",  # where this part computes
+) -> Plan:
+    "Plan a run whose samples are at sites; FdgnbError on what a federation of several machines cannot have."
+    for name in call:
         if name not in PLANNED: raise FdgnbError(f"the plan of the run says {echo(name)}, which is no argument here")
-    hyper = dict(plan.get("hyper") or {})
-    beside = {k: plan.get(k) for k in ("groups", "split")}
-    for name, value in beside.items():
-        if isinstance(value, dict): raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
-    told = {k: plan.get(k) for k in ("method", "dataset", "rounds", "protocol", "scale")}
-    return told | dict(seed=plan.get("seed", 0), hyper=hyper, options={}, is_folder=True), beside
-
-
-def refuse_partition(given):
-    "FdgnbError where the settings of a run, a protocol's among them, divide the data."
-    if not given.get("partition"): return
-    raise FdgnbError(f"partition={echo(given['partition'])}: a site is one client, and is not divided further: "
-                     "partition=()")
+    for name in ("groups", "split"):
+        if isinstance(call.get(name), dict):
+            raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
+    said = {name: value for name, value in call.items() if value is not None}
+    made = plan(**said | dict(dataset=Elsewhere(call["dataset"]), device=device))
+    dealt = made.given.get("partition")
+    if not dealt: return made
+    raise FdgnbError(f"partition={echo(dealt)}: a site is one client, and is not divided further: partition=()")
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00009
 def holds_classes(folder):
@@ -57,12 +55,9 @@ def holds_classes(folder):
 
 
 def read_site(
+    plan: Plan,  # as `plan_of` makes it
     folder: str | Path,  # of one site
     name: str,  # the site's, and that of its domain
-    federation: str,  # the name of the data set
-    size: int,  # pixels a side; None: the folder's own
-    load: dict,  # the loader's options
-    beside: dict,  # groups and split, as the loader takes them
 ) -> Dataset:
     """Read the one domain of a site; FdgnbError where the folder holds several and none of its name.
 
@@ -75,25 +70,28 @@ def read_site(
             raise FdgnbError(f"{folder} holds the domains {', '.join(there[:4])}, none named {echo(name)}: "
                              "a site has one; give its folder")
         folder /= name if name in there else "".join(there)
+    load = plan.load
     check_names(classes=load.get("classes"))
     there = {p.name: p for p in list_subfolders(folder)}
     classes = list(load.get("classes") or there)
     filled = [c for c in classes if c in there and list_images(there[c])]
     is_misspelled = {*classes} - {*there} and {*there} - {*classes}          # perhaps: the loader says so
     if filled and not is_misspelled: load = load | dict(classes=filled)
-    data = load_data(folder.parent, size, load | dict(domains=[folder.name]), beside)
+    here = replace(plan.words, dataset=folder.parent)
+    given = plan.given | dict(load=load | dict(domains=[folder.name]))
+    data = read_data(replace(plan, words=here, given=given))
     domain = data.first
     if len(data.classes) < len(classes): domain.y = torch.tensor([classes.index(c) for c in data.classes])[domain.y]
-    return replace(data, name=federation, classes=classes, domains={name: replace(domain, name=name)})
+    return replace(data, name=plan.dataset.name, classes=classes, domains={name: replace(domain, name=name)})
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00011
 ROLES = "client", "target"
 
 
-class SitePart(RunPlan):
+class SitePart(Part):
     "A site: its samples, network and `node`, as it has them in a run over all folders together."
     def __init__(self,
-        plan: dict,  # as `read_plan` takes it
+        call: dict,  # as `plan_of` takes it
         folder: str | Path,  # the site's own
         name: str,  # by which the federation knows it
         role: str = "client",  # or "target": it does not train, it is scored
@@ -101,32 +99,30 @@ class SitePart(RunPlan):
         told: dict = None,  # what the server has decided
     ):
         if role not in ROLES: raise FdgnbError(f"role={echo(role)}: wanted {' or '.join(ROLES)}")
-        arguments, beside = read_plan(plan)
-        super().__init__(device=device, **arguments)
-        refuse_partition(self.given)
-        load, told = self.given.get("load") or {}, told or {}
-        refuse_vectors(type(self.method), kind_of(None, load))
-        check_choices(make(Settings, self.given, "setting"), self.method, True)
-        self.name, self.role, self.target = name, role, told.get("target")
-        data = read_site(folder, name, arguments["dataset"], self.given.get("size"), load, beside)
-        self.settings = settle(told.get("defaults", data.defaults), self.given, data)
+        made = plan_of(call, device)
+        data = read_site(made, folder, name)
+        told = told or dict(target=name, defaults=None)                # of its target the site knows nothing as yet
+        target = () if told["target"] is None else (told["target"],)
+        super().__init__(settle(replace(made, target=target), data, told["defaults"]))
+        self.name, self.role = name, role
         held = name if role == "target" else None
-        splits, unseen, self.data, read = client_splits(data, self.settings, held, self.seed, self.device)
+        splits, unseen, self.data, _ = client_splits(data, self.settings, held, self.seed, self.device)
         self.digest, self.loaded = data_digest(data), data
-        self.clients, unseen = participants(splits, unseen, self.settings, self.seed, self.rounds, self.device, name,
-                                            data.classes)
+        self.clients, unseen = make_clients(splits, unseen, self.plan, name, data.classes)
         self.client = unseen or self.clients[0]
         self.node = Node(self.client, self.method, role)
-        check_samples(self)
-        if self.is_encoded: tell_encoded()
+        check_looks(self.settings, self.data)
+        if role == "client" and not self.client.n():
+            raise FdgnbError(f"client {name!r} has no training samples")
+        if made.is_encoded: tell_encoded()
 
     @property
     def nodes(self): return {self.name: self.node}
 
     def build(self):
         "Make the network, and check that it goes with the samples; FdgnbError where it does not."
-        self.net = first_network(self)
-        check_net(self)
+        self.net = make_network(self)
+        check_batches(self)
 
     def hello(self) -> dict:  # as JSON
         "Who this is: what the server has to know of a site. No sample is in it."
@@ -141,58 +137,59 @@ class SitePart(RunPlan):
 def code_of(fed):
     "What computes here: versions of the loop and the method, and of the libraries, without a build's suffix."
     here = {k: v for k, v in libraries().items() if k in ("torch", "numpy", "fdgnb")}
-    return versions_of(fed) | {k: str(v).partition("+")[0] for k, v in here.items()}
+    return versions_of(fed.plan, fed.data) | {k: str(v).partition("+")[0] for k, v in here.items()}
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00013
-def is_count(value, most=10**9): return type(value) is int and 0 <= value <= most
+def check_size(shape):
+    "The shape of a vector or of an image; ValueError on another."
+    if len(shape) in (1, 3) and math.prod(shape) <= 2**26: return shape
+    raise ValueError("wanted that of a vector or of an image")
 
 
-def is_text(value): return isinstance(value, str) and 0 < len(value) <= 500
+STRICT = ConfigDict(strict=True, extra="forbid")
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Text = Annotated[str, Field(min_length=1, max_length=500)]
+Side = Annotated[int, Field(ge=1, le=2**20)]
 
 
-def is_shape(value):
-    "Whether a value is the shape of a vector, or of an image."
-    if not isinstance(value, list) or len(value) not in (1, 3): return False
-    return all(n and is_count(n, 2**20) for n in value) and math.prod(value) <= 2**26
+class Looks(TypedDict):
+    "What the samples of a site look like."
+    __pydantic_config__ = STRICT
+    classes: Annotated[list[Text], Field(min_length=1, max_length=50_000)]
+    shape: Annotated[list[Side], AfterValidator(check_size)]
+    multilabel: bool
+    pixels: Literal["torch.uint8", "torch.float32"]
+    white: Annotated[int, Field(ge=0, le=2**32)]
+    window: Annotated[list[float], Field(min_length=2, max_length=2)] | None
+    encoder: dict | None
 
 
-def are_classes(value): return isinstance(value, list) and 0 < len(value) <= 50_000 and all(map(is_text, value))
+class Hello(TypedDict):
+    "What a site says of itself."
+    __pydantic_config__ = STRICT
+    name: Text
+    role: Literal["client", "target"]
+    samples: Count
+    sizes: dict[Literal["train", "val", "test", "target"], Count]
+    defaults: dict
+    data: Text
+    code: dict
+    looks: Looks
 
 
-def is_window(value):
-    "Whether a value is a window of intensities, or none."
-    if value is None: return True
-    return isinstance(value, list) and len(value) == 2 and all(type(v) in (int, float) for v in value)
-
-
-def are_counts(value): return isinstance(value, dict) and all(map(is_count, value.values()))
-
-
-def is_dict(value): return isinstance(value, dict)
-
-
-HELLO = dict(name=is_text, role=lambda v: v in ROLES, samples=is_count, sizes=are_counts, defaults=is_dict,
-             data=is_text, code=is_dict, looks=is_dict)
-LOOKS = dict(classes=are_classes, shape=is_shape, multilabel=lambda v: type(v) is bool,
-             pixels=lambda v: v in ("torch.uint8", "torch.float32"), white=lambda v: is_count(v, 2**32),
-             window=is_window, encoder=lambda v: v is None or is_dict(v))
-
-
-def check_said(who, entries, wanted):
-    "FdgnbError naming the first entry of a dict that a site does not say, or that cannot be."
-    if entries.keys() != wanted.keys():
-        raise FdgnbError(f"{who} says {echo(sorted(entries), 100)} of itself: wanted {', '.join(wanted)}")
-    for k, is_sound in wanted.items():
-        if not is_sound(entries[k]): raise FdgnbError(f"{who} says {k}={echo(entries[k], 100)} of itself")
+HELLO = TypeAdapter(Hello)
 
 
 def read_hello(
     said: dict,  # what came
 ) -> dict:  # the same
-    "Look at what a site says of itself; FdgnbError naming site and entry where it is no `hello`."
+    "Look at what a site says of itself; FdgnbError naming site and entry where it is no `Hello`."
     who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
-    check_said(who, said, HELLO)
-    check_said(who, said["looks"], LOOKS)
+    try: HELLO.validate_python(said)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FdgnbError(f"{who} says {where}={echo(first['input'], 100)} of itself: {first['msg']}") from None
     sizes, parts = said["sizes"], {"target"} if said["role"] == "target" else {"train", "val", "test"}
     if sizes.keys() <= parts and sum(sizes.values()) <= said["samples"]: return said
     raise FdgnbError(f"{who} says sizes={echo(sizes, 100)} of itself: wanted {', '.join(sorted(parts))}, together at "
@@ -263,60 +260,52 @@ def find_target(hellos, wanted):
     raise FdgnbError(f"target={echo(wanted)}: no site of that name; there are {', '.join(hellos)}")
 
 
-def read_public(plan, folder, target, told):
+def read_public(call, folder, target, told):
     "The target's samples in a folder of the server's, without their labels: a site's part."
-    hyper = dict(plan.get("hyper") or {})
+    hyper = dict(call.get("hyper") or {})
     if hyper.get("load"): hyper["load"] = {k: v for k, v in hyper["load"].items() if k != "classes"}
-    return SitePart(plan | dict(hyper=hyper), folder, target or Path(folder).absolute().name, "target", told=told)
+    return SitePart(call | dict(hyper=hyper), folder, target or Path(folder).absolute().name, "target", told=told)
 
 
-class ServerPart(RunPlan):
+class ServerPart(Part):
     "The server of a federation whose samples are elsewhere."
     nodes = {}                                                           # none can be asked in this process
 
     def __init__(self,
-        plan: dict,  # as `read_plan` takes it
+        call: dict,  # as `plan_of` takes it
         hellos: dict[str, dict],  # what each site says
         public: str | Path = None,  # a folder with unlabeled samples of the target, where the method needs them
         device: str = "cpu",  # where the server computes
         identity: str = "",  # tells the run from another one with the same arguments
     ):
-        arguments, _ = read_plan(plan)
-        super().__init__(device=device, **arguments)
-        refuse_partition(self.given)
-        self.diverged, self.start, self.identity = None, {}, identity
-        self.hellos = {k: hellos[k] for k in sorted(hellos)}
-        self.target = find_target(self.hellos, plan.get("target"))
+        made = plan_of(call, device)
+        self.hellos, self.identity = {k: hellos[k] for k in sorted(hellos)}, identity
+        target = find_target(self.hellos, call.get("target"))
         looks = next(iter(self.hellos.values()))["looks"]
-        self.defaults = joint_defaults(self.hellos)
         window = None if looks["window"] is None else tuple(looks["window"])
-        self.data = Dataset(arguments["dataset"], {k: stand_in(k, looks) for k in self.hellos}, looks["classes"],
+        self.data = Dataset(made.dataset.name, {k: stand_in(k, looks) for k in self.hellos}, looks["classes"],
                             white=looks["white"], window=window, encoder=looks["encoder"])
-        self.settings = settle(self.defaults, self.given, self.data)
+        self.defaults = joint_defaults(self.hellos)
+        super().__init__(settle(replace(made, target=(target,) if target else ()), self.data, self.defaults))
         check_secret(self.settings)
         check_alike(self.hellos, json.loads(json.dumps(code_of(self))))
-        unseen = self.read_public(plan, public) if self.method.uses_target else None
+        unseen = self.read_public(call, public) if self.method.uses_target else None
         digests = {k: said["data"] for k, said in self.hellos.items()} | ({"public": unseen.digest} if unseen else {})
         self.digest = short_digest(digests)
-        self.net = first_network(self)
+        self.net = make_network(self)
         def absent(k): return absent_client(k, self.hellos[k]["sizes"], self.settings, self.seed, self.rounds)
         self.clients = [absent(k) for k in self.hellos if k != self.target]
         self.target_client = absent(self.target) if self.target else None
         check_data(self)
         check_needs(self)
-        self.server = first_server(self, unseen and unseen.client)
+        self.server = make_server(self, unseen and unseen.client)
         self.method.setup(self.server)
 
-    def read_public(self, plan, folder):
+    def read_public(self, call, folder):
         "The target's samples that the method needs at the server; FdgnbError where there is no folder of them."
-        if folder: return read_public(plan, folder, self.target, dict(defaults=self.defaults))
+        if folder: return read_public(call, folder, self.target, dict(defaults=self.defaults, target=self.target))
         raise FdgnbError(f"method {self.method.name!r} needs unlabeled samples of the target at the server: "
                          "give their folder, --public FOLDER")
-
-    @property
-    def everyone(self):
-        "The clients, and the unseen client where there is one."
-        return self.clients + ([self.target_client] if self.target_client else [])
 
     def told(self, name: str) -> dict:
         "What a site is told with every message, beside the round."

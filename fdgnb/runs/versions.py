@@ -264,9 +264,8 @@ def _method_versions(cls):
     return {cls.name or cls.__name__: source_digest(cls)} | ({ours.name: ours.version} if ours.name else {})
 
 
-def _named_parts(fed):
+def _named_parts(settings, data):
     "{'kind name': object} of what a run goes through, methods apart."
-    settings, data = fed.settings, fed.data
     backbone = settings.backbone or "cnn2"
     found = {"data set": type(data)}
     if not is_given(backbone): found[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
@@ -277,11 +276,11 @@ def _named_parts(fed):
     return found
 
 
-def versions_of(fed) -> dict:
-    "{'loop': n, method: n} of a federation; of what is not ours a digest of its source in place of a number."
+def versions_of(plan, data) -> dict:
+    "{'loop': n, method: n} of a settled plan; of what is not ours a digest of its source in place of a number."
     versions = dict(loop=BEHAVIOR)
-    for cls in parts_of(type(fed.method)): versions |= _method_versions(cls)
-    for name, obj in _named_parts(fed).items():
+    for cls in parts_of(type(plan.method)): versions |= _method_versions(cls)
+    for name, obj in _named_parts(plan.settings, data).items():
         if isinstance(obj, Augment): versions[name] = repr(replace(obj, source=""))
         elif not is_ours(obj): versions[name] = source_digest(obj)
     return versions

@@ -22,7 +22,8 @@ from ..experiments.store import Store
 from ..federation.compose import hyper_names, list_hyper, method_class
 from ..federation.loop import client_update, downloads, server_update
 from ..runs.protocols import resolve, split_sum
-from ..runs.setup import Federation, resolve_arguments
+from ..runs.plan import plan as make_plan
+from ..runs.setup import Federation
 from ..settings import Settings
 from .overview import DATA, LEFT, LIGHT, MEANS, NETS, TARGETS, published, row_run
 from .printed import AT_256, CCT14, FORWARD, oddities
@@ -95,10 +96,10 @@ def called(paper, table, method, dataset, backbone, scale):
 
 def plan_for(method, dataset, protocol, target=None, scale="paper", **given):
     "What the record of a run has in its `args`: all but data, seed, device."
-    cls = method_class(method)
-    rounds, own, settings = resolve_arguments(cls, given, None, protocol, scale, dataset)
-    what = dict(method=cls.name, dataset=dataset, protocol=protocol, target=target, scale=scale, rounds=rounds)
-    return json.loads(json.dumps(what | dict(hyper=list_hyper(cls(**own)), settings=settings)))
+    made = make_plan(method, dataset, protocol=protocol, scale=scale, **given)
+    what = dict(method=made.method.name, dataset=dataset, protocol=protocol, target=target, scale=scale,
+                rounds=made.rounds)
+    return json.loads(json.dumps(what | dict(hyper=list_hyper(made.method), settings=made.given)))
 
 
 @cache
@@ -245,7 +246,7 @@ def transmitted(paper, table, method, dataset, backbone, scale="paper"):
     data = Dataset("black", dict(a=Domain("a", x, torch.arange(2))), info["class_names"])
     hyper = plan["hyper"] | {k: v for k, v in LIGHT.items() if k in plan["hyper"]}
     one = dict(batch_size=2, local_steps=1, fractions=(1., 0., 0.), backbone=plan["settings"]["backbone"])
-    fed = Federation(plan["method"], data, None, 1, hyper=hyper, **one)
+    fed = Federation(make_plan(plan["method"], data, None, 1, hyper=hyper, **one))
     up = client_update(fed.method, fed.net, fed.clients[0], downloads(fed.method, fed.server)["a"], 0)
     down = server_update(fed.method, fed.server, [("a", up)], 0)["a"]
     return round(max(carried(down), carried(up)), 6)
