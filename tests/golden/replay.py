@@ -203,10 +203,10 @@ def make_federation(method, net, start, data, settings, rounds, **of_server):
     return server, [Client(k, splits, settings, rounds=rounds) for k, splits in data.items()]
 
 
-def play(method, server, clients, net):
-    "Play all rounds; after each, what is sent next: {client: payload}."
+def play(method, server, clients, net, rounds=None):
+    "Play all rounds, or so many; after each, what is sent next: {client: payload}."
     down = downloads(method, server)
-    for r in range(server.rounds):
+    for r in range(rounds or server.rounds):
         down = federated_round(method, server, clients, net, down, r)
         yield down
 
