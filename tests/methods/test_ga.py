@@ -140,7 +140,8 @@ def send(k, theta=0., **scalars):
 
 @pytest.mark.parametrize("h, want", [
     ({}, (1.482, 0, .541)), (dict(center=False), (1.482, 0, .1)), (dict(absolute=True), (1.188, 0, .394)),
-    (dict(capped=True), (1, 0, .541)), (dict(divisor=3.), (.894, 0, .247)), (dict(late=True), (1.518, 0, .559))], ids=str)
+    (dict(capped=True), (1, 0, .541)), (dict(divisor=3.), (.894, 0, .247)),
+    (dict(late=True), (1.518, 0, .559))], ids=str)
 def test_each_switch_of_the_update_by_hand(h, want):
     "One update in round 2 of 50 with d = 0.9; `want` before the weights are made to sum to one."
     rule = GA(d=.9, **h)
