@@ -186,13 +186,6 @@ def read(key):
         return {k: file.get_tensor(k) for k in file.keys()}
 
 
-def read_source(key):
-    "Which repository, commit and functions a golden file names."
-    if stored(key): return read(key)["source"]
-    with safe_open(HERE/f"{key}.safetensors", "pt") as file:
-        return file.metadata()
-
-
 def make_federation(method, net, start, data, settings, rounds, **of_server):
     """(server, clients) of a method that is set up.
 

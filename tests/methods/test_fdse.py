@@ -313,16 +313,6 @@ def test_the_released_alexnet_wants_larger_images():
 
 
 # ---- who keeps what
-KINDS = {"features.c.dfe.weight": "shared", "features.c.bn_dfe.weight": "shared", "head.fc.bias": "shared",
-         "features.c.shift": "shared", "features.c.own_shift": "personal", "features.c.dse.weight": "personal",
-         "features.c.bn_dse.weight": "personal", "features.c.bn_dse.running_var": "local",
-         "features.c.bn_dfe.running_var": "statistics", "features.bn.num_batches_tracked": "statistics"}
-
-
-def test_the_name_of_an_entry_tells_its_kind():
-    assert {k: owner(k) for k in KINDS} == KINDS
-
-
 def test_local_statistics_stay_and_shared_ones_are_averaged(few):
     "BN_DSE's statistics never come back from the server; BN_DFE's are the uniform mean of the uploads."
     last = []
@@ -390,12 +380,6 @@ def test_without_its_modules_it_is_fedavg_on_the_split_network(even):
     split, averaged = run("dse", even).fed.server.model, run("dse+similarity", even, tau=None).fed.server.model
     assert all(torch.equal(v, averaged[k]) for k, v in split.items() if owner(k) != "local")
     assert bits(run("consistency+similarity", even), "model") == bits(run("fedavg", even), "model")
-
-
-def test_ga_weighs_what_is_averaged_by_weight(few):
-    "Eq. 8 knows no weights; without it GA's weights move the shared parameters."
-    for name, same in (("fdse", True), ("dse+consistency+similarity", False)):
-        assert (bits(run(name, few), "model") == bits(run(f"{name}+ga", few, d=.5), "model")) == same
 
 
 # ---- switches
