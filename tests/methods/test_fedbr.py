@@ -209,7 +209,7 @@ def count_images(r):
 
 @pytest.mark.parametrize("h, sent", [
     ({}, EACH), (dict(refresh="once"), {(1, "up"): 4, (2, "down"): 8}),
-    (dict(variant="released"), {(1, "up"): 4, (1, "down"): 8}),
+    (dict(variant="released", width="printed"), {(1, "up"): 4, (1, "down"): 8}),
     (dict(component1=False, component2=False), {})], ids=str)
 def test_what_travels(h, sent):
     "Two clients send two means each and get four; as released all that happens before the first step."
@@ -246,7 +246,7 @@ SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False)
             dict(similarity="multiply"), dict(statistics="kept"), dict(statistics="running"), dict(average="uniform"),
             dict(first="each"), dict(mixup=True), dict(begins="before"),
             dict(means="replacement"), dict(statistics="kept", order="pseudo"), dict(first_round="step"),
-            dict(batches="replacement"), dict(variant="released")]
+            dict(batches="replacement"), dict(variant="released", width="printed")]
 
 
 @pytest.mark.parametrize("h", SWITCHES, ids=str)
