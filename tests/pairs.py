@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from joblib import Parallel, delayed
 import fdgnb
-from digests import data
+from digests import data, network
 from fdgnb.core import FdgnbError
 from fdgnb.federation.compose import METHODS, hyper_names, method_class
 from fdgnb.runs.setup import Federation
@@ -30,6 +30,17 @@ def light(key):
     "The hyper-parameters of a method that make it small."
     own = hyper_names(method_class(key))
     return {k: v for k, v in LIGHT.items() if k in own}
+
+
+def bars(n=12):
+    "A few images of 16 pixels in the domains a, b, c and t, for the network `bars`."
+    if "bars" not in fdgnb.models.MODELS: fdgnb.models.add_backbone("bars", network, (3, 16, 16))
+    return data(16, n=n)
+
+
+def short(key, images=None, **given):
+    "A round or more of a method or a sum on a few images of 16 pixels."
+    return fdgnb.fit(key, images or bars(), **TINY | dict(backbone="bars") | light(key) | given)
 
 
 def reason(error):
