@@ -54,7 +54,7 @@ def outcome(key, **given):
     "'' where a method runs a round with finite weights, else the reason for which it is refused."
     try: method_class(key)
     except FdgnbError as e: return reason(e)
-    small, given = data(n=12), TINY | light(key) | given
+    small, given = bars(), TINY | dict(backbone="bars") | light(key) | given
     try: Federation(key, small, **{k: v for k, v in given.items() if k not in ("workers", "progress")})
     except FdgnbError as e: return reason(e)                                # before anything is trained
     run = fdgnb.fit(key, small, **given)
