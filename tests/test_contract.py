@@ -3,20 +3,14 @@ ledger counts what is sent. For some keys, or all with `make contract`: odd clie
 import os
 from collections import Counter
 from contextlib import contextmanager
-from importlib.util import find_spec
 import pytest
 import torch
 import fdgnb
 from conftest import bits, sized
 from fdgnb import FdgnbError
 from fdgnb.federation.compose import METHODS
-from fdgnb.federation.engine import ENGINES
+from fdgnb.federation.engine import ENGINES, find_engine
 from pairs import bars, light, short
-
-if find_spec("flwr"):
-    from loopback import open_loopback as open_messages                 # Flower's messages, answered in this process
-else:
-    from fdgnb.federation.engine import open_threads as open_messages
 
 KEYS = METHODS.names()
 SYSTEMS = ["fedavg", "fedsb", "ga", "fedka", "fedbr", "fdse"]
@@ -43,8 +37,8 @@ def find_new(payload, before):
 
 @contextmanager
 def open_counted(fed, workers=None):
-    "An engine over messages that notes in `SENT` what the clients are sent for training, and answer."
-    with open_messages(fed, workers) as engine:
+    "Flower's engine, which notes in `SENT` what the clients are sent for training, and answer."
+    with find_engine("messages")(fed, workers) as engine:
         ask, offered = engine.ask, {}
 
         def ask_and_count(what, payloads, about):
@@ -65,14 +59,26 @@ def orders(run):
     return [list(owner.state) for owner in (run.fed.server, *run.fed.clients)]
 
 
+@contextmanager
+def messages():
+    "Inside, `engine='flower'` sends messages within this process, and counts."
+    pytest.importorskip("flwr", reason="Flower is not installed: make flower")
+    from loopback import without_processes
+    with without_processes(), pytest.MonkeyPatch.context() as patch:
+        real = ENGINES["flower"]
+        patch.setitem(ENGINES, "flower", "test_contract:open_counted")
+        patch.setitem(ENGINES, "messages", real)
+        yield
+
+
 @pytest.mark.parametrize("key", KEYS)
-def test_contract(key, images, monkeypatch, tmp_path):
-    monkeypatch.setitem(ENGINES, "flower", "test_contract:open_counted")
-    SENT.clear()
+def test_contract(key, images, tmp_path):
     whole = short(key, images, **SCORED, workers=2)
-    stopped = short(key, images, **SCORED, engine="flower", out=tmp_path, callbacks=[lambda run, rows: True])
+    SENT.clear()
+    with messages():
+        stopped = short(key, images, **SCORED, engine="flower", out=tmp_path, callbacks=[lambda run, rows: True])
+        again = short(key, images, **SCORED, engine="flower", out=tmp_path)
     assert stopped.round == 1
-    again = short(key, images, **SCORED, engine="flower", out=tmp_path)
 
     assert bits(again) == bits(whole)
     assert orders(again) == orders(whole)
