@@ -1,4 +1,4 @@
-"""The baselines in one table each: golden steps of released code, neutral settings, refusals, latecomers, odd clients."""
+"""The baselines in one table each: golden steps, neutral settings, refusals, latecomers."""
 import functools
 import pytest
 import torch
@@ -37,8 +37,7 @@ def test_neutral_settings(key, off, same):
 
 @pytest.mark.parametrize("key, off, same", [
     ("fednova", {}, "fedavg"), ("arfl", dict(reg=1e9), "fedavg"), ("fedheal", dict(tau=-1., beta=0.), "uniform"),
-    ("fedadam", dict(eta=2e-3, beta1=0., beta2=1.), "fedavg"), ("fedyogi", dict(eta=2e-3, beta1=0., beta2=1.), "fedavg"),
-    ("fedadagrad", dict(eta=2e3, tau=1e3), "fedavg")])
+    ("fedadam", dict(eta=2e-3, beta1=0., beta2=1.), "fedavg"), ("fedadagrad", dict(eta=2e3, tau=1e3), "fedavg")])
 def test_neutral_settings_to_rounding(key, off, same):
     model = short(key, rounds=2, local_steps=2, **off).fed.server.model
     for k, v in plain(same, 2).items(): torch.testing.assert_close(model[k], v, rtol=0, atol=1e-5)
@@ -67,8 +66,8 @@ REFUSED = [
     ("feddrop", dict(rates=(1.,)), "rates"), ("feddrop", dict(rates=(.1, .2)), "rates"),
     ("feddrop", dict(rates=(-.1,)), "rates"), ("feddrop", FLAT, "hidden layer"), ("fedbn", FLAT, "no BatchNorm"),
     ("tent", FLAT, "BatchNorm"), ("ditto+mkmmd", dict(exchange="up"), "exchange='up'"), ("moon", dict(tau=0.), "tau"),
-    ("moon", dict(project=0), "project"), ("fedntd", dict(beta=-1.), "beta"), ("feddecorr", dict(penalty="x"), "penalty"),
-    ("ccst", dict(ccst_space="vgg"), "no weights file vgg_normalised.pth")]
+    ("moon", dict(project=0), "project"), ("fedntd", dict(beta=-1.), "beta"),
+    ("feddecorr", dict(penalty="x"), "penalty"), ("ccst", dict(ccst_space="vgg"), "no weights file vgg_normalised.pth")]
 
 
 @pytest.mark.parametrize("key, given, says", REFUSED)

@@ -1,5 +1,5 @@
-"""Golden numbers of released losses: MOON, FedNTD, FedDecorr, AM, FedMix, VHL; what they do to odd batches."""
-import json, math
+"""Golden numbers of released losses: MOON, FedNTD, FedDecorr, AM, FedMix and VHL; Mixup's labels; constant features."""
+import json
 from pathlib import Path
 import pytest
 import torch
@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from fdgnb.core import generator
 from fdgnb.methods import contrast, mixing
 from golden.mixing import LABELS, SOFT, inputs
-from pairs import short
 
 HERE = Path(__file__).parent.parent/"golden"
 exact = lambda v: torch.tensor(v, dtype=torch.float64)
@@ -84,20 +83,3 @@ def test_mixup_mixes_images_and_labels_alike():
     torch.testing.assert_close(x, y)
     others = x*(1 - torch.eye(6))
     assert len(others[others > 0].unique()) == 1
-
-
-def test_fedmix_offers_means_of_shuffled_samples():
-    "The last mean takes what is left over."
-    run = short("fedmix", M=4)
-    client = run.fed.clients[0]
-    x, _ = client.take(torch.randperm(client.n(), generator=client.rng("fedmix")))
-    offer = run.fed.method.offer(run.model, client)["images.fedmix.x"]
-    torch.testing.assert_close(offer, torch.stack([x[:4].mean(0), x[4:].mean(0)]))
-    assert torch.equal(run.fed.server.state["fedmix.x"][:2], offer)
-
-
-def test_am_as_released_mixes_half_of_the_batches():
-    x, rng = torch.rand(2, 1, 6, 5, generator=generator(5)), generator(6)
-    def share(**how):
-        return sum(mixing.AmplitudeMix(**how).batch(x, None, None, rng)[0] is not x for _ in range(200))/200
-    assert share() == 1 and share(variant="released") == pytest.approx(.5, abs=3*math.sqrt(.25/200))

@@ -1,4 +1,4 @@
-"""Personal parts: golden steps of released code; Ditto's personal steps; what an unseen client gets and is sent."""
+"""Personal parts: golden steps of released code; Ditto's personal steps by hand."""
 import json
 from pathlib import Path
 import pytest
@@ -6,9 +6,8 @@ import torch
 from torch import nn
 from fdgnb.core import seeded
 from fdgnb.federation.loop import Client, Server, client_update, weigh
-from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg, entries_of, mix_layers
+from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg, entries_of
 from fdgnb.settings import Settings
-from pairs import short
 
 GOLDEN = Path(__file__).parent.parent/"golden"
 exact = lambda v: torch.tensor(v, dtype=torch.float64)
@@ -104,20 +103,3 @@ def test_dittos_personal_steps_by_hand(rounds, settings, theta):
     client = Client("a", dict(train=(exact([[2., 3.]]), torch.zeros(1, dtype=torch.long))), Settings(lr=.1, **settings))
     for r in range(rounds): client_update(ScalarDitto(lam=.5), net, client, {"model.theta": exact(0.)}, r)
     assert client.state["ditto.theta"].item() == pytest.approx(theta, abs=1e-6)
-
-
-@pytest.mark.parametrize("key, what", [("fedbn", "bn"), ("lgfedavg", "features")])
-def test_an_unseen_client_gets_the_mean_or_what_nobody_sends(key, what):
-    mean, initial = (short(key, rounds=2, unseen=how) for how in ("mean", "initial"))
-    own = entries_of(mean.fed.net, what)
-    held, first = initial.model_of().state_dict(), short(key, rounds=1, local_epochs=0, local_steps=None, unseen="initial")
-    for k, v in first.model_of().state_dict().items(): assert torch.equal(held[k], v) == (k in own), k
-    up = [r.ledger.query("direction == 'up' and kind == 'model'").bytes.sum() for r in (mean, initial)]
-    assert up[0] - up[1] == sum(held[k].nbytes for k in own)*2*3                        # two rounds, three clients
-
-
-def test_layers_are_mixed_from_the_right_side():
-    theta, own = ({k: torch.full((2,), v) for k in ("p.x", "q.x")} for v in (1., 3.))
-    assert [v[0].item() for v in mix_layers(theta, own, torch.tensor([1., .25])).values()] == [1., 2.5]
-    three, five = ({"p.n": torch.tensor(n)} for n in (3, 5))
-    assert [mix_layers(three, five, [w])["p.n"].item() for w in (1., .6, .4, 0.)] == [3, 3, 5, 5]

@@ -1,4 +1,4 @@
-"""Reweighting: one report decides nothing, who is absent keeps its place, thresholds, GA begins where they stand."""
+"""Reweighting: one report decides nothing, who is absent keeps its place, FedGMA's threshold."""
 import numpy as np
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import nn
 from fdgnb.core import FdgnbError
 from fdgnb.federation.loop import Server, weigh
 from fdgnb.methods.reweighting import ARFL, FedGMA, GroupDRO, water_filling
-from pairs import short
 
 exact = lambda v: torch.tensor(v, dtype=torch.float64)
 
@@ -48,11 +47,3 @@ def test_fedgma_at_its_threshold(tau, move):
     uploads = [(k, {"model.w": exact([w]), "scalars.n": exact(10.)}) for k, w in zip("abcd", (1., 1., 1., -1.))]
     rule.aggregate(server, weigh(rule, server, uploads))
     assert server.model["w"].item() == pytest.approx(move)
-
-
-@pytest.mark.parametrize("key, hyper", [("arfl", dict(reg=.5)), ("groupdro", dict(eta_q=1.))])
-def test_ga_inherits_the_first_weights(key, hyper):
-    "With d = 0 GA stays there while the method goes on."
-    first = exact(list(short(key, **hyper).fed.server.weights.values()))
-    kept = short(f"{key}+ga", rounds=2, initial="inherit", d=0., **hyper).fed.server.state["ga.a"]
-    torch.testing.assert_close(kept, first/first.sum())
