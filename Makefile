@@ -98,7 +98,7 @@ fuzz: install
 # every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
 pairs: install
 	python tests/pairs.py $(ONLY)
-# the contract over every method (`make test` takes a part of them)
+# the contract with odd clients and more rounds for every method (`make test`: for six of them)
 contract: install
 	FDGNB_ALL=1 pytest -n 2 tests/test_contract.py
 
