@@ -55,9 +55,15 @@ def test_threads_do_not_change_the_bits(photos, monkeypatch):
     finally: torch.set_num_threads(1)
 
 
+def nudge(domain):
+    "Change the last bits of vectors, as another processor would, out of torch's sight."
+    vectors = domain.x.numpy()
+    vectors *= 1 + 2**-20
+
+
 def test_a_run_is_known_by_its_images_not_by_the_last_bits_of_their_vectors(photos):
     ids = []
-    for change in (lambda d: None, lambda d: d.x.mul_(1 + 2**-20), lambda d: d.y.copy_(1 - d.y)):
+    for change in (lambda d: None, nudge, lambda d: d.y.copy_(1 - d.y)):
         data = fdgnb.get_dataset(photos, **VECTORS)
         for d in data.domains.values(): change(d)
         ids.append(fdgnb.fit("fedavg", data, **USUAL).fed.args()["data"])
