@@ -35,18 +35,12 @@ def test_what_is_altered_is_said_and_made_anew(tmp_path, cache):
     assert read(tmp_path)["a"].x.equal(bits) and list(cache.iterdir()) == [entry]
 
 
-def test_an_image_that_changes_is_another_entry(tmp_path, cache):
-    before = fdgnb.from_folder(write_shop(tmp_path/"shop"), size=8)
-    shutil.copy(tmp_path/"shop"/"b"/"x"/"1.png", tmp_path/"shop"/"a"/"x"/"0.png")
-    after = read(tmp_path)
-    assert not after["a"].x.equal(before["a"].x) and after["b"].x.equal(before["b"].x) and len(list(cache.iterdir())) == 3
-
-
 def test_two_processes_and_a_changed_byte(tmp_path, cache):
     "Both make the same entry at once; a byte changed with its time kept is found by the next process."
     shop = str(write_shop(tmp_path/"shop", "a"))
     code = f"import fdgnb; print(int(fdgnb.from_folder({shop!r}, size=8)['a'].x.sum()))"
-    start = lambda: subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    start = lambda: subprocess.Popen([sys.executable, "-c", code], **pipes)
     first, second = (process.communicate(timeout=60) for process in (start(), start()))
     entry, = cache.iterdir()
     assert first[0] == second[0] != ""
@@ -80,9 +74,8 @@ def test_a_cache_is_its_users_alone_or_a_groups(tmp_path, cache, monkeypatch):
 
 def test_nothing_is_kept_where_the_cache_is_off_and_nothing_decoded_without_room(tmp_path, monkeypatch):
     kept = fdgnb.from_folder(write_shop(tmp_path/"shop"), size=8)
-    says_room = lambda: says(lambda: fdgnb.from_folder(tmp_path/"shop", size=4096), "12 images of 4096 pixels", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**8))
-    says_room()
+    says(lambda: fdgnb.from_folder(tmp_path/"shop", size=4096), "12 images of 4096 pixels", "free")
     monkeypatch.setenv("FDGNB_CACHE", "off")
     before = sorted(tmp_path.rglob("*"))
     assert read(tmp_path)["a"].x.equal(kept["a"].x) and sorted(tmp_path.rglob("*")) == before

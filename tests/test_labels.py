@@ -81,32 +81,30 @@ def test_labels_that_a_set_does_not_number_itself_keep_their_numbers():
 
 words = ["cat", "dog"]*3
 TAKEN = {
-    "a series": pd.Series(words, index=range(9, 15)), "categories": pd.Series(words, dtype="category"),
-    "masked": np.ma.masked_array(words, [False]*6), "objects": np.array(words, object), "a column": np.array(words)[:, None],
-    "nullable": pd.Series([0, 1]*3, dtype="Int64"), "mixed": [np.int8(0), 1]*3, "booleans": [False, True]*3,
-    "a tensor": torch.tensor([0, 1]*3), "gaps": [3, 7]*3, "below 0": [-1, 7]*3}
+    "categories": (pd.Series(words, index=range(9, 15), dtype="category"), ["cat", "dog"]),
+    "masked": (np.ma.masked_array(words, [False]*6), ["cat", "dog"]),
+    "a column": (np.array([3, 7]*3)[:, None], ["3", "7"]), "nullable": (pd.Series([0, 1]*3, dtype="Int64"), ["0", "1"]),
+    "mixed": ([np.int8(0), 1]*3, ["0", "1"]), "a tensor": (torch.tensor([0, 1]*3), ["0", "1"]),
+    "below 0": ([-1, 7]*3, ["-1", "7"])}
 
 
 @pytest.mark.parametrize("form", TAKEN)
 def test_labels_that_are_taken(form):
-    data = read(TAKEN[form])
-    assert data["a"].y.tolist() == [0, 1]*3
-    names = {"gaps": ["3", "7"], "below 0": ["-1", "7"], "booleans": data.classes}
-    assert data.classes == names.get(form, ["cat", "dog"] if form in [*TAKEN][:5] else ["0", "1"])
+    labels, names = TAKEN[form]
+    data = read(labels)
+    assert data["a"].y.tolist() == [0, 1]*3 and data.classes == names
 
 
 gone = float("nan")
 REFUSED = {
     "NaN": (["cat", gone, "dog"]*2, "2 labels are missing"), "None": (["cat", None, "dog"]*2, "sample 1"),
-    "NA": (["cat", pd.NA, "dog"]*2, "sample 1"), "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"),
-    "floats and NaN": (np.array([0, gone, 1]*2), "missing"), "all None": ([None]*6, "wanted"),
-    "dates": (np.array(["2020-01-01", "NaT", "2020-01-02"]*2, "datetime64[D]"), "missing"),
+    "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"), "floats": (np.array([0, gone, 1]*2), "missing"),
     "beyond int64": (np.array([2**63 + 5, 1, 2, 0, 1, 2], np.uint64), "64 bits"),
     "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "sample 2"),
     "ragged": ([0, [1], 2]*2, "sample 1"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
     "shares": (np.full((6, 3), 1/3), "no masks"), "masks": (np.zeros((6, 8, 8)), "no masks"),
-    "floats": (np.array([0., 1.]*3), "astype(int)"), "fractions": (np.array([0, .5]*3), "fractions"),
-    "too few": ([0, 1, 0], "6 inputs and 3 labels"), "a number": (1, "(N,)"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
+    "whole floats": (np.array([0., 1.]*3), "astype(int)"), "fractions": (np.array([0, .5]*3), "fractions"),
+    "too few": ([0, 1, 0], "6 inputs and 3 labels"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -126,8 +124,8 @@ def test_names_of_classes():
 
 # ---- several labels a sample
 
-SEVERAL = {"int": y, "bool": y > 0, "float": y*1., "uint8": y.astype(np.uint8), "tensor": torch.tensor(y),
-           "list": y.tolist(), "rows": list(y), "frame": pd.DataFrame(y)}
+SEVERAL = {"int": y, "bool": y > 0, "float": y*1., "tensor": torch.tensor(y), "list": y.tolist(),
+           "rows": list(y), "frame": pd.DataFrame(y)}
 
 
 @pytest.mark.parametrize("form", SEVERAL)
@@ -158,9 +156,9 @@ def test_columns_of_torch_data_sets_and_tables(tmp_path):
     assert data.classes == CLASSES and data["b"].y.tolist() == y[3:].tolist()
     says(lambda: fdgnb.from_torch(dict(a=named, b=Turned(named))), "differently")
     for i, image in enumerate(x): write_picture(tmp_path/f"{i}.png", image.transpose(1, 2, 0))
-    table = pd.DataFrame(y, columns=CLASSES).assign(file=[f"{i}.png" for i in range(6)], domain=list("ababab"), patient=7)
+    table = pd.DataFrame(y, columns=CLASSES).assign(file=[f"{i}.png" for i in range(6)], domain=list("ababab"))
     read_table = lambda *columns: fdgnb.from_table(table, folder=tmp_path, size=8, label=[*columns])
     assert read_table(*CLASSES)["b"].y.tolist() == y[1::2].tolist()
-    for columns, part in ((["edema"], "several"), (["edema", "nodul"], "'nodul'"), (["edema", "patient"], "zeros and ones")):
-        says(lambda: read_table(*columns), part)
+    says(lambda: read_table("edema", "nodul"), "'nodul'")
+    says(lambda: read_table("edema", "file"), "zeros and ones")
     says(lambda: read(y, classes=CLASSES[:2]), "3 columns", "2 names")

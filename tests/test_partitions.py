@@ -96,18 +96,17 @@ def test_load_takes_the_domains_of_another_data_set():
 
 
 @pytest.mark.parametrize("partition, part", [
-    (("ldaa", 2), "did you mean 'lda'?"), (("halves", 2), "no arguments"), (("split", 0), "n=0"), (("split",), "takes n"),
-    (("split", 1.5), "whole number"), (("lda", 2, "x"), "alpha='x'"), (("lda", 2, float("nan")), "alpha=nan"),
-    (("lda", 2, 1., "hus"), "'hsu'"), (("lda", 2, 1., "hsu", 2), "holdout=2"), (("turn", 15, 10**9), "angles="),
+    (("ldaa", 2), "did you mean 'lda'?"), (("halves", 2), "no arguments"), (("split", 0), "n=0"),
+    (("split", 1.5), "whole number"), (("lda", 2, float("nan")), "alpha=nan"), (("lda", 2, 1., "hus"), "'hsu'"),
     (("rotate", None), "step=None"), (("chain", ("split", 2), 5), "partition=5")])
 def test_partitions_that_are_refused_before_anything_is_read(partition, part):
     says(lambda: run("./no such folder", *partition, target=None), part)
 
 
 def test_a_target_is_a_share_rounded_down_and_domains_may_be_held_out_together():
-    for n, share in dict(zip((1123, 958, 157, 295), (112, 95, 15, 29))).items():
-        data = toy((50, n), "at", 2)
-        assert run(data, target="t", target_fraction=.1).sizes == dict(a=dict(train=40, val=5, test=5), t=dict(target=share))
+    for n, share in ((1123, 112), (157, 15), (295, 29)):
+        found = run(toy((50, n), "at", 2), target="t", target_fraction=.1)
+        assert found.sizes == dict(a=dict(train=40, val=5, test=5), t=dict(target=share))
     both = run(toy((50, 20, 30), "abc", 2), target=["b", "c"])
     assert both.sizes["b+c"] == dict(target=50) and parts_of(both)["b+c"]["target"] == list(range(50, 100))
 

@@ -101,30 +101,18 @@ def test_forms_of_groups():
     assert len(lines) == 1 and "12 groups are in two domains" in lines[0]
 
 
-GROUPS = {
-    "too few": ([1]*59, "59 samples"), "None": ([1]*59 + [None], "sample 59"), "blank": (np.array(["p"]*59 + [""]), "sample 59"),
-    "NaN": (np.array([1.]*59 + [np.nan]), "sample 59"), "a number": (5, "a list"), "lists": ([[1]]*60, "a word or a number")}
-SPLITS = {
-    "twice": (dict(train=[0, 1], test=[1, 2]), "sample 1 is twice"), "beyond": (dict(train=[0, 60]), "0 to 59"),
-    "below 0": (dict(train=[-1]), "rows -1"), "fractions": (dict(train=[.5]), "whole numbers"),
-    "a short mask": (dict(train=[True]), "a mask of 1"), "no train": (dict(test=[1]), "no training"),
-    "a typo": (dict(train=[0], tset=[1]), "did you mean 'test'?"), "a word": (dict(train="all"), "a mask"),
-    "too few": (THREE[1:], "59 samples"), "no part": (THREE[1:] + ["exam"], "'exam'"), "a number": (5, "a list")}
+REFUSED = [
+    (dict(groups=[1]*59), "59 samples"), (dict(groups=[1]*59 + [None]), "sample 59"), (dict(groups=5), "a list"),
+    (dict(groups=np.array(["p"]*59 + [""])), "sample 59"), (dict(groups=np.array([1.]*59 + [np.nan])), "sample 59"),
+    (dict(split=dict(train=[0, 1], test=[1, 2])), "sample 1 is twice"), (dict(split=dict(train=[0, 60])), "0 to 59"),
+    (dict(split=dict(train=[-1])), "rows -1"), (dict(split=dict(train=[.5])), "whole numbers"),
+    (dict(split=dict(train=[True])), "a mask of 1"), (dict(split=dict(test=[1])), "no training"),
+    (dict(split=dict(train=[0], tset=[1])), "did you mean 'test'?"), (dict(split=THREE[1:]), "59 samples"),
+    (dict(split=THREE[1:] + ["exam"]), "'exam'")]
 
 
-@pytest.mark.parametrize("what", GROUPS)
-def test_groups_that_are_refused(what): says(lambda: read(groups=GROUPS[what][0]), "domain 'a'", GROUPS[what][1])
-
-
-@pytest.mark.parametrize("what", SPLITS)
-def test_splits_that_are_refused(what): says(lambda: read(split=SPLITS[what][0]), "domain 'a'", SPLITS[what][1])
-
-
-def test_what_is_named_wrongly():
-    says(lambda: fdgnb.fit("fedavg", read(), groups=dict(aa=y)), "'aa'")
-    says(lambda: fdgnb.fit("fedavg", read(), groups=r"(\d)"), "wanted a dict")
-    says(lambda: sites(stratify="yes"), "stratify='yes'")
-    says(lambda: fdgnb.from_arrays(dict(a=(x, y, y)), groups=dict(a=y)), "twice")
+@pytest.mark.parametrize("given, part", REFUSED)
+def test_groups_and_splits_that_are_refused(given, part): says(lambda: read(**given), "domain 'a'", part)
 
 
 # ---- parts
@@ -171,25 +159,15 @@ def test_parts_of_folders(tmp_path):
     number = (data["a"].x[:, 0, 0, 0]//10).long()
     for k, part in enumerate(("train", "val", "test")): assert (number[data["a"].split[part]] % 3 == k).sum() == 8
     says(lambda: fdgnb.from_folder(write(tmp_path/"g"), split="folder"), "is no part")
-    says(lambda: fdgnb.from_folder(tmp_path/"g", groups="folder"), "no folder of its own")
-
-
-def test_skipped_files_take_their_groups_along(tmp_path):
-    (write(tmp_path)/"a"/"x"/"pa0_0.png").write_bytes(b"no image")
-    data, _ = said(lambda: fdgnb.from_folder(tmp_path, size=8, groups=r"p(..)_"))
-    assert data["a"].groups.tolist()[:5] == [0, 0, 0, 2, 2] and len(data["a"]) == 23
-
-
-@pytest.mark.parametrize("how, part", [
-    (r"case(\d+)", "finds nothing"), ("[", "one group"), (r"(p)(a)", "one group"), (3, "one group"),
-    (lambda file: 1/0, "ZeroDivisionError"), (lambda file: None, "no group for")])
-def test_a_path_without_its_group_is_refused(tmp_path, how, part):
-    says(lambda: fdgnb.from_folder(write(tmp_path), size=8, groups=how), part)
+    for how, part in (("folder", "no folder of its own"), (r"case(\d+)", "finds nothing"), ("[", "one group"),
+                      (lambda file: 1/0, "ZeroDivisionError"), (lambda file: None, "no group for")):
+        says(lambda: fdgnb.from_folder(tmp_path/"g", size=8, groups=how), part)
 
 
 def test_columns_of_a_table_and_functions_of_an_index(tmp_path):
     files = sorted(write(tmp_path).rglob("*.png"))
-    table = pd.DataFrame([dict(file=str(f), label=f.parent.name, domain=f.parts[-3], who="0" + f.name[2:3]) for f in files])
+    rows = [dict(file=str(f), label=f.parent.name, domain=f.parts[-3], who="0" + f.name[2:3]) for f in files]
+    table = pd.DataFrame(rows)
     table["use"] = ["test" if f.stem[-1] == "7" else "train" for f in files]
     table.loc[0, "use"] = None
     table.to_csv(tmp_path/"t.csv", index=False)
