@@ -263,17 +263,6 @@ def test_what_is_hidden_or_a_systems_own_counts_nowhere(junk, tmp_path):
     assert data.counts().values.tolist() == [[3, 3], [3, 3]] and not lines
 
 
-def test_files_and_links_that_are_passed_over_are_said(tmp_path):
-    write_shop(tmp_path/"f")
-    for name in ("notes.txt", "scan.gif"): (tmp_path/"f"/"a"/"x"/name).write_text("x")
-    (tmp_path/"f"/"a"/"x"/"gone.png").symlink_to(tmp_path/"gone.png")
-    (tmp_path/"f"/"side").symlink_to(tmp_path/"unmounted")
-    (tmp_path/"f"/"b"/"x"/"kept.png").symlink_to(tmp_path/"f"/"a"/"y"/"1.png")
-    data, lines = said(lambda: fdgnb.from_folder(tmp_path/"f", size=8))
-    assert data.counts().values.tolist() == [[3, 3], [4, 3]]
-    for part in ("passed over 2 files", "gone.png", "side"): assert any(part in line for line in lines), part
-
-
 def drop(folder, *names):
     for name in names: (folder/name).unlink()
 
@@ -389,18 +378,6 @@ def test_what_is_no_single_image_of_dicom_is_named(tmp_path, what, monkeypatch):
     says(lambda: fdgnb.from_folder(tmp_path, size=8), "1.dcm", part)
     monkeypatch.setitem(sys.modules, "pydicom", None)
     says(lambda: fdgnb.from_folder(tmp_path, size=8), "fdgnb[dicom]")
-
-
-def test_files_of_numbers_are_predicted_as_they_were_read(tmp_path):
-    for i, c in enumerate("xyxy"):
-        save_dicom(STORED//(i + 1), tmp_path/"dicom"/"ab"[i//2]/c/"1.dcm", **OWN)
-        (tmp_path/"npy"/"ab"[i//2]/c).mkdir(parents=True)
-        np.save(tmp_path/"npy"/"ab"[i//2]/c/"1.npy", STORED/(i + 1.))
-    for kind, window in (("dicom", None), ("npy", (0, 4000))):
-        data = fdgnb.from_folder(tmp_path/kind, size=8, window=window)
-        fdgnb.fit("fedavg", data, None, out=tmp_path/"run"/kind, fractions=(1., 0., 0.), **USUAL)
-        kept, files = fdgnb.load(tmp_path/"run"/kind), sorted((tmp_path/kind/"a").rglob("1.*"))
-        torch.testing.assert_close(kept.predict(files), kept.predict(data["a"]))
 
 
 # ---- tables and texts

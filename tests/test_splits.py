@@ -56,16 +56,6 @@ def test_stratified_groups_hold_the_rare_class_everywhere():
     assert cuts[0] == cuts[1] != cuts[2]
 
 
-@pytest.mark.parametrize("n, fractions, sizes", [(3, (.8, .1, .1), (20, 20, 20)), (5, (.8, .1, .1), (60, 20, 20)),
-                                                 (2, (.8, .1, .1), (20, 20, 0))])
-def test_few_groups(n, fractions, sizes):
-    who = np.repeat(np.arange(n), 20)
-    data = fdgnb.from_arrays(dict(a=(np.outer(who, np.ones(3)), who % 2, who)))
-    run, lines = said(lambda: fdgnb.fit("fedavg", data, fractions=fractions, **USUAL))
-    assert tuple(run.sizes["a"].values()) == sizes
-    assert any("no samples for test" in line for line in lines) == (n == 2)
-
-
 def test_groups_beside_fit_are_those_of_the_loader():
     plain = sites(groups=False)
     given = fdgnb.fit("fedavg", plain, groups={d: patients(d) for d in "ab"}, **USUAL)
@@ -84,13 +74,6 @@ def test_whole_groups_are_dealt_to_clients(partition):
     owners = [g for parts in found.values() for own in parts.values() for g in own]
     assert sorted(owners) == list(range(24))
     says(lambda: fdgnb.fit("fedavg", sites(), partition=("split", 13), **USUAL), "13 clients", "12 groups")
-
-
-def test_groups_go_along_where_they_cannot_stay_whole():
-    for how in (dict(partition=("halves",)), dict(limit=20), dict(partition=("lda", 3, 1.))):
-        run, lines = said(lambda: fdgnb.fit("fedavg", sites(), **how, **USUAL))
-        groups_of(run)
-        assert any("at several clients" in line for line in lines) == (how.get("partition", "")[:1] == ("lda",))
 
 
 def test_forms_of_groups():
