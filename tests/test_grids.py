@@ -1,11 +1,5 @@
 """Grids and stores: every run is made once and found again, after a kill, by several processes; what is refused."""
-import os
-import resource
-import signal
-import subprocess
-import sys
-import time
-import warnings
+import os, resource, signal, subprocess, sys, time, warnings
 from pathlib import Path
 import pytest
 import torch
@@ -20,20 +14,20 @@ from fdgnb.experiments.table import table
 from fdgnb.experiments.verify import main as verify
 from fdgnb.federation.compose import METHODS
 
-SMALL = """
-from fdgnb import get_dataset
-from fdgnb.experiments.grid import grid
-from fdgnb.federation.toys import slice_of
-def small(seed=range(2), **given):
-    how = dict(target="inked", rounds=4, batch_size=8, lr=.01) | given
-    return grid(["fedavg", "ga"], slice_of(get_dataset("digits"), 24), seed=seed, **how)
-"""
-FILL = SMALL + """
+HERE = Path(__file__).resolve().parent
+FILL = """
 import sys
-from fdgnb.experiments.execution import run
+from test_grids import run, small
 if __name__ == "__main__": run(small(), sys.argv[1] + "/records", 1, sys.argv[1] + "/work", progress=False)
 """
-exec(SMALL)                                                  # the same grid here and in processes of its own
+
+
+def few_digits(): return slice_of(fdgnb.get_dataset("digits"), 16)
+
+
+def small(seed=range(2), **given):
+    how = dict(target="inked", rounds=4, batch_size=8, lr=.01) | given
+    return grid(["fedavg", "ga"], few_digits(), seed=seed, **how)
 
 
 def outcomes(made):
@@ -61,7 +55,8 @@ def places(tmp_path):
 
 def test_a_killed_worker_loses_no_finished_round(whole, tmp_path, places):
     "After kill -9 amid a run two processes at once go on: each run is there once, as if nothing had happened."
-    def start(): return subprocess.Popen([sys.executable, "-c", FILL, str(tmp_path)], start_new_session=True)
+    command = [sys.executable, "-c", FILL, str(tmp_path)]
+    def start(): return subprocess.Popen(command, cwd=HERE, start_new_session=True)
     def checkpoints(): return [*tmp_path.glob("work/*/*/checkpoint.safetensors")]
     first, until = start(), time.time() + 120
     while not checkpoints() and time.time() < until: time.sleep(.01)
@@ -140,7 +135,7 @@ class Breaks(fdgnb.Method):
 
 def test_a_failing_run_is_named_and_stops_no_other(places):
     "It is kept as failed, is not tried again unless asked to, and has no place in a table."
-    lines = grid(["fedavg(lr=1e30)", "fedavg"], slice_of(fdgnb.get_dataset("digits"), 24), "inked", [0], 1)
+    lines = grid(["fedavg(lr=1e30)", "fedavg"], few_digits(), "inked", [0], 1)
     made = run(lines, *places)
     failed, = [file for file in records_in(places[0]) if '"error"' in file.read_text()]
     stamp = failed.stat().st_mtime_ns
@@ -158,7 +153,7 @@ def test_a_failing_run_is_named_and_stops_no_other(places):
     (OSError(5, "no disk"), "no disk")])
 def test_what_the_machine_lacks_is_no_run_s_failure(error, said, places, monkeypatch):
     monkeypatch.setattr(Breaks, "error", error)
-    lines = grid(Breaks, slice_of(fdgnb.get_dataset("digits"), 24), "inked", [0], 1, batch_size=8)
+    lines = grid(Breaks, few_digits(), "inked", [0], 1, batch_size=8)
     says(lambda: run(lines, *places), said)
     assert not records_in(places[0])
 
@@ -174,7 +169,7 @@ def test_a_full_disk_loses_no_run(whole, places):
 
 
 def test_a_warning_is_said_once_a_call(places):
-    lines = grid(Breaks, slice_of(fdgnb.get_dataset("digits"), 24), "inked", range(2), 1, batch_size=8)
+    lines = grid(Breaks, few_digits(), "inked", range(2), 1, batch_size=8)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         run(lines, *places)
@@ -247,7 +242,7 @@ def test_one_s_own_runs_in_worker_processes(own, tmp_path):
 def test_what_no_worker_can_import_is_refused(places):
     "A class of a function, before any process starts; one job runs it."
     class Inner(fdgnb.Method): "FedAvg in a function."
-    lines = grid(Inner, slice_of(fdgnb.get_dataset("digits"), 24), "inked", [0], 1, batch_size=8)
+    lines = grid(Inner, few_digits(), "inked", [0], 1, batch_size=8)
     says(lambda: run(lines, places[0], 2, places[2]), "known in this process alone")
     assert run(lines, *places).state[0] == "done"
 
