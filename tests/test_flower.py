@@ -19,9 +19,9 @@ CASES = {
     "scaffold": {}, "moon": {}, "fdse": {}, "fedmix": {}, "fedbr": {}, "fedka": dict(mmd_batch=8, votes=9),
     "fedprox+ga": dict(rounds=3), "fedbn": dict(target=["c", "t"]), "fdse adapted": dict(adapt="every"),
     "fedavg bfloat16": dict(precision="bfloat16"), "fedavg augmented": dict(augment="ga", optimizer="adam"),
-    "scaffold drops": dict(rounds=4, per_round=2, drops=((2, "b"),)), "fedavg idle": dict(local_steps=None, local_epochs=0),
-    "fedavg trial": dict(rounds=3, eval_every=0), "fedavg split": dict(partition=("split", 2), batch_size=4),
-    "ditto in-domain": dict(target=None)}
+    "fedavg idle": dict(local_steps=None, local_epochs=0), "fedavg trial": dict(rounds=3, eval_every=0),
+    "scaffold drops": dict(rounds=4, per_round=2, drops=((2, "b"),)), "ditto in-domain": dict(target=None),
+    "fedavg split": dict(partition=("split", 2), batch_size=4)}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,8 @@ def number(value): return torch.tensor(value, dtype=torch.float64)
 
 
 HOSTILE = [
-    ("train", first(math.nan), "not finite"), ("train", first(math.inf), "not finite"), ("train", first(1e30), "model."),
+    ("train", first(math.nan), "not finite"), ("train", first(math.inf), "not finite"),
+    ("train", first(1e30), "model."),
     ("train", lambda up, said: up.update({matrix(up): torch.ones(2, 2)}), "model."),
     ("train", lambda up, said: up.update({matrix(up): up[matrix(up)].double()}), "model."),
     ("train", lambda up, said: up.pop(matrix(up)), "model."), ("train", lambda up, said: up.clear(), "does not"),
