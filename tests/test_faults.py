@@ -42,24 +42,13 @@ def test_a_run_that_was_killed_goes_on_in_the_same_bits(tmp_path):
     assert bits(again) == bits(whole) and again.history.equals(whole.history) and again.ledger.equals(whole.ledger)
 
 
-VECTORS = fdgnb.from_arrays({name: (np.zeros((8, 4), "float32"), np.arange(8) % 2) for name in "abt"})
-
-
 @pytest.mark.parametrize("bad, part", [
-    (dict(method="fdsee"), "did you mean 'fdse'"), (dict(method=["fdse"]), "unknown method"),
-    (dict(method="x"*10_000), "..."), (dict(method="fedavg+fedavg"), "twice"), (dict(data="digitz"), "'digits'"),
-    (dict(load="bert"), "dict"), (dict(data="digits", load=dict(size=8)), "'size'"), (dict(lam_=3), "'lam_'"),
-    (dict(normalize="imagenet", data=images(channels=1)), "channels"), (dict(data=VECTORS, augment="flip"), "images"),
-    (dict(target="tt"), "did you mean 't'"), (dict(target=["t", "t"]), "different names"),
-    (dict(method="fdse", tau="small"), "a number"), (dict(method="fdse", G=2**31 - 1), "out of range"),
-    (dict(method="fedbn", backbone="cnn4"), "no BatchNorm"), (dict(batch_size=1), "BatchNorm"),
-    (dict(data=images(n=1)), "single training sample"), (dict(data=images("t")), "no domain left"),
-    (dict(rounds=2.5), "whole number"), (dict(seed=True), "seed=True"), (dict(device="gpu"), "'gpu'"),
-    (dict(lr=None), "lr=None"), (dict(lr_decay=1e30, rounds=9), "round 9"),
-    (dict(partition=("split",)), "'split' takes"), (dict(drops=((1, "bb"),)), "did you mean 'b'"),
-    (dict(drops=((3, "b"),)), "round 3"),
-    (dict(hyper=dict(target="b")), "'target' in hyper"), (dict(out="/proc/nowhere"), "cannot be used"),
-    (dict(out=5), "out=5"), (dict(batchsize=3), "'batch_size'"),
+    (dict(method="fdsee"), "did you mean 'fdse'"), (dict(data="digitz"), "'digits'"), (dict(lam_=3), "'lam_'"),
+    (dict(method="x"*10_000), "..."), (dict(target="tt"), "did you mean 't'"), (dict(batchsize=3), "'batch_size'"),
+    (dict(method="fdse", G=2**31 - 1), "out of range"), (dict(method="fedbn", backbone="cnn4"), "no BatchNorm"),
+    (dict(data=images(n=1)), "single training sample"), (dict(batch_size=1), "BatchNorm"), (dict(device="gpu"), "'gpu'"),
+    (dict(data=images("t")), "no domain left"), (dict(drops=((1, "bb"),)), "did you mean 'b'"),
+    (dict(out="/proc/nowhere"), "cannot be used"),
     (dict(method="fedka", data="amazon_review", target="dvds", protocol="fedka"), "did you mean 'dvd'")])
 def test_bad_arguments(bad, part):
     says(lambda: play(**bad), part)
@@ -97,13 +86,6 @@ def change_weight(file):
     file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
 
 
-def change_score(file):
-    "Another number among those beside the tensors."
-    whole = file.read_bytes()
-    at = whole.index(b'"accuracy", 0.') + len(b'"accuracy", 0.')
-    file.write_bytes(whole[:at] + (b"9" if whole[at:at+1] != b"9" else b"8") + whole[at+1:])
-
-
 def write(content): return lambda file: file.write_bytes(content)
 
 
@@ -118,12 +100,10 @@ def go_on(out): return play(eval_every=1, out=out)
 
 SELECTED = b'{"format": "fdgnb-selected-1", "rules": {"last": 1e999}}'
 CHECKPOINT = "checkpoint.safetensors"
-HARMS = [(CHECKPOINT, go_on, cut, "torn"), (CHECKPOINT, go_on, write(b""), "torn"),
-         (CHECKPOINT, go_on, write(b"PK a pickle"), "torn"), (CHECKPOINT, go_on, change_weight, "torn"),
-         (CHECKPOINT, go_on, change_score, "torn"), ("args.json", go_on, write(b"3"), "damaged"),
-         ("args.json", go_on, write(b"\xff\xfe"), "damaged"), ("args.json", go_on, write(b"["*100_000), "damaged"),
+HARMS = [(CHECKPOINT, go_on, cut, "torn"), (CHECKPOINT, go_on, write(b"PK a pickle"), "torn"),
+         (CHECKPOINT, go_on, change_weight, "torn"), (CHECKPOINT, go_on, put_pipe, "file"),
+         ("args.json", go_on, write(b"3"), "damaged"), ("args.json", go_on, write(b"["*100_000), "damaged"),
          ("selected.json", load_and_predict, write(SELECTED), "torn"), ("args.json", go_on, put_pipe, "file"),
-         (CHECKPOINT, go_on, put_pipe, "file"), ("record.json", load_and_predict, put_pipe, "file"),
          ("round-0002.safetensors", load_and_predict, put_pipe, "file")]
 
 

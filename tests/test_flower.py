@@ -86,31 +86,25 @@ def matrix(payload):
     return next(k for k, v in payload.items() if k.startswith("model.") and v.ndim > 1)
 
 
-def first(value): return lambda up, said: up[matrix(up)].view(-1)[0].fill_(value)
 def put(**entries): return lambda up, said: up.update({k.replace("_", "."): v for k, v in entries.items()})
-def say(**values): return lambda up, said: said.update(values)
 def row(*row): return lambda up, said: said["rows"].append(list(row))
 def number(value): return torch.tensor(value, dtype=torch.float64)
 
 
 HOSTILE = [
-    ("train", first(math.nan), "not finite"), ("train", first(1e30), "model."),
+    ("train", lambda up, said: up[matrix(up)].view(-1)[0].fill_(math.nan), "not finite"),
     ("train", lambda up, said: up.update({matrix(up): torch.ones(2, 2)}), "model."),
-    ("train", lambda up, said: up.update({matrix(up): up[matrix(up)].double()}), "model."),
     ("train", lambda up, said: up.pop(matrix(up)), "model."), ("train", put(model_evil=torch.ones(3)), "model.evil"),
-    ("train", put(stats_own_x=torch.ones(3)), "stats.own.x"), ("train", put(stats_own_x=torch.ones(3) > 0), "bool"),
-    ("train", put(stats_own_x=torch.ones(2**22)), "bytes"), ("train", put(scalars_n=number(1e9)), "1e+09"),
+    ("train", put(stats_own_x=torch.ones(3)), "stats.own.x"), ("train", put(stats_own_x=torch.ones(2**22)), "bytes"),
     ("train", put(scalars_n=number(13.)), "scalars.n"), ("train", put(scalars_n=number(1.5)), "1.5"),
-    ("train", put(scalars_n=torch.ones(2)), "one number"), ("train", put(scalars_loss=number(math.nan)), "not finite"),
     ("train", row("optical", "test", "local", "accuracy", 1.), "own name"),
     ("train", row("inked", "else", "local", "accuracy", 1.), "split"),
     ("train", row("inked", "test", "aggregated", "accuracy", 1.), "point"),
     ("train", row("inked", "test", "local", "beauty", 1.), "accuracy"),
     ("train", row("inked", "test", "local", "accuracy", "1"), "number"),
-    ("train", row("inked", ["test"], "local", "accuracy", 1.), "split"),
     ("train", row("inked", "test", "local", "accuracy", 2.), "0 to 1"), ("train", row("inked", "test"), "row"),
-    ("train", lambda up, said: said["rows"].append(said["rows"][0]), "twice"), ("train", say(rows=None), "rows"),
-    ("train", say(start=-10**400), "start="), ("train", lambda up, said: said.clear(), "[]"),
+    ("train", lambda up, said: said["rows"].append(said["rows"][0]), "twice"),
+    ("train", lambda up, said: said.update(start=-10**400), "start="), ("train", lambda up, said: said.clear(), "[]"),
     ("score", put(model_x=torch.ones(1)), "model.x"),
     ("score", row("blended", "target", "aggregated", "accuracy", 1.), "own name")]
 

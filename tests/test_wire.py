@@ -76,11 +76,10 @@ def test_bytes_by_kind_and_numbers_as_metrics():
 
 
 @pytest.mark.parametrize("payload, about, part", [
-    ({"w": torch.ones(2)}, {}, "'w'"), ({"stats.w": torch.ones(2)}, {}, "'stats.w'"),
-    ({"model.w": torch.ones(2, dtype=torch.complex64)}, {}, "complex64"),
-    ({"model.w": torch.ones(2).to_sparse()}, {}, "'model.w'"), ({}, {"x": torch}, "JSON"),
-    ({"model.w": torch.ones(2, device="meta")}, {}, "'model.w'"), ({}, {"x": 10**5000}, "JSON")])
-def test_what_cannot_be_sent(payload, about, part): says(lambda: pack(payload, about), part)
+    ({"stats.w": torch.ones(2)}, {}, "'stats.w'"), ({"model.w": torch.ones(2).to_sparse()}, {}, "'model.w'"),
+    ({"model.w": torch.ones(2, dtype=torch.complex64)}, {}, "complex64"), ({}, {"x": torch}, "JSON")])
+def test_what_cannot_be_sent(payload, about, part):
+    says(lambda: pack(payload, about), part)
 
 
 # ---- what another process may send
