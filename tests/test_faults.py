@@ -38,7 +38,6 @@ def test_a_run_that_was_killed_goes_on_in_the_same_bits(tmp_path):
     killed.wait()
     whole = play("scaffold", rounds=4, eval_every=1)
     again = play("scaffold", rounds=4, eval_every=1, out=tmp_path)
-    assert len(again.seconds) == 4 and again.seconds[0] < 30
     assert bits(again) == bits(whole) and again.history.equals(whole.history) and again.ledger.equals(whole.ledger)
 
 
@@ -52,12 +51,6 @@ def test_a_run_that_was_killed_goes_on_in_the_same_bits(tmp_path):
     (dict(method="fedka", data="amazon_review", target="dvds", protocol="fedka"), "did you mean 'dvd'")])
 def test_bad_arguments(bad, part):
     says(lambda: play(**bad), part)
-
-
-def test_a_fault_of_the_code_comes_out_as_what_it_is():
-    class Slip(fdgnb.Method):
-        def begin(self, model, client, download): raise KeyError("a slip")
-    with pytest.raises(KeyError, match="a slip"): play(Slip)
 
 
 @pytest.mark.parametrize("name", ["none", "own"])

@@ -11,10 +11,11 @@ if not find_spec("flwr"): pytest.skip("Flower is not installed: make flower", al
 from fdgnb.flower.wire import measure, pack, pack_state, unpack, unpack_state           # before flwr: no telemetry
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.supercore import telemetry
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from loopback import travel
 
-few = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
+               phases=[Phase.generate])
 TYPES = """float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2
     int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool""".split()
 
