@@ -80,3 +80,10 @@ def without_processes():
         patch.setitem(sys.modules, "ray._private", ray._private)
         patch.setattr("flwr.simulation.run_simulation", play_here)
         yield
+
+
+@contextmanager
+def open_loopback(fed, workers=None):
+    "That, as an engine of `fit`."
+    from fdgnb.flower.simulation import open_simulation
+    with without_processes(), open_simulation(fed, workers) as engine: yield engine

