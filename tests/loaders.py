@@ -19,6 +19,7 @@ from fdgnb.experiments.store import read_study
 from fdgnb.federation.compose import hyper_of
 from fdgnb.runs.setup import RunPlan
 from fdgnb.settings import Settings, list_settings, make
+from pictures import save_dicom
 
 FILE = Path(__file__).with_name("loaders.json")
 RECORDS = Path(__file__).parents[1]/"reports"/"records"
@@ -61,17 +62,7 @@ def save_turned(x, path):
     Image.fromarray(x).save(path, exif=about, quality=95)
 
 
-def save_dicom(x, path):
-    import pydicom
-    ds = pydicom.Dataset()
-    ds.file_meta = pydicom.dataset.FileMetaDataset()
-    ds.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = pydicom.uid.CTImageStorage
-    ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID = "1.2.3"
-    ds.Rows, ds.Columns, ds.SamplesPerPixel, ds.PhotometricInterpretation = *x.shape[:2], 1, "MONOCHROME2"
-    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, 12, 11, 0
-    ds.PixelData = (x[..., 0].astype(np.uint16)*16).tobytes()
-    ds.save_as(path, enforce_file_format=True)
+def save_slice(x, path): save_dicom(x[..., 0].astype(np.uint16)*16, path)
 
 
 def write_table(folder):
@@ -108,7 +99,7 @@ LOADERS = {
     "png": read_pictures(save, ".png"), "gray": read_pictures(save_gray, ".png"),
     "turned jpeg": read_pictures(save_turned, ".jpg"), "16 bits": read_pictures(save_deep, ".png"),
     "transparent": read_pictures(save_transparent, ".png"), "npy": read_pictures(save_array, ".npy", window=(0, 255)),
-    "dicom": read_pictures(save_dicom, ".dcm", window=(0, 4095)),
+    "dicom": read_pictures(save_slice, ".dcm", window=(0, 4095)),
     "patients": read_pictures(save, ".png", groups=r"(p\d)_\d"),
     "table": lambda folder: fdgnb.from_table(write_table(folder), size=16, groups="patient", split="part"),
     "texts": lambda folder: fdgnb.from_texts(write_pictures(folder/"own", save_text, ".txt")),

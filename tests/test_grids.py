@@ -1,338 +1,288 @@
-"Small cases of the pages on experiments: what is refused, gaps, edges. Whole grids are in test_experiments."
-import shutil
-from dataclasses import fields
+"""Grids and stores: every run is made once and found again, after a kill, by several processes; what is refused."""
+import os, resource, signal, subprocess, sys, time, warnings
 from pathlib import Path
-import numpy as np
-import pandas as pd
 import pytest
+import torch
+from joblib import parallel_config
 import fdgnb
-from fastcore.test import test_close as close, test_eq as same, test_fail as fails
-from fdgnb import FdgnbError
-from fdgnb.data.catalogue import get_dataset
-from fdgnb.experiments.grid import (ComparePage, check_seeds, grid, list_members, parse_methods, plan_comparison,
-                                    split_names)
-from fdgnb.experiments.store import (Store, add_digest, combine, failure_of, metric_names, outcome, read_study,
-                                     record_of, scores_in, share, subtract, thin, to_six, write_study)
-from fdgnb.experiments.statistics import judge, verdicts
-from fdgnb.experiments.table import all_rules, cost_of, curves_of, table
-from fdgnb.federation.toys import slice_of
-from fdgnb.runs.callbacks import Metrics
-from fdgnb.runs.setup import read_page
+from conftest import one_line, says, slice_of
+from fdgnb.experiments.execution import run
+from fdgnb.experiments.grid import grid
+from fdgnb.experiments.search import search
+from fdgnb.experiments.store import Store, results
+from fdgnb.experiments.table import table
+from fdgnb.experiments.verify import main as verify
+from fdgnb.federation.compose import METHODS
+
+HERE = Path(__file__).resolve().parent
+FILL = """
+import sys
+from test_grids import run, small
+if __name__ == "__main__": run(small(), sys.argv[1] + "/records", 1, sys.argv[1] + "/work", progress=False)
+"""
 
 
-def refuses(call, said):
-    "The call raises an FdgnbError that says so."
-    with pytest.raises(FdgnbError) as e: call()
-    assert said in str(e.value)
+def few_digits(): return slice_of(fdgnb.get_dataset("digits"), 16)
 
 
-@pytest.mark.parametrize("wrong", ["ga(", "ga)", "ga(d=1", "(d=1)", "ga(.5)", "ga(d=1, d=2)", "ga(**x)", "ga(d=f())",
-                                   "ga()(d=1)", "ga)(", "ga(d=1)#x"])
-def test_a_method_that_is_written_wrongly_is_refused(wrong):
-    refuses(lambda: parse_methods(split_names(wrong)), "wanted name(key=value, ...)")
+def small(seed=range(2), **given):
+    how = dict(target="inked", rounds=4, batch_size=8, lr=.01) | given
+    return grid(["fedavg", "ga"], few_digits(), seed=seed, **how)
 
 
-def test_methods_come_in_any_container_and_a_set_is_sorted():
-    longer = split_names("fedavg fedavg(local_epochs=3), fedka(sent=plain, gamma=.5)")
-    assert longer == ["fedavg", "fedavg(local_epochs=3)", "fedka(sent=plain, gamma=.5)"]
-    written = [("fedavg", {}), ("fedavg", dict(local_epochs=3)), ("fedka", dict(sent="plain", gamma=.5))]
-    assert parse_methods(longer) == [(label, *m) for label, m in zip(longer, written)]
-    assert parse_methods({"GA": "ga", "wide": ("ga", dict(d=.5))}) == [("GA", "ga", {}), ("wide", "ga", dict(d=.5))]
-    assert parse_methods(pd.Index(["ga ", "fedavg"])) == parse_methods(m for m in ("ga", "fedavg"))
-    five = {"moon", "ga", "fedavg", "fdse", "fedprox"}
-    assert [m for m, *_ in parse_methods(five)] == sorted(five)
-    refuses(lambda: parse_methods("gaa"), "did you mean 'ga'?")
-    refuses(lambda: parse_methods(["ga", "ga"]), "is there twice")
-    refuses(lambda: split_names(5), "methods=5: wanted names")
+def outcomes(made):
+    "What came of the runs of a grid: scores and curves, to the last digit."
+    return [(record["scores"], record["curves"]) for record in made.record]
 
 
-def test_seeds_are_different_whole_numbers():
-    for several in ([1, 2.], np.arange(1, 3), pd.Series([1, 2]), {2, 1}, (s for s in (1, 2))):
-        assert repr(check_seeds(several)) == "[1, 2]"                      # 2. would be another run's name
-    refuses(lambda: check_seeds([1, 1]), "different seeds")
-
-
-def test_samples_by_number_are_one_data_set_whose_end_is_not_looked_for():
-    class Endless:
-        def __getitem__(self, i): return i
-    assert list_members(Endless()) is None
-
-
-@pytest.mark.parametrize("given, said", [
-    (dict(hyper=dict(mu=1.)), "no method of the grid has"), (dict(hyper=dict(lrr=.1)), "did you mean 'lr'?"),
-    (dict(lrr=1.), "did you mean 'lr'?"), (dict(target="blendet"), "did you mean 'blended'?"),
-    (dict(seeds=3), "unknown argument 'seeds'; did you mean 'seed'?"), (dict(hyper=dict(lr=.1), lr=.2), "given twice"),
-    (dict(rounds=3, drops=[(1, "inked")]), "unknown client 'inked' with inked held out"),
-    (dict(dataset=["digits"]*2), "'digits' is there twice"),
-    (dict(dataset=["digits", Path("digits")]), "'digits' is there twice"),
-    (dict(dataset=["digits", "digits/"]), "'digits' is there twice"),
-    (dict(method="fedka", target=None), "name a target"),
-    (dict(method={"slow": "fednova", "control": ("scaffold", dict(momentum=.9))}),
-     "control: scaffold is defined for plain SGD")])
-def test_a_grid_refuses_what_fit_would_refuse(given, said):
-    refuses(lambda: grid(**dict(method="fedavg") | given), said)
-
-
-def test_a_client_may_drop_out_where_it_is_not_held_out():
-    assert len(grid("fedavg", target="blended", seed=0, rounds=3, drops=[(1, "inked")])) == 1
-
-
-@pytest.mark.parametrize("given, said", [
-    (dict(method="ga"), "unknown parameter 'method'; did you mean 'methods'?"),
-    (dict(rule="lats"), "rule='lats' is not allowed; did you mean 'last'?"),
-    (dict(seeds=0), "seeds=0 is out of range"), (dict(retry="no"), "retry='no': expected True or False")])
-def test_the_page_compare_refuses_wrong_parameters(given, said):
-    refuses(lambda: read_page(ComparePage, given), said)
-
-
-def test_the_page_compare_becomes_a_grid(tmp_path):
-    defaults = {f.name: f.default for f in fields(ComparePage)}
-    given = read_page(ComparePage, defaults | dict(methods="fedavg, ga(d=.5)", out=f"{tmp_path}/a"))
-    lines, names, folder = plan_comparison(given)
-    assert folder.is_dir() and (len(lines), names, {*lines.rounds}) == (3*5*2, ["fedavg", "ga(d=.5)"], {8})
-    assert [*plan_comparison(dict(target="none", seeds=1))[0].target] == [None, None]
-    refuses(lambda: plan_comparison(dict(base="gaa", methods="ga fedavg")), "did you mean 'ga'?")
-    refuses(lambda: plan_comparison(dict(device="gpu")), "unknown device 'gpu'")
-
-
-def test_pooled_has_the_settings_of_the_base_and_no_test():
-    given = dict(methods="ga fedavg(local_epochs=3)", base="fedavg(local_epochs=3)", target="inked", seeds=1, rounds=1)
-    halved = plan_comparison(given | dict(hyper=dict(partition=["split", 2], limit=20)))[0]
-    assert halved.iloc[-1].options["partition"] == ("chain", ["split", 2], ("pool",))
-    lines = plan_comparison(given | dict(hyper=dict(limit=20)))[0]
-    assert lines.label.tolist()[-1] == "pooled" and lines.iloc[-1].options["local_epochs"] == 3
-    assert len(plan_comparison(given | dict(pooled=False))[0]) == 2
+def records_in(folder): return sorted(Path(folder).glob("*/*.json"))
 
 
 @pytest.fixture(scope="module")
-def made():
-    "A short run on a few digits, its record, arguments and versions."
-    data = slice_of(get_dataset("digits"), 24)
-    run = fdgnb.fit("fedavg", data, "blended", 2, 1, batch_size=16, progress=False)
-    return run, record_of(run), run.fed.args(), dict(loop=1, fedavg=1)
+def whole(tmp_path_factory):
+    "The small grid, played one run after the other in this process."
+    at = tmp_path_factory.mktemp("whole")
+    return run(small(), at/"records", 1, at/"work")
 
 
-def test_a_record_has_the_run_s_scores_and_curve(made):
-    run, rec, *_ = made
-    assert rec["scores"]["aggregated"]["last"]["target"] == to_six(run.table().loc["last", "target"])
-    assert rec["curves"]["round"] == [1, 2] and "reached" not in rec
-    assert len(thin(range(1, 201))) == 20 and thin(range(1, 201))[-1] == 200
+@pytest.fixture
+def places(tmp_path):
+    "Where `run` keeps records, its number of jobs, where it works."
+    return tmp_path/"records", 1, tmp_path/"work"
 
 
-def test_a_failure_does_not_replace_a_result(made, tmp_path):
-    _, rec, args, versions = made
-    store = Store(tmp_path)
-    store.put(rec)
-    store.put(failure_of(args, versions, "out of\nmemory"))
-    assert store.find(args, versions) == ("done", rec)
-    store.put(failure_of(args, versions | dict(loop=2), "out of\nmemory"))
-    assert store.find(args, versions | dict(loop=2))[1]["error"] == "out of memory"
+# ---- found again, killed, stale, torn
+
+def test_a_killed_worker_loses_no_finished_round(whole, tmp_path, places):
+    "After kill -9 amid a run two processes at once go on: each run is there once, as if nothing had happened."
+    command = [sys.executable, "-c", FILL, str(tmp_path)]
+    def start(): return subprocess.Popen(command, cwd=HERE, start_new_session=True)
+    def checkpoints(): return [*tmp_path.glob("work/*/*/checkpoint.safetensors")]
+    first, until = start(), time.time() + 120
+    while not checkpoints() and time.time() < until: time.sleep(.01)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert checkpoints() and len(records_in(places[0])) < 4
+    both = [start(), start()]
+    assert [process.wait(240) for process in both] == [0, 0]
+    assert len(records_in(places[0])) == 4 and not [*tmp_path.rglob("*.lock")]
+    assert outcomes(results(small(), Store(places[0]))) == outcomes(whole)
 
 
-def test_a_record_that_was_altered_copied_or_differs_is_refused(made, tmp_path):
-    _, rec, args, versions = made
-    store = Store(tmp_path/"one")
-    path = store.put(rec)
-    path.write_text(path.read_text().replace('"rounds":2,', '"rounds":3,'))
-    refuses(lambda: store.find(args, versions), "is torn")
-    store = Store(tmp_path/"another")
-    first = store.put(rec).read_bytes()
-    refuses(lambda: store.put(add_digest(rec | dict(rounds=3))), "not repeatable here")
-    another = args | dict(seed=9)                                      # a copy under another run's name
-    shutil.copy(store.path(args), store.path(another))
-    refuses(lambda: store.find(another, versions), "no record of the run that it is named for")
-    refuses(lambda: Store(5), "store=5: wanted the path of a folder")
-    assert store.path(args).read_bytes() == first
+def test_a_finished_run_is_not_played_again(whole, places):
+    "More seeds later: only these are played, by threads of joblib."
+    first = run(small(seed=[1.0]), *places)                                          # 1.0 names the seed 1
+    stamps = {file: file.stat().st_mtime_ns for file in records_in(places[0])}
+    with parallel_config(backend="threading", n_jobs=2): made = run(small(), places[0], work=places[2])
+    assert {*made.state} == {"done"} and len(records_in(places[0])) == 4
+    assert all(file.stat().st_mtime_ns == stamp for file, stamp in stamps.items())
+    assert outcomes(made) == outcomes(whole) and outcomes(first) == outcomes(whole[whole.seed == 1])
 
 
-def test_a_study_reads_what_was_written_and_the_better_record_is_found(made, tmp_path):
-    _, rec, args, versions = made
-    others = [rec | dict(args=args | dict(seed=s), best_val=.5) for s in (2, 3, 4)]
-    study = write_study(tmp_path/"published"/"small.jsonl", [rec, *others])
-    back = {r["args"]["seed"]: r for r in read_study(study)}
-    assert back[1] == {k: v for k, v in rec.items() if k != "digest"}
-    assert [{**back[r["args"]["seed"]], "digest": r["digest"]} for r in others] == others
-    both = Store(tmp_path/"third", tmp_path/"published")
-    assert both.find(args, versions) == ("done", back[1]) and len([*both]) == 4
-    both.put(failure_of(args, versions, "out of memory"))                 # the published one is better
-    assert (both.find(args, versions), len([*both]), [*both][0]) == (("done", back[1]), 4, back[1])
-    refuses(lambda: write_study(study, [rec, rec]), "is there twice")
-    for old, new, said in (('{"args":{"seed":4}', '{"args":{"seed}', "line 5: no record"),
-                           ("fdgnb-result-2", "fdgnb-result-3", "another version's")):
-        text = study.read_text()
-        study.write_text(text.replace(old, new, 1))
-        refuses(lambda: read_study(study), said)
-        study.write_text(text)
+def test_a_stale_record_is_played_anew(places, monkeypatch):
+    "A method's version goes up: its record counts no more, and the next call replaces it."
+    one = small().iloc[:1]
+    run(one, *places)
+    monkeypatch.setattr(METHODS.get("fedavg"), "version", 1_000)
+    found = results(one, Store(places[0]))
+    assert [*found.state] == ["stale"] and [*found.record] == [None]
+    assert run(one, *places).state[0] == "done" and len(records_in(places[0])) == 1
+    assert results(one, Store(places[0])).state[0] == "done"
 
 
-def test_a_failed_run_is_a_short_line_of_a_study(made, tmp_path):
-    _, rec, args, versions = made
-    study, others = tmp_path/"published"/"small.jsonl", [rec | dict(args=args | dict(seed=s)) for s in (2, 3)]
-    failed = failure_of(args | dict(seed=5), versions, "x")
-    several = write_study(study, [rec, *others, failed]).read_text().splitlines()
-    assert len(several[-1]) < 100 and several[:-1] == write_study(study, [rec, *others]).read_text().splitlines()
-    assert [*map(add_digest, read_study(write_study(study, [failed])))] == [failed]
-    write_study(study, [rec, *others, failed])
-    assert [add_digest(r) for r in read_study(study) if "error" in r] == [failed]
-    assert Store(tmp_path/"fourth", tmp_path/"published").find(failed["args"], versions)[0] == "failed"
-    assert read_study(write_study(study, [])) == []
+def test_a_record_that_cannot_be_trusted_is_named(places):
+    "Cut off, altered by a digit, no record at all, or of a later version, which nobody is told to delete."
+    one = small().iloc[:1]
+    run(one, *places)
+    file, = records_in(places[0])
+    good = file.read_text()
+    torn = good[:99], good.replace('":0.', '":1.', 1), "", "null", "["*100_000
+    for text in torn:
+        file.write_text(text)
+        says(lambda: results(one, Store(places[0])), file.name, "torn")
+    file.write_text(good.replace('"fdgnb-result-', '"fdgnb-result-9'))
+    with pytest.raises(fdgnb.FdgnbError) as error: results(one, Store(places[0]))
+    assert one_line(error) and "delete" not in str(error.value)
 
 
-def test_what_dicts_share_and_what_they_do_not_add_up():
-    a, b = dict(x=1, y=dict(z=1), s="t"), dict(x=2, y=dict(z=1, w={}), s=dict(u=1))
-    assert [combine(share([a, b, a]), subtract(v, share([a, b, a]))) for v in (a, b)] == [a, b]
+def test_records_of_another_processor_are_compared_apart(tmp_path, capsys, monkeypatch):
+    "Where a published score is wrong, `verify` fails on this kind of processor and counts it on others."
+    from fdgnb.experiments.store import write_study
+    monkeypatch.chdir(tmp_path)
+    Path("settings.ini").touch()
+    digits = grid("fedavg", "digits", "optical", 0, 1, protocol="common", scale="smoke")
+    record = run(digits, tmp_path/"records", 1, tmp_path/"work").record[0]
+    wrong = record | dict(best_val=record["best_val"] + .5)
+    elsewhere = wrong | dict(provenance=record["provenance"] | dict(hardware="a loom"))
+    for published, fails in ((wrong, True), (elsewhere, False)):
+        write_study(tmp_path/"reports"/"records"/"one.jsonl", [published])
+        assert bool(verify(["1"])) == fails, capsys.readouterr().out
 
 
-def test_metrics_lie_beside_the_scores_and_an_edited_one_is_unmeasured(made, tmp_path, monkeypatch):
-    run, rec, args, versions = made
-    store, data = Store(tmp_path), slice_of(get_dataset("digits"), 24)
-    again = fdgnb.fit("fedavg", data, "blended", 2, 1, batch_size=16, progress=False,
-                      callbacks=[Metrics("macro_f1", "auc")])
-    store.put(record_of(again, ["macro_f1", "auc"]))
-    store.put(record_of(run))                                          # from elsewhere, without any
-    state, kept = store.find(args, versions, ["macro_f1", "auc"])
-    assert (state, outcome(kept), scores_in(kept, "auc")) == ("done", outcome(rec), {})   # a class lacks: no AUC
-    versions_of_metrics = dict(macro_f1="edited", auc=None)
-    monkeypatch.setattr("fdgnb.experiments.store.metric_version", versions_of_metrics.get)
-    assert [store.find(args, versions, [m])[0] for m in ("macro_f1", "auc")] == ["unmeasured", "done"]
-    path = store.path(args)
-    path.write_text(path.read_text().replace('"macro_f1":', '"macro_f2":'))
-    refuses(lambda: store.find(args, versions), "is torn")
+# ---- runs that fail, machines that fail
+
+IGNORED = pytest.mark.filterwarnings("ignore:said in each run")
 
 
-def test_names_of_metrics():
-    assert metric_names(["auc", "accuracy", "auc"]) == ["auc"] and metric_names(None) == []
-    refuses(lambda: metric_names("macro_f2"), "did you mean 'macro_f1'?")
+class Breaks(fdgnb.Method):
+    "FedAvg that warns, and raises an error in its first round."
+    error = None
+    def begin(self, model, client, download):
+        super().begin(model, client, download)
+        warnings.warn("said in each run")
+        if self.error: raise self.error
 
 
-def line(label, target, seed, value, dataset="toy", n=10, **more):
-    "A finished run of the grid; of no value one that is missing."
-    scored = dict(aggregated=dict(last={"target" if target else "AVG": value, "rounds": "2"}))
-    rec = dict(args=dict(target=target, **more), samples={target: n}, scores=scored)
-    return dict(label=label, method=label, dataset=dataset, target=target, seed=seed,
-                state="missing" if value is None else "done", record=None if value is None else rec)
+def test_a_failing_run_is_named_and_stops_no_other(places):
+    "It is kept as failed, is not tried again unless asked to, and has no place in a table."
+    lines = grid(["fedavg(lr=1e30)", "fedavg"], few_digits(), "inked", [0], 1)
+    made = run(lines, *places)
+    failed, = [file for file in records_in(places[0]) if '"error"' in file.read_text()]
+    stamp = failed.stat().st_mtime_ns
+    assert made.state.tolist() == ["failed", "done"] and "smaller lr" in made.error[0]
+    says(lambda: table(made[:1]), "run it first")
+    run(lines, *places)
+    assert failed.stat().st_mtime_ns == stamp
+    run(lines, *places, retry=True)
+    assert failed.stat().st_mtime_ns > stamp
 
 
-def test_what_was_asked_for_and_is_not_there_shows():
-    asked = [line(m, t, s, .5 + (m == "b")*.1*(s + 1) if t != "z" and (t, s) != ("y", 1) else None)
-             for m in "ab" for t in "xyz" for s in range(3)]
-    t = table(pd.DataFrame(asked), "last", base="a")
-    same(list(t.mean), [*"xyz", "Avg", "ALL"]); assert t.mean[["z", "Avg", "ALL"]].isna().all(axis=None)
-    assert "8 cells without a score (runs: 8 missing)" in t.caption and t.extra.gain.isna().all()
-    same(t.cell("b", "y"), "70.0 ± 14.1 (2)"); same(t.cell("b", "z"), "")
-    t = table(pd.DataFrame([r for r in asked if r["target"] == "x"]), "last", base="a")
-    same(judge(t).tolist(), ["open"])
-    same(verdicts(table(pd.DataFrame(asked), "last")), "No row fedavg to compare with.")
+@IGNORED
+@pytest.mark.parametrize("error, said", [
+    (MemoryError(), "out of memory"), (torch.OutOfMemoryError("CUDA out of memory.\nGPU 0 has 9"), "out of memory"),
+    (OSError(5, "no disk"), "no disk")])
+def test_what_the_machine_lacks_is_no_run_s_failure(error, said, places, monkeypatch):
+    monkeypatch.setattr(Breaks, "error", error)
+    lines = grid(Breaks, few_digits(), "inked", [0], 1, batch_size=8)
+    says(lambda: run(lines, *places), said)
+    assert not records_in(places[0])
 
 
-def test_data_sets_side_by_side():
-    two = [line(m, t, s, v + .1*(m == "b"), d, n) for m in "ab" for s in (0, 1)
-           for d, t, n, v in (("d", "p", 100, .2), ("d", "q", 300, .4), ("e", "r", 50, .6))]
-    t = table(pd.DataFrame(two), "last", base="a", columns="dataset")
-    close(t.mean.loc["a"], [.3, .6, .45, (100*.2 + 300*.4 + 50*.6)/450])
-    same(judge(t).tolist(), ["untested"])                                # each seed has the same gain
-    t = table(pd.DataFrame([*two[:-1], line("b", "r", 1, None, "e")]), "last", base="a", columns="dataset")
-    same(t.cell("b", "e"), "70.0 (1)"); same(t.cell("b", "d"), "40.0 ± 0.0")
+def test_a_full_disk_loses_no_run(whole, places):
+    "Files of 2,000 bytes at most: one line, nothing is filed, and the next call ends alike."
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try: says(lambda: run(small(), *places), "File too large")
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert not records_in(places[0])
+    assert outcomes(run(small().iloc[:1], *places)) == outcomes(whole.iloc[:1])
 
 
-def test_different_things_in_one_cell_are_refused():
-    scored = dict(a=(.033333, .083333), b=(.05, .066667))
-    ties = [line(m, "x", s, v) for m, vs in scored.items() for s, v in enumerate(vs)]
-    same(table(pd.DataFrame(ties), "last", base="a").extra["rank"].tolist(), [1.5, 1.5])
-    many = [line(m, None, s, .5) for m in "ab" for s in (0, 1)]               # so many clients: means alone
-    close(table(pd.DataFrame(many), "last", base="a").mean.AVG, [.5, .5])
-    for wrong, said, columns in (
-            ([line("a", "x", 0, .5), line("b", None, 0, .5)], "in-domain runs and held-out", "target"),
-            ([line("a", "x", 0, .5, data="1"), line("b", "x", 0, .5, data="2")], "of one name", "dataset"),
-            ([line("a", "x", 0, .5), line("a", "x", 0, .6)], "several runs of 'a'", "dataset"),
-            ([line("a", "x", 0, .5), line("a", "x", 0, .6)], "labels of their own", "target")):
-        fails(lambda: table(pd.DataFrame(wrong), "last", base="a", columns=columns), contains=said)
-    fails(lambda: table(pd.DataFrame(ties), "last", base="c"), contains="no row 'c'")
-    fails(lambda: table(pd.DataFrame(ties).drop(columns="record")), contains="wanted the lines that a grid's")
+def test_a_warning_is_said_once_a_call(places):
+    lines = grid(Breaks, few_digits(), "inked", range(2), 1, batch_size=8)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        run(lines, *places)
+    assert sum(str(warning.message) == "said in each run" for warning in heard) == 1
 
 
-def test_domains_held_out_together_and_odd_names(tmp_path):
-    listed = [line(m, "x+y", s, .5 + .1*s) for m in "ab" for s in (0, 1)]            # two held out together
-    listed[-1] |= dict(record=None, state="missing")
-    for r in listed: r["target"] = ["x", "y"]
-    t = table(pd.DataFrame(listed), "last", base="a")
-    same(list(t.mean), ["x+y"]); same(t.cell("b", "x+y"), "50.0 (1)")
-    turned = table(pd.DataFrame(listed), "last", base="x+y", rows="target", columns="label")
-    same([*turned.mean.index], ["x+y"])
-    two = [line(m, t, s, v + .1*(m == "b"), d, n) for m in "ab" for s in (0, 1)
-           for d, t, n, v in (("d", "p", 100, .2), ("d", "q", 300, .4), ("e", "r", 50, .6))]
-    mixed = pd.DataFrame([*two, line("a", None, 0, None, "f")])
-    close(table(mixed, "last", base="a", columns="dataset").mean.loc["a", ["d", "e"]], [.3, .6])
-    renamed = pd.DataFrame([dict(line(m, "x", s, .5), method="m") for m in "ab" for s in (0, 1)])
-    same(list(table(renamed, "last", base="m", rows="method", columns="label").mean), [*"ab", "Avg", "ALL"])
-    named = table(pd.DataFrame([line(m, "h|1", 0, .5) for m in ("[x] a", "b|c\nd")]), "last", base="b|c\nd")
-    assert "\n{}[x] a &" in named.to_latex()
-    same({r.count("|") - r.count("\\|") for r in named.to_markdown().splitlines()[2:]}, {5})
-    (tmp_path/"file").touch()
-    fails(lambda: named.save(tmp_path/"file", "t"), contains="cannot be written")
+def test_no_run_begins_without_time(places):
+    assert {*run(small(), *places, seconds=0).state} == {"missing"}
 
 
-def record(values, per_round=None, flops=10, sent=4, **rules):
-    "An in-domain record of two clients, of 10 and 30 test samples; curves rise to their mean."
-    row = lambda a, b: dict(a=a, b=b, AVG=(a + b)/2, ALL=(10*a + 30*b)/40, rounds="2")
-    at = dict(last=row(*values), **{r: row(*v) for r, v in rules.items()})
-    args = dict(target=None, settings=dict(per_round=per_round))
-    return dict(args=args, samples=dict(a=10, b=30), rounds=2, flops_round=flops,
-                scores=dict(aggregated=at), bytes=dict(up=dict(model=sent), down=dict(model=2*sent)),
-                curves=dict(round=[1, 2], target=[.1, None], val=[.7, .8]))
+# ---- one's own in worker processes
+
+OWN = """
+import torch
+from torch import nn
+import fdgnb
+from fdgnb.data.catalogue import dataset
+from fdgnb.models import add_backbone
+from fdgnb.runs.metrics import METRICS
+from own_beside import WEIGHT
+
+@fdgnb.method("own_prox")
+class Prox(fdgnb.Method):
+    "FedAvg with a weighted loss."
+    class Hyper: weight: float = fdgnb.hp(WEIGHT, "weight of the loss", low=0.)
+    def loss(self, model, x, y, client): return self.h.weight*super().loss(model, x, y, client)
+
+@dataset("own_data", counts=dict(a=12, b=12), classes=2)
+def make_data(size=None):
+    rng = torch.Generator().manual_seed(3)
+    draw = lambda: (torch.rand(12, 3, 28, 28, generator=rng), torch.arange(12) % 2)
+    return fdgnb.from_arrays(dict(a=draw(), b=draw()), name="own_data")
+
+add_backbone("own_net", lambda n, channels: nn.Sequential(nn.Flatten(), nn.Linear(channels*784, n)))
+
+@METRICS.register("own_hits")
+def hits(p, y): return (p.argmax(1) == y).mean()
+
+class Free(fdgnb.Method): "FedAvg, unregistered."
+"""
 
 
-def test_in_domain_tables_costs_rules_and_verdicts():
-    of = dict(fedavg=[record((.2, .4), source_val=(.1, .3)), record((.4, .6), source_val=(.3, .5))],
-              half=[record((.5, .5), 1, 30, 2, source_val=(.4, .4)),
-                    record((.6, .9), 1, 30, 2, source_val=(.5, .8))])
-    inside = pd.DataFrame([dict(label=m, method=m, dataset="toy", target=None, seed=s, state="done", record=r)
-                           for m, rs in of.items() for s, r in enumerate(rs)])
-    t = table(inside, "last")
-    assert t.inside and not table(inside.assign(target="a", record=[
-        dict(r, args=dict(r["args"], target="a"), scores=dict(aggregated=dict(last=dict(target=.5, rounds="2"))))
-        for r in inside.record]), "last").inside
-    same([*t.mean], ["a", "b", "Avg", "ALL"])
-    close(t.mean.loc["half"].to_numpy(), [.55, .7, .625, (10*.55 + 30*.7)/40])
-    close(t.extra.gain["half"], .225); same(t.n.loc["half", "Avg"], 2)
-    costs = cost_of(inside, t)
-    close(costs.loc["half", ["gain", "bytes", "flops"]].to_numpy(float), [.225, .5, 1.5])
-    same(costs.loc["fedavg"].dropna().to_dict(), dict(gain=0., bytes=1., flops=1.))
-    same(curves_of(inside)[["round", "value"]].to_numpy().tolist(), [[1, .1]]*4)
-    choices = all_rules(inside)
-    same([*choices], ["last", "source_val"])
-    close(choices.loc["half"].to_numpy(), [62.5, 52.5])
-    close(choices.loc["fedavg"].to_numpy(), [40, 30])
-    same(t.best("a"), {"half"})
-    one = table(inside[:3], "last")                                       # a seed of `half` is not there
-    same((one.best("a"), one.cell("half", "a")), ({"fedavg"}, "50.0 (1)"))
-    assert "an oracle" not in t.caption
-    under = lambda rule: inside.assign(record=[
-        dict(r, scores=dict(aggregated={rule: r["scores"]["aggregated"]["last"]})) for r in inside.record])
-    for r in ("top5", "target"): assert "an oracle: it looks at the target's labels" in table(under(r), r).caption
-    unseen = under("last")
-    same([*all_rules(unseen)], ["last"])
-    fails(lambda: table(unseen), contains="no validation samples to select by, rule='last'")
-    other = inside.assign(target="a", record=[
-        dict(r, args=dict(r["args"], target="a"), samples=dict(a=10 + 2*(k > 1), b=30),
-             scores=dict(aggregated=dict(last=dict(target=.5, rounds="2"))))
-        for k, r in enumerate(inside.record)])
-    fails(lambda: table(other, "last"), contains="on different numbers of samples of a")
-    same(verdicts(table(inside.drop(index=[0, 1]), "last")), "No row fedavg to compare with.")
-    lone = inside.assign(record=[None if m == "fedavg" else r for m, r in zip(inside.label, inside.record)])
-    assert verdicts(table(lone, "last")).startswith("No whole run of fedavg to compare with")
-    def luck(gains):
-        "The verdict on `half` over FedAvg at .2 and .3, by gains (a, b) a seed."
-        more = [("fedavg", .2, .3)]*len(gains) + [("half", .2 + a, .3 + b) for a, b in gains]
-        lines = [dict(inside.loc[0], label=m, method=m, seed=k % len(gains), record=record((a, b)))
-                 for k, (m, a, b) in enumerate(more)]
-        return verdicts(table(pd.DataFrame(lines), "last"))
-    shared = "* of these, with each of the {} seeds as one number, as its clients share a run, still shown: {}"
-    apart, alike = [(.1, .12), (.12, .1), (.11, .111)], [(.02, .02), (.1, .1), (.07, .07), (.04, .04)]
-    same(luck(apart).splitlines(), ["* beats fedavg: half (+11.0)", shared.format(3, "half")])
-    same(luck(alike).splitlines()[1:], [shared.format(4, "half")])
-    few = luck([(.02, .02), (.1, .1), (.07, .07)]).splitlines()
-    same(few, ["* beats fedavg: half (+6.3)", shared.format(3, "none")])
-    even = luck([(.09, .11), (.11, .09), (.1, .1)]).splitlines()          # seeds of one mean: no test
-    same(even, ["* beats fedavg: half (+10.0)", shared.format(3, "none") + "; without a test: half"])
-    assert len(luck([(.1, -.1), (-.1, .2)]).splitlines()) == 1               # nothing shown, nothing to say
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    "A module of one's own in a folder that no worker knows of; forgotten in the end."
+    from fdgnb.data.catalogue import DATASETS
+    from fdgnb.models import MODELS
+    from fdgnb.runs.metrics import METRICS
+    (tmp_path/"own.py").write_text(OWN)
+    (tmp_path/"own_beside.py").write_text("WEIGHT = .5")
+    monkeypatch.syspath_prepend(tmp_path)
+    import own
+    yield own
+    for registry, name in ((METHODS, "own_prox"), (DATASETS, "own_data"), (MODELS, "own_net"), (METRICS, "own_hits")):
+        registry.pop(name, None)
+    for name in ("own", "own_beside"): sys.modules.pop(name, None)
+
+
+def test_one_s_own_runs_in_worker_processes(own, tmp_path):
+    "A method by name, in a sum and as a class, a data set, a backbone, a metric: the bits of one process."
+    how = dict(target="a", seed=[0], rounds=1, batch_size=4, backbone="own_net")
+    lines = grid(["own_prox", "own_prox+ga", own.Free], "own_data", **how)
+    one, two = (run(lines, tmp_path/f"r{n}", n, tmp_path/f"w{n}", metrics="own_hits") for n in (1, 2))
+    assert [*two.state] == ["done"]*3, [*two.error]
+    assert outcomes(one) == outcomes(two)
+    hits, accuracy = (table(two, "last", metric=metric).mean["a"] for metric in ("own_hits", "accuracy"))
+    assert hits.tolist() == pytest.approx(accuracy.tolist(), abs=1e-6)
+
+
+def test_what_no_worker_can_import_is_refused(places):
+    "A class of a function, before any process starts; one job runs it."
+    class Inner(fdgnb.Method): "FedAvg in a function."
+    lines = grid(Inner, few_digits(), "inked", [0], 1, batch_size=8)
+    says(lambda: run(lines, places[0], 2, places[2]), "known in this process alone")
+    assert run(lines, *places).state[0] == "done"
+
+
+# ---- what a grid is made of, and what it refuses
+
+def test_a_method_s_own_values_go_before_shared_ones():
+    methods = ["fedprox", "fedprox(mu=1)", "fedavg"]
+    options = grid(methods, seed=0, target="inked", hyper=dict(mu=.1), lr=.05).options
+    assert options.tolist() == [dict(mu=.1, lr=.05), dict(mu=1, lr=.05), dict(lr=.05)]
+
+
+@pytest.mark.parametrize("target, held_out", [
+    ("each", ["optical", "blended", "inked"]), (None, [None]), ("inked", ["inked"]),
+    ("pairs", [["optical", "blended"], ["optical", "inked"], ["blended", "inked"]])])
+def test_what_is_held_out_in_turn(target, held_out):
+    three = dict(load=dict(domains=["optical", "blended", "inked"]))
+    assert grid("fedavg", "digits", target, seed=0, hyper=three).target.tolist() == held_out
+
+
+@pytest.mark.parametrize("given, said", [
+    (dict(method="gaa"), "did you mean 'ga'"), (dict(method="ga(d=f())"), "wanted name(key=value"),
+    (dict(method=["ga", "ga"]), "twice"), (dict(method="ga(d=-1)"), "d=-1"),
+    (dict(hyper=dict(mu=1.)), "no method of the grid has"), (dict(hyper=dict(lr=.1), lr=.2), "given twice"),
+    (dict(lrr=1.), "did you mean 'lr'"), (dict(target="blendet"), "did you mean 'blended'"),
+    (dict(seed=[1, 1.]), "different seeds"), (dict(seed=None), "seed=None"), (dict(dataset=["digits"]*2), "twice"),
+    (dict(method="fedka", target=None), "name a target"), (dict(drops=[(1, "inked")]), "unknown client 'inked'"),
+    (dict(method="scaffold", momentum=.9), "plain SGD"), (dict(seeds=3), "did you mean 'seed'")])
+def test_a_grid_refuses_what_fit_would_refuse(given, said):
+    says(lambda: grid(**dict(method="fedavg", rounds=3) | given), said)
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda lines, at: run([1], at), "wanted the lines"),
+    (lambda lines, at: run(lines, at, metrics=5), "metrics=5"),
+    (lambda lines, at: run(lines, at, metrics="macro_f2"), "did you mean 'macro_f1'"),
+    (lambda lines, at: run(lines, __file__, 1), "cannot be"),
+    (lambda lines, at: run(lines.assign(options=[dict(backbone="alexnet_bn")]*len(lines)), at, 1), "at least 63 px"),
+    (lambda lines, at: results(None, at), "wanted the lines"), (lambda lines, at: Store(5), "store=5"),
+    (lambda lines, at: search(None), "method"), (lambda lines, at: search("fedavg", hyper=1.), "hyper=1.0")])
+def test_what_cannot_be_is_refused_before_any_run(call, said, tmp_path):
+    says(lambda: call(small(), tmp_path/"records"), said)
+    assert not records_in(tmp_path/"records")

@@ -1,123 +1,29 @@
-"""For every registered key: the same bits on any workers and after a stop, an unseen client's network, the
-checkpoint, the ledger, bfloat16; and no key does at its default values what another one does."""
-import collections, json
+"""A method of one's own: what its hooks may not do. Of all keys: what a search tries."""
 import numpy as np
 import pytest
 import torch
+from torch import nn
 import fdgnb
-import digests
-from conftest import bits, one_line
-from digests import data, hashed
-from fdgnb.federation.compose import METHODS, method_class
-from fdgnb.federation.loop import client_offer, client_update, downloads, makes_offers, server_gather
-from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint
+from fdgnb import FdgnbError
+from fdgnb.core import seeded
+from fdgnb.federation.compose import METHODS
 from fdgnb.runs.protocols import resolve
-from fdgnb.runs.setup import Federation
-from pairs import TINY, light
-
-KEYS = METHODS.names()
-each = pytest.mark.parametrize("key", KEYS)
-small = pytest.fixture(scope="module")(lambda: data(n=12))
+from pairs import bars, short
 
 
-def short(key, data, **given): return fdgnb.fit(key, data, **TINY | dict(rounds=2) | light(key) | given)
+@pytest.fixture(scope="module")
+def images():
+    return bars()
 
 
-@each
-def test_same_bits_on_any_workers_and_after_a_stop(key, small, tmp_path):
-    whole = short(key, small)
-    stopped = short(key, small, workers=3, out=tmp_path, callbacks=[lambda run, rows: True])
-    assert stopped.round == 1
-    resumed = short(key, small, workers=2, out=tmp_path)
-    assert bits(resumed) == bits(whole) and resumed.book.rows == whole.book.rows
-    unseen, kept = whole.model, fdgnb.load(tmp_path).model_of(rule="last")       # as the folder has it
-    x = torch.rand(3, 3, 28, 28, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(): logits = unseen(x)
-    assert logits.shape == (3, 4) and logits.isfinite().all() and not unseen.training
-    states = unseen.state_dict(), kept.state_dict()
-    assert sorted(map(hashed, states[0].values())) == sorted(map(hashed, states[1].values()))
-
-
-@each
+@pytest.mark.parametrize("key", [k for k in METHODS.names() if METHODS[k].tune])
 def test_a_search_tries_three_values_and_what_common_has_is_one_of_them(key):
-    tune, h = METHODS[key].tune, METHODS[key]().h
-    for option, values in tune.items():
-        default = resolve("common", method=key).get(option, getattr(h, option))
-        assert len(tune) == 1 and len(set(values)) == 3 and (default is None or default in values)
+    (option, values), = METHODS[key].tune.items()
+    default = resolve("common", method=key).get(option, getattr(METHODS[key]().h, option))
+    assert len(set(values)) == 3 and (default is None or default in values)
 
 
-@pytest.mark.parametrize("tune", [
-    dict(lr=(.1, .2)), dict(lr=(.1, .2, .3, .4)), dict(lr=(.1, .2, .2)), dict(lr=.1), dict(lr="abc"), [.1, .2, .3],
-    None, dict(lr=(.1, .2, .3), momentum=(0., .5, .9))])
-def test_a_tune_of_another_form_is_refused(tune):
-    with pytest.raises(fdgnb.FdgnbError, match="tune of method 'searched': wanted one option and three") as e:
-        method_class(type("Searched", (fdgnb.Method,), dict(tune=tune)))
-    assert one_line(e)
-
-
-def by_hand(key, data):
-    "Bytes of the payloads of a first round, {(client, direction): bytes}, of a round that is played here."
-    f, out = Federation(key, data, **{k: v for k, v in TINY.items() if k not in ("workers", "progress")},
-                        **light(key)), collections.Counter()
-    size = lambda payload: sum(v.numel()*v.element_size() for v in payload.values())
-    down = downloads(f.method, f.server)
-    if makes_offers(f.method, 0):
-        offers = [(c.id, client_offer(f.method, f.net, c, down[c.id], 0)) for c in f.clients]
-        for k, offer in offers: out[k, "up"] += size(offer)
-        had, down = down, server_gather(f.method, f.server, offers, 0)
-        for k, payload in had.items():
-            out[k, "down"] += size(payload)                       # sent again unchanged: not counted
-            down = down | {k: down[k]}
-            same = {q for q, v in payload.items() if q in down[k] and torch.equal(v, down[k][q])}
-            out[k, "down"] -= size({q: v for q, v in down[k].items() if q in same})
-    for k, payload in down.items(): out[k, "down"] += size(payload)
-    for c in f.clients: out[c.id, "up"] += size(client_update(f.method, f.net, c, down[c.id], 0))
-    return {k: n for k, n in out.items() if n}
-
-
-@each
-def test_the_ledger_counts_the_payloads(key, small):
-    first = short(key, small, rounds=1).ledger.query("round == 1")
-    assert first.groupby(["client", "direction"])["bytes"].sum().to_dict() == by_hand(key, small)
-
-
-@each
-@pytest.mark.filterwarnings("ignore:precision='bfloat16'")
-def test_bfloat16(key, small):
-    state = short(key, small, rounds=1, precision="bfloat16").model.state_dict()
-    floats = [v for v in state.values() if v.is_floating_point()]
-    assert all(v.isfinite().all() and v.dtype == torch.float32 for v in floats)
-
-
-@each
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_a_gpu_gives_finite_and_repeatable_results(key, small):
-    one, two = (short(key, small, device="cuda").model.state_dict() for _ in range(2))
-    for k, v in one.items():
-        assert v.isfinite().all(), k
-        assert torch.allclose(v.float(), two[k].float(), rtol=1e-4, atol=1e-5), k
-
-
-# ---- no two keys are one
-
-SAME = {                                                # keys of one digest -> why they agree there
-    frozenset(("fedavg", "bnstats", "tent", "noeval", "consistency")):
-        "three act when a model is tried; consistency looks at FDSE's blocks alone",
-    frozenset(("fedbn", "dsbn")): "own BatchNorm layers both; DSBN answers an unseen domain by all of them",
-}
-
-
-def test_every_key_differs_from_every_other():
-    "In the models on file in tests/digests.json: the server's and those that it sends."
-    alike = collections.defaultdict(set)
-    for key in KEYS:
-        run = digests.load()["runs"][key]
-        model = {k: v for k, v in run["server"].items() if k.startswith("model.")}
-        alike[json.dumps([model, run["models"], run["unseen"]], sort_keys=True)].add(key)
-    assert {frozenset(keys) for keys in alike.values() if len(keys) > 1} == set(SAME)
-
-
-# ---- a method of one's own leaves nothing where another client would meet it
+# ---- what a client leaves, or may not see
 
 class Keeps(fdgnb.Method):
     "Keeps whose turn it is."
@@ -157,24 +63,59 @@ class Peeks(fdgnb.Method):
         client.splits["target"].y
 
 
-@pytest.mark.parametrize("cls, said", [
-    (Keeps, "'keeps' keeps 'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "leaves a hook on 'head'"),
-    (Draws, "global random generator of numpy (in batch)"), (Adapts, "generator of torch (in adapt)"),
-    (Stays, "left the global model as it was"), (Peeks, "no labels here")])
-def test_what_a_client_leaves_or_may_not_see_is_refused(cls, said, small):
+@pytest.mark.parametrize("cls, says", [
+    (Keeps, "'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "leaves a hook on 'head'"),
+    (Draws, "generator of numpy"), (Adapts, "generator of torch"), (Stays, "left the global model"),
+    (Peeks, "no labels here")])
+def test_what_a_client_leaves_or_may_not_see_is_refused(cls, says, images):
     before = np.random.get_state(), torch.get_rng_state()
-    with pytest.raises(fdgnb.FdgnbError) as e: fdgnb.fit(cls, small, **TINY | dict(rounds=2, eval_every=1))
-    np.random.set_state(before[0]); torch.set_rng_state(before[1])
-    assert one_line(e) and said in str(e.value)
+    with pytest.raises(FdgnbError) as error: short(cls, images, rounds=2, eval_every=1)
+    np.random.set_state(before[0])
+    torch.set_rng_state(before[1])
+    assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_split_holds_its_own_samples(small):
-    client = Federation("fedavg", small, target="t").clients[0]
-    train = client.splits["train"]
-    assert client.n() == len(train.x) == len(train.y) < len(small[client.id])
+@pytest.mark.parametrize("hook, gives, says", [
+    ("weight", lambda self, server, k, u: None, "aggregation weight"),
+    ("weight", lambda self, server, k, u: -1., "aggregation weight"),
+    ("weight", lambda self, server, k, u: torch.ones(2), "aggregation weight"),
+    ("decide", lambda self, server, us: None, "decide"), ("decide", lambda self, server, us: {"a": 1.}, "decide"),
+    ("loss", lambda self, m, x, y, c: None, "loss of own is None"), ("loss", lambda self, m, x, y, c: m(x), "loss"),
+    ("loss", lambda self, m, x, y, c: m(x).sum().detach(), "depends on"),
+    ("finish", lambda self, server: server.state.update({3: 1.}), "has the key 3"),
+    ("finish", lambda self, server: server.state.update({"own.x": [1., float("nan")]}), "not finite")])
+def test_a_hook_that_gives_something_else_is_refused(hook, gives, says, images):
+    own = type("Own", (fdgnb.Method,), {"__doc__": "Has a hook of its own.", "replaces": (hook,), hook: gives})
+    with pytest.raises(FdgnbError, match=says): short(own, images)
 
 
-def test_states_come_back_in_their_order(tmp_path):
-    state = {"z": torch.ones(1), "b": 2, "a": torch.zeros(2), "c": [1]}
-    save_checkpoint(tmp_path/"c", dict(server=state), {})
-    assert list(load_checkpoint(tmp_path/"c")[0]["server"]) == list("zbac")
+def test_a_split_holds_its_own_samples(images):
+    seen = {}
+    class Looks(fdgnb.Method):
+        "Looks at its samples."
+        def begin(self, model, client, download):
+            train = client.splits["train"]
+            seen[client.id] = client.n(), len(train.x), len(train.y)
+    short(Looks, images)
+    for k, sizes in seen.items(): assert len(set(sizes)) == 1 and sizes[0] < len(images[k])
+
+
+# ---- a network without the layers that a method needs
+
+class Bare(nn.Module):
+    "A network without BatchNorm and dropout."
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, x): return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("key", ["consistency", "similarity", "noeval"])
+def test_a_method_that_does_nothing_says_so(key, images):
+    with seeded(0): network = Bare()
+    with pytest.warns(UserWarning, match=f"{key}: .* changes nothing"): short(key, images, backbone=network)
+
+
+def test_a_matching_without_samples_says_so(images):
+    with pytest.warns(UserWarning, match="fewer than mmd_batch=128"): short("mkmmd", images, mmd_batch=128)

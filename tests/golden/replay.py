@@ -1,11 +1,16 @@
-"""Our code on the input of a golden file, compared with the numbers in it."""
+"""Our code on the input of a golden file, compared with the numbers in it.
+
+The methods of the first half play single steps (`compare`); of the five systems whole rounds are played:
+`read` a file, `make_federation` of its clients and first weights, `play` it, and see how far the weights are off.
+"""
 import json
 from pathlib import Path
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import nn
 from fdgnb.core import seeded
-from fdgnb.federation.loop import Client, Method, Server, client_update, weigh
+from fdgnb.federation.loop import Client, Method, Server, client_update, downloads, federated_round, weigh
 from fdgnb.methods import drift, reweighting, sharpness
 from fdgnb.settings import Settings
 from fdgnb.vectors import part
@@ -171,3 +176,34 @@ def compare(key):
     "AssertionError where ours differs from the numbers of tests/golden/<key>.json."
     golden = json.loads((HERE/f"{key}.json").read_text())
     REPLAY[key](golden["given"], golden["made"])
+
+
+# ---- whole rounds
+def read(key):
+    "What a golden file holds: the dict of a .json, or {name: tensor} of a .safetensors."
+    if stored(key): return json.loads((HERE/f"{key}.json").read_text())
+    with safe_open(HERE/f"{key}.safetensors", "pt") as file:
+        return {k: file.get_tensor(k) for k in file.keys()}
+
+
+def make_federation(method, net, start, data, settings, rounds, **of_server):
+    """(server, clients) of a method that is set up.
+
+    start: first weights, which may leave out what the network has; data: {client: its splits}."""
+    model = {k: v.clone() for k, v in net.state_dict().items()} | start
+    server = Server(model, list(data), settings, rounds=rounds, net=net, **of_server)
+    method.setup(server)
+    return server, [Client(k, splits, settings, rounds=rounds) for k, splits in data.items()]
+
+
+def play(method, server, clients, net, rounds=None):
+    "Play all rounds, or so many; after each, what is sent next: {client: payload}."
+    down = downloads(method, server)
+    for r in range(rounds or server.rounds):
+        down = federated_round(method, server, clients, net, down, r)
+        yield down
+
+
+def largest_difference(state, wanted):
+    "How far the entries of a state are from those wanted, at most."
+    return max(float((state[k] - v).abs().max()) for k, v in wanted.items())

