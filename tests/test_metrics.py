@@ -161,7 +161,7 @@ def test_work_of_a_linear_layer_by_hand(small):
 def test_a_saved_run_is_read_as_it_was_and_no_torn_file_is(done, tmp_path):
     done.save(tmp_path)
     back = fdgnb.load(tmp_path)
-    for point in ("aggregated", "local"): pd.testing.assert_frame_equal(back.table(point=point), done.table(point=point))
+    pd.testing.assert_frame_equal(back.table(point="both"), done.table(point="both"))
     pd.testing.assert_frame_equal(back.history, done.history)
     pd.testing.assert_frame_equal(back.ledger, done.ledger)
     record = tmp_path/"record.json"
