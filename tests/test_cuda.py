@@ -36,7 +36,7 @@ def test_a_method_is_finite_and_repeatable(method, sites):
     assert are_equal(bits(first), bits(again)) and first.history.equals(again.history)
 
 
-@pytest.mark.parametrize("backbone", ["small", "alexnet_bn", "resnet18", "vit_b_32"])
+@pytest.mark.parametrize("backbone", ["alexnet_bn", "vit_b_32"])
 def test_a_backbone_is_repeatable(backbone, sites):
     draw = np.random.default_rng(0)
     look = lambda: (draw.integers(0, 256, (24, 3, 64, 64), dtype=np.uint8), np.arange(24) % 3)
