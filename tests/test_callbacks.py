@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import fdgnb
 from conftest import bits, says
-from fdgnb.runs.callbacks import Csv, Metrics, MLflow, Patience, TensorBoard, WandB
+from fdgnb.runs.callbacks import Csv, Metrics, MLflow, Patience, WandB
 from fdgnb.runs.metrics import METRICS
 
 
@@ -85,12 +85,6 @@ def test_what_is_no_answer_is_refused_and_no_round_is_written(answer, word, shor
     assert not (tmp_path/"checkpoint.safetensors").exists()
 
 
-def test_a_metric_given_twice_is_refused(short):
-    says(lambda: fdgnb.fit(**short, callbacks=[Metrics("macro_f1"), Metrics("auc", "macro_f1")]), "given twice")
-    says(lambda: Metrics("f1"), "unknown metric 'f1'")
-    says(lambda: Patience(0), "out of range")
-
-
 def test_a_file_holds_the_history_whatever_the_order_and_after_a_resume(short, tmp_path):
     "Who looks is told last, so it hears what callbacks behind it add."
     file, adding = tmp_path/"log"/"history.csv", [Metrics("macro_f1"), lambda run, rows: [(run.round, *ROW[1:])]]
@@ -121,17 +115,6 @@ def test_a_metric_of_ones_own(short):
     finally: del METRICS["error"]
     scores = [run.table(metric=metric).loc["last", "target"] for metric in ("error", "accuracy")]
     assert sum(scores) == pytest.approx(1)
-
-
-def test_tensorboard_holds_every_row(short, tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    run = fdgnb.fit(**short, callbacks=[TensorBoard(tmp_path)])
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    kept = [(e.step, e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag)]
-    for (step, value), (round, told) in zip(sorted(kept), sorted((row[0], row[5]) for row in run.rows), strict=True):
-        assert step == round and value == pytest.approx(told, rel=1e-6)
 
 
 def test_wandb_and_mlflow_are_told_every_row(short, monkeypatch):

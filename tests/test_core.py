@@ -1,25 +1,9 @@
-"What core's page does not show: errors of odd values, draws beside other threads, files that are none."
-import os, threading
+"Draws beside other threads, and inside the libraries that draw for us."
+import threading
 from concurrent.futures import ThreadPoolExecutor
-import pytest
 import torch
 from torch.distributions import Uniform
-from conftest import says
-from fdgnb.core import (FdgnbError, Registry, atomic_write, drawing_from, echo, generator, nearest, parse_json,
-                        read_regular, seeded, writing)
-
-
-def test_the_nearest_of_none_few_and_many():
-    many = [f"model{i}" for i in range(9)]
-    assert nearest("zzz", ["fedavg"]) == "; known: fedavg" and nearest("fedavg", []) == "; known: none"
-    assert nearest("modell5", many) == "; did you mean 'model5'? nearest of 9: model5, model8, model7"
-    assert nearest("zzz", many) == "; none of 9 names is near it"
-    says(lambda: Registry("toy").get(["ball"]), "unknown toy ['ball']")
-
-
-def test_an_error_is_one_line_of_limited_length():
-    assert str(FdgnbError("two\nlines")) == "two lines" and len(str(FdgnbError("x"*9999))) < 1000
-    assert [len(echo(v)) for v in ("x"*10_000, torch.zeros(99, 99))] == [200, 200]
+from fdgnb.core import drawing_from, generator, seeded
 
 
 def draw_three_ways(_=None):
@@ -54,12 +38,10 @@ def test_seeded_weights_leave_a_thread_of_the_global_generator_alone():
         assert drawn == [torch.rand(50).sum().item() for _ in drawn]
 
 
-def test_folders_pipes_and_what_lies_below_a_file(tmp_path):
-    os.mkfifo(tmp_path/"pipe")
-    for bad in (tmp_path, tmp_path/"pipe"): says(lambda: read_regular(bad), "no regular file")
-    file = atomic_write(tmp_path/"a", "")
-    with pytest.raises(FdgnbError, match="cannot be written"), writing(file/"b"): atomic_write(file/"b", "")
-
-
-@pytest.mark.parametrize("bad", [b"", b"{", b"[" * 200_000, b"\xff", "9"*5000], ids=range(5))
-def test_what_is_no_json(bad): assert parse_json(bad) is None
+def test_an_initialization_that_a_library_wrapped_draws_from_the_generator(monkeypatch):
+    "As transformers wraps those of nn.init while it makes a network."
+    plain = torch.nn.init.normal_
+    wanted = plain(torch.empty(3), generator=generator(0, 7))
+    def normal_(tensor, mean=0., std=1., generator=None): return plain(tensor, mean, std, generator)
+    monkeypatch.setattr(torch.nn.init, "normal_", normal_)
+    with drawing_from(generator(0, 7)): assert torch.equal(torch.nn.init.normal_(torch.empty(3)), wanted)

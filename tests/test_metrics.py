@@ -1,5 +1,5 @@
 "Selection rules by hand, tables, metrics against scikit-learn, traffic and floating-point work of a run."
-import copy, json
+import json
 from importlib.util import find_spec
 from types import SimpleNamespace
 import numpy as np
@@ -9,11 +9,9 @@ import sklearn.metrics as sk
 import torch
 import fdgnb
 from conftest import run, says
-from fdgnb.core import seeded
 from fdgnb.runs import plots
 from fdgnb.runs.callbacks import Metrics
-from fdgnb.runs.metrics import METRICS, RULES, rules_table, show, traffic
-from fdgnb.runs.records import costs
+from fdgnb.runs.metrics import METRICS, rules_table, show
 
 SIZES = dict(a=dict(train=80, val=10, test=10), b=dict(train=240, val=30, test=30), t=dict(target=20))
 EVEN = dict(a=dict(val=20, test=10), b=dict(val=20, test=10), t=dict(target=5))
@@ -53,29 +51,6 @@ def test_few_validation_samples_do_not_choose_alone():
     rounds = [(.8, .8, 0, 0, 0), (.8, .7, 0, 0, 0), (.7, .7, 0, 0, 0)]
     few, many = ({d: dict(val=n) for d in "ab"} | dict(t=dict(target=5)) for n in (10, 20))
     assert [str(table(rounds, sizes).loc["source_val", "rounds"]) for sizes in (few, many)] == ["2", "1"]
-
-
-def test_who_looks_at_labels_of_the_target_is_called_an_oracle():
-    uses = table(FOUR)["uses"]
-    assert {rule for rule in RULES if "ORACLE" in uses[rule]} == {"top5", "target"}
-
-
-@pytest.mark.parametrize("lost, missing", [("val", "source_val"), ("target", "target")])
-def test_what_was_not_scored_names_no_round(lost, missing):
-    scored = history(FOUR)
-    t = table(scored[scored.split != lost])
-    assert t.loc[missing, "rounds"] == "" and t.loc["last", "AVG"] == pytest.approx(.7)
-    assert table(history([]))["target"].isna().all()
-
-
-def test_local_models_on_the_target_are_averaged_and_only_complete_rounds_count():
-    "The target is scored in every second round, and not every client is drawn."
-    rounds = [(.9, .9, .5, .5, None), (.3, .3, .2, .2, .6), (.8, .8, .5, .5, None), (.5, .5, .4, .4, .1)]
-    local = history(rounds, "local")
-    t = table(pd.concat([local[~((local.client == "a") & (local["round"] == 4))]]), point="local")
-    assert t.loc["source_val", "rounds"] == "4" and t.loc["target", "rounds"] == "2"
-    rows = [(1, k, "target", "local", "accuracy", v) for k, v in (("a", .2), ("b", .6))]
-    assert table(pd.DataFrame(rows, columns=COLUMNS), point="local").loc["last", "target"] == pytest.approx(.4)
 
 
 def test_accuracy_selects_whatever_is_shown_and_a_domain_may_be_called_like_a_column():
@@ -139,23 +114,6 @@ def test_the_bytes_of_a_round_are_those_of_the_model(done):
     assert len(model) == 2*len(done.fed.clients)*2 and (model == state).all()
 
 
-def test_traffic_by_hand():
-    "Client b was drawn in round 2 and did not answer."
-    rows = [(1, "a", "down", "model", 8), (1, "a", "up", "model", 8), (1, "a", "up", "scalars", 2),
-            (2, "b", "down", "model", 8)]
-    book = pd.DataFrame(rows, columns=["round", "client", "direction", "kind", "bytes"])
-    t = traffic(SimpleNamespace(ledger=book))
-    assert t.loc[("down", "all")].tolist() == [16, 8, 8] and t.loc[("up", "all")].tolist() == [10, 5, 10]
-
-
-def test_work_of_a_linear_layer_by_hand(small):
-    "A multiplication and an addition a weight forward, the same back for its gradient; no gradient of the images."
-    with seeded(0): net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3*28*28, 10))
-    one = run("fedavg", small, rounds=1, local_steps=2, backbone=net)
-    passes = 2*16*len(one.fed.clients)                                   # steps by samples by clients
-    assert costs(one).value["flops_round"] == passes*2*(2*3*28*28*10)
-
-
 # ---- records and pictures
 
 def test_a_saved_run_is_read_as_it_was_and_no_torn_file_is(done, tmp_path):
@@ -184,10 +142,3 @@ def test_names_are_words_on_a_page_and_in_pictures():
     one = fdgnb.fit("fedavg", data, odd[0], 1, backbone="cnn2", local_steps=1, progress=False)
     assert "<img" not in show(one.table()).to_html()
     for draw in (plots.overview_plot, plots.confusion, plots.domain_bars): draw(one).draw_without_rendering()
-
-
-def test_a_picture_changes_no_run_and_needs_no_display(done):
-    import matplotlib.pyplot as plt
-    before = copy.deepcopy(done.fed.server.state)
-    assert done.plot().axes and costs(done).value["flops_round"] > 0
-    assert plt.get_fignums() == [] and all((v == before[k]).all() for k, v in done.fed.server.state.items())

@@ -56,12 +56,6 @@ def test_values_of_papers_by_data_set_and_method():
     assert resolve("fedka", None, "amazon_review")["load"] == dict(encoder="bert", tokens=256)
 
 
-def test_common_gives_all_methods_the_same_but_those_that_a_row_names():
-    named = {m for row in PROTOCOLS["common"].rows for m in row.method}
-    base = resolve("common", "paper", "pacs", "fedavg")
-    assert {m for m in METHODS.names() if resolve("common", "paper", "pacs", m) != base} == named
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_run_takes_the_protocol_s_values_and_one_s_own_before_them(protocol, tiny):
     done = run("fedavg", tiny, protocol=protocol, scale="smoke", backbone="cnn2", rounds=1, lr=.03, eval_every=1)

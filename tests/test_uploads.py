@@ -1,5 +1,4 @@
 "Hostile uploads: what cannot be averaged is refused in one line that names the client, and the round before is kept."
-import numpy as np
 import pytest
 import torch
 import fdgnb
@@ -83,18 +82,11 @@ def test_a_hostile_offer_is_refused(change, word, small):
     says(lambda: run(spoiled(spoil, "harmofl", hook="offer"), small, rounds=1), "'inked'", word)
 
 
-@pytest.mark.parametrize("value", [2**63 - 1, -1])
-def test_a_counter_that_cannot_be_is_refused(value, small):
-    def spoil(upload):
-        counters = [k for k in upload if k.endswith("num_batches_tracked")]
-        return upload | {k: torch.full_like(upload[k], value) for k in counters}
-    says(lambda: run(spoiled(spoil), small, rounds=1), "'inked'", "num_batches_tracked")
-
-
 @pytest.mark.parametrize("factor, settings", [(1e30, {}), (1e9, {}), (100., dict(max_change=50.))])
 def test_a_model_far_away_is_refused_and_the_round_before_is_kept(factor, settings, small, tmp_path):
     far = each("model.", lambda v: v*factor if v.is_floating_point() else v)
-    says(lambda: run(spoiled(far, first=1), small, rounds=3, eval_every=1, out=tmp_path, **settings), "'inked'", "round 2")
+    call = dict(rounds=3, eval_every=1, out=tmp_path)
+    says(lambda: run(spoiled(far, first=1), small, **call | settings), "'inked'", "round 2")
     assert fdgnb.load(tmp_path).rules["last"] == 1
 
 
@@ -133,7 +125,3 @@ def test_what_differs_by_client_or_may_be_unknown_is_declared(tiny):
         gaps = ("kept",)
         def end(self, model, client): client.state["kept"] = torch.tensor(float("inf"))
     assert run(Keeps, tiny, rounds=1).round == 1
-
-
-def test_without_a_step_there_is_no_loss(small):
-    assert np.isnan(run("fedavg", small, local_epochs=0, rounds=1).history.value).all()
