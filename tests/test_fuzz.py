@@ -1,7 +1,7 @@
 """Random values for everything that is declared: each call is accepted, or refused in one line.
 
 `make fuzz` tries 5,000: make fuzz N=500 PROCESSES=4."""
-import os, resource, warnings
+import inspect, os, resource, warnings
 from dataclasses import fields
 from pathlib import Path
 import numpy as np
@@ -59,8 +59,7 @@ def is_large(value):
     return isinstance(value, (int, float, np.number)) and not abs(value) <= LARGE
 
 
-ARGUMENTS = "rounds seed target device engine workers checkpoint_every progress resume protocol scale callbacks " \
-    "groups split hyper dataset method".split()
+ARGUMENTS = sorted({*inspect.signature(fdgnb.fit).parameters} - {"out", "options"})
 
 
 @st.composite
