@@ -1,4 +1,4 @@
-"Selection rules by hand, tables, metrics against scikit-learn, traffic and floating-point work of a run."
+"Selection rules by hand, tables, metrics against scikit-learn, records and pictures of a run."
 import json, re
 from importlib.util import find_spec
 from types import SimpleNamespace
