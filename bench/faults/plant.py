@@ -104,7 +104,7 @@ def main():
         copy_tree(Path(folder))
         if given.clean:
             tests = given.tests or sorted({test for fault in faults for test in fault["tests"]})
-            sys.exit("; ".join(line for code, line in (run_test(test, folder) for test in tests) if code) or 0)
+            sys.exit("; ".join(line for code, line in (run_test(test, folder) for test in tests) if code != 0) or 0)
         for fault in faults:
             start = time.monotonic()
             what, line = plant(fault, Path(folder), given.tests or fault["tests"])
