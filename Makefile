@@ -92,9 +92,9 @@ same: install
 test-flower: flower
 	FDGNB_FLOWER=1 FDGNB_FAULTS="$(FAULTS)" pytest -s tests/test_flower_*.py
 
-# 5,000 random inputs, half of them valid: each is accepted, or refused in one line: make fuzz N=500 PROCESSES=4
+# 5,000 random values of what is declared: each is accepted, or refused in one line: make fuzz N=500 PROCESSES=4
 fuzz: install
-	cd tests && python fuzz.py $(or $(N),5000) $(or $(PROCESSES),2)
+	FDGNB_FUZZ=$(or $(N),5000) pytest -n $(or $(PROCESSES),2) tests/test_fuzz.py
 # every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
 pairs: install
 	python tests/pairs.py $(ONLY)

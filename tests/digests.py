@@ -378,21 +378,6 @@ def raised(label, old):
     return {k: v for k, v in now.items() if v != old["versions"].get(k, v)}
 
 
-def idle(before, after):
-    "What was raised though no run with it changed, of runs {label: line} before and after: lines."
-    same_settings = lambda label: label in before and before[label]["given"] == after[label]["given"]
-    pairs = [(label, before[label], after[label]) for label in after if same_settings(label)]
-    every = {k: v for label, old, _ in pairs for k, v in raised(label, old).items()}
-    moved = {k for label, old, new in pairs if numbers(old) != numbers(new) for k in raised(label, old)}
-    return [f"{k} {v}: no run changed, so lower it again; or first add a run that the change shows in"
-            for k, v in every.items() if k not in moved]
-
-
-def numbers(line):
-    "A line of the file without its versions."
-    return {k: v for k, v in line.items() if k != "versions"}
-
-
 def due(before, names):
     "The labels to run: those of `names`, new ones, and all whose versions or settings are not the file's."
     def asked(label):
@@ -413,7 +398,6 @@ def write(names, commit):
         made[label], why = judge(label, whole["runs"].get(label), digest(label))
         print("refused" if why else "made", label, flush=True)
         wrong += why
-    wrong += idle(whole["runs"], made)
     for line in dict.fromkeys(wrong): print(line)
     if wrong: return 1
     if commit: whole["commit"] = git("rev-parse", "--short=12", commit).strip()

