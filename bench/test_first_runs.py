@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 import fdgnb
 from fdgnb.core import root
 from fdgnb.data.cache import data_dir
-from fdgnb.runs.setup import PICTURES
+from fdgnb.runs.plan import PICTURES
 
 SETS = dict(pacs="*/full227", office_caltech10="*")
 WORDS = """Each site is held out in turn; a row is the mean over the sites, in percent. *FedAvg*: the last round of

@@ -17,8 +17,8 @@ from fdgnb.core import FdgnbError, generator
 from fdgnb.data.features import encode_images
 from fdgnb.experiments.store import read_study
 from fdgnb.federation.compose import hyper_of
-from fdgnb.runs.setup import RunPlan
-from fdgnb.settings import Settings, list_settings, make
+from fdgnb.runs.plan import plan
+from fdgnb.settings import Settings, list_settings
 from pictures import save_dicom
 
 FILE = Path(__file__).with_name("loaders.json")
@@ -173,9 +173,9 @@ def check_record(args):
     wanted = args["settings"] | args["hyper"]
     given = {"load": wanted["load"]} if wanted.get("load") else {}
     for _ in range(4):
-        plan = RunPlan(**call, hyper=given, options={})
-        own = list_settings(make(Settings, plan.given, "setting"))
-        found = json.loads(json.dumps(own | hyper_of(plan.method)))
+        made = plan(**call, hyper=given)
+        settings = list_settings(Settings(**made.given))
+        found = json.loads(json.dumps(settings | hyper_of(made.method)))
         more = {k: v for k, v in wanted.items() if found.get(k) != v}
         if not more: return {}
         given |= more

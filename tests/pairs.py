@@ -11,6 +11,7 @@ import fdgnb
 from digests import data, network
 from fdgnb.core import FdgnbError
 from fdgnb.federation.compose import METHODS, hyper_names, method_class
+from fdgnb.runs.plan import plan
 from fdgnb.runs.setup import Federation
 
 REASONS = {                                             # why a sum may be refused -> how the refusal reads
@@ -55,7 +56,7 @@ def outcome(key, **given):
     try: method_class(key)
     except FdgnbError as e: return reason(e)
     small, given = bars(), TINY | dict(backbone="bars") | light(key) | given
-    try: Federation(key, small, **{k: v for k, v in given.items() if k not in ("workers", "progress")})
+    try: Federation(plan(key, small, **{k: v for k, v in given.items() if k not in ("workers", "progress")}))
     except FdgnbError as e: return reason(e)                                # before anything is trained
     run = fdgnb.fit(key, small, **given)
     state = run.model.state_dict()

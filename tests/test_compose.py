@@ -56,7 +56,7 @@ def mine(**functions): return type("Mine", (Method,), functions)
     (Greedy, "like a setting: lr"),
     (type("FedAvg", (Method,), {}), "would run as 'fedavg'"),
     (mine(tune=dict(m=[1, 2, 3])), "unknown 'm'"),
-    (mine(tune=dict(lr=[.1, 1, "fast"])), "expected a number"),
+    (mine(tune=dict(lr=[.1, 1, "fast"])), "valid number"),
     (mine(tune=dict(lr=[.1, .2, .2])), "three"),
     (mine(tune=dict(lr="abc")), "three"),
     (mine(tune=[.1, .2, .3]), "wanted one option"),

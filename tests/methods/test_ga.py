@@ -234,7 +234,7 @@ def test_each_difference_changes_the_run(few, adjusted, label):
 
 # ---- refusals
 REFUSED = [
-    (lambda data: GA(d=-1), "out of range"),
+    (lambda data: GA(d=-1), "should be"),
     (lambda data: GA(divisor=.5), "divisor"),
     (lambda data: GA(gap="los"), "did you mean 'loss'"),
     (lambda data: adjust_weights([1.], [0., 1.], .1), "1 weights but 2 gaps"),

@@ -8,6 +8,7 @@ from torch import nn
 from fdgnb.core import generator, seeded
 from fdgnb.methods import invariant
 from fdgnb.models import set_generator
+from fdgnb.runs.plan import plan
 from fdgnb.runs.setup import Federation
 from golden import invariant as given
 from golden.invariant import BATCH, CMI, EMA, GAMMA, L2R, LAM, inputs, sgd
@@ -93,7 +94,7 @@ def test_golden_fediir():
 
 def begin(**hyper):
     "(method, network, client) of FedADG before the first step."
-    fed = Federation("fedadg", bars(), "t", 2, backbone="bars", lr=.05, batch_size=4, **hyper)
+    fed = Federation(plan("fedadg", bars(), "t", 2, backbone="bars", lr=.05, batch_size=4, **hyper))
     fed.method.setup(fed.server)
     client, net = fed.clients[1], fed.net
     client.scratch = {}
