@@ -268,7 +268,7 @@ def drop(folder, *names):
 
 
 FOLDERS = {
-    "another layout": (lambda f: f/"a", {}, "no class folders"), "no folder": (lambda f: f/"none", {}, "none"),
+    "another layout": (lambda f: f/"a", {}, "no class folders"), "no folder": (lambda f: f/"none", {}, "no folder"),
     "a name": (lambda f: "~nobody/shop", {}, "folder"), "None": (lambda f: None, {}, "folder"),
     "an empty class": (lambda f: drop(f, *(f"b/y/{i}.png" for i in range(3))) or f, {}, "has no images"),
     "a domain": (lambda f: f, dict(domains=["aa"]), "did you mean 'a'?"),
