@@ -6,16 +6,14 @@
 __all__ = ['search']
 
 # %% ../../nbs/experiments/07_search.ipynb #efa210bd
-import math
+import math, warnings
 import pandas as pd
 from dataclasses import asdict, fields
-from importlib.util import find_spec
 from pathlib import Path
-from scipy.stats import qmc
-from ..core import FdgnbError, echo, nearest
-from ..settings import SETTINGS, Settings, check_value, hp, kind_of
+from ..core import FdgnbError, echo
+from ..settings import Settings, check_value, hp, kind_of
 from ..data.domain import Dataset
-from ..federation.compose import Sum, hyper_names, hyper_of, method_class
+from ..federation.compose import Sum, hyper_of, method_class
 from ..runs.plan import join_hyper
 from .execution import run
 from .grid import check_seeds, grid, parse_methods
@@ -44,31 +42,12 @@ def ranges_of(method):
     found = {f.name: range_of(f) for p in parts for f in fields(p.Hyper)}
     return {k: r for k, r in found.items() if r}
 
-
-def propose(trial, name, r):
-    "A value of a range, as an optuna trial proposes it."
-    kind, *of = r
-    if kind == "choice": return trial.suggest_categorical(name, of[0])
-    if kind == "int": return trial.suggest_int(name, *of, log=True)
-    return trial.suggest_float(name, *of, log=True)
-
 # %% ../../nbs/experiments/07_search.ipynb #887ade35
 def defaults_of(made, names):
     "{name: value} that the run of a plan takes: the protocol's, else the declared one."
     usual = hyper_of(made.method) | asdict(Settings(**made.given))
     short = {name: name.rpartition(".")[2] for name in names}                # of a sum, `fedprox.mu`
     return {name: usual[k] for name, k in short.items() if k in usual}
-
-
-def in_range(r, v):
-    "Whether a value lies in a range, so that optuna can be told of it."
-    if r[0] == "choice": return v in r[1]
-    return isinstance(v, (int, float)) and r[1] <= v <= r[2]
-
-
-def covers(space, usual):
-    "Whether a space has a run's usual values in it."
-    return all(k in usual and in_range(r, usual[k]) for k, r in space.items())
 
 
 def summarize_trial(results):
@@ -88,38 +67,35 @@ def summarize_trial(results):
     return pd.DataFrame(rows).mean().to_dict()
 
 # %% ../../nbs/experiments/07_search.ipynb #b33526ee
-def is_range(r):
-    "Whether something is a range: ('choice', values), or ('float' or 'int', low, high) with 0 < low < high."
-    if not isinstance(r, tuple) or len(r) < 2: return False
-    kind, *ends = r
-    if kind == "choice": return len(ends) == 1 and isinstance(ends[0], (list, tuple)) and len(ends[0]) > 0
-    if not isinstance(kind, str) or kind not in ("float", "int") or len(ends) != 2: return False
-    allowed = int if kind == "int" else (int, float)
-    if not all(isinstance(v, allowed) and not isinstance(v, bool) for v in ends): return False
-    low, high = ends
-    return 0 < low < high < math.inf
+def distribution_of(name, r):
+    "optuna's distribution of a range: ('choice', values), or ('float' or 'int', low, high) with 0 < low < high."
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    makers = dict(choice=CategoricalDistribution, float=FloatDistribution, int=IntDistribution)
+    try:
+        kind, *ends = r
+        return makers[kind](*ends) if kind == "choice" else makers[kind](*ends, log=True)
+    except (KeyError, TypeError, ValueError) as e:
+        why = f": {e}" if isinstance(e, ValueError) else ""
+        raise FdgnbError(f"range {echo(r)} of {name}: wanted ('choice', values) or ('float', low, high){why}") from None
+
+
+def covers(space, usual):
+    "Whether a space has a run's usual values in it, so that optuna can be told of it."
+    def holds(d, v):
+        if hasattr(d, "choices"): return v in d.choices
+        return type(v) in (int, float) and d.low <= v <= d.high
+    return all(k in usual and holds(d, usual[k]) for k, d in space.items())
 
 # %% ../../nbs/experiments/07_search.ipynb #7608f82d
 def space_of(method, ranges, lr):
-    "{name: range} that is searched; FdgnbError where these are none."
+    "{name: optuna's distribution} of what is searched; FdgnbError on what cannot be."
     if lr is not None and not (isinstance(lr, (tuple, list)) and len(lr) == 2):
         raise FdgnbError(f"lr={echo(lr)}: wanted (low, high), or None: not searched")
     if ranges is not None and not isinstance(ranges, dict):
         raise FdgnbError(f"ranges={echo(ranges)}: wanted {{name: range}}")
-    searched = ranges_of(method) if ranges is None else ranges
-    return (dict(lr=("float", *lr)) if lr else {}) | searched
-
-
-def check_space(method, space, trials, sampler_seed=0):
-    "FdgnbError on a range that cannot be searched, or of a name that the method does not have."
-    check_value("trials", trials, hp(8, "how many", low=1))
-    check_value("sampler_seed", sampler_seed, hp(0, "a whole number", low=0))
-    names = {*hyper_names(method_class(method)), *SETTINGS}
-    if not space: raise FdgnbError(f"{method!r} has no hyper-parameter to search: give lr= or ranges=")
-    for k, r in space.items():
-        if k not in names: raise FdgnbError(f"unknown hyper-parameter {echo(k)}{nearest(k, sorted(names))}")
-        if not is_range(r):
-            raise FdgnbError(f"range {echo(r)} of {k}: wanted ('choice', values) or ('float', low, high)")
+    searched = (dict(lr=("float", *lr)) if lr else {}) | (ranges_of(method) if ranges is None else ranges)
+    if not searched: raise FdgnbError(f"{method!r} has no hyper-parameter to search: give lr= or ranges=")
+    return {name: distribution_of(name, r) for name, r in searched.items()}
 
 
 def parse_one_method(method):
@@ -130,53 +106,24 @@ def parse_one_method(method):
 
 def check_ends(space, make_grid):
     "FdgnbError where an end of a range, or a choice, is refused; make_grid: a trial's grid of given values."
-    for name, (kind, *ends) in space.items():
-        for value in ends[0] if kind == "choice" else ends:
-            try:
-                make_grid({name: value})
-            except FdgnbError as e:
-                raise FdgnbError(f"range {echo(space[name])} of {name}: {e}") from None
+    for name, d in space.items():
+        for value in getattr(d, "choices", None) or (d.low, d.high):
+            try: make_grid({name: value})
+            except FdgnbError as e: raise FdgnbError(f"range of {name}: {e}") from None
 
 # %% ../../nbs/experiments/07_search.ipynb #f6e67788
-STARTUP = 10                                                 # TPE would draw its first ten trials at random
+STARTUP = 10                                                 # trials before TPE proposes
 SCORED = ["val", "target", "best_round_target", "adapted", "error"]          # of a trial, beside its values
 
 
-def value_at(r, u):
-    "The value of a range at u in [0, 1): numbers on a logarithmic scale, a choice by equal parts."
-    kind, *ends = r
-    if kind == "choice": return ends[0][int(u*len(ends[0]))]
-    low, high = map(math.log, ends)
-    value = math.exp(low + float(u)*(high - low))
-    value = min(max(value, ends[0]), ends[1])
-    return round(value) if kind == "int" else value
-
-
-def are_close(a, b):
-    "Whether two values are the same, floats but for rounding."
-    return math.isclose(a, b) if isinstance(a, float) and isinstance(b, float) else a == b
-
-
-def first_values(space, usual, n):
-    "The first n trials: the default (where it lies in the space), then Sobol's points; none twice."
-    points = qmc.Sobol(len(space), scramble=False).random(2**math.ceil(math.log2(n + 1)))
-    out = [{k: usual[k] for k in space}] if covers(space, usual) else []
-    for point in points:
-        values = {k: value_at(r, u) for (k, r), u in zip(space.items(), point)}
-        known = any(all(are_close(values[k], other[k]) for k in space) for other in out)
-        if not known: out.append(values)
-    return out[:n]
-
-
-def start_study(first, seed):
-    "(an optuna study that tries `first` before TPE proposes; what a failed trial is told as)."
-    if find_spec("optuna") is None: raise FdgnbError("optuna is not installed: pip install fdgnb[compare]")
-    import optuna
+def make_samplers(seed):
+    "(Sobol's points, TPE) of optuna, seeded."
+    try: import optuna
+    except ImportError: raise FdgnbError("optuna is not installed: pip install fdgnb[compare]") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for values in first: study.enqueue_trial(values)
-    return study, optuna.trial.TrialState.FAIL
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        sobol = optuna.samplers.QMCSampler(qmc_type="sobol", seed=seed, warn_independent_sampling=False)
+    return sobol, optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
 
 # %% ../../nbs/experiments/07_search.ipynb #searchcd02
 def sort_trials(rows):
@@ -221,15 +168,18 @@ def search(
     _, method, own = parse_one_method(method)
     seed = check_seeds(seed)
     hyper = own | join_hyper({}, hyper)
+    check_value("trials", trials, hp(8, "how many", low=1))
+    check_value("sampler_seed", sampler_seed, hp(0, "a whole number", low=0))
+    sobol, tpe = make_samplers(sampler_seed)
+    import optuna
     space = space_of(method, ranges, lr)
-    check_space(method, space, trials, sampler_seed)
 
     def make_grid(values):
         return grid(method, dataset, target, seed, hyper=hyper | values, **settings)
 
     check_ends(space, make_grid)
     usual = defaults_of(make_grid({}).plan.iloc[0], space)
-    study, failed = start_study(first_values(space, usual, min(trials, STARTUP)), sampler_seed)
+    study = optuna.create_study(direction="maximize")
     store = store if isinstance(store, Store) else Store(store)
 
     def play_trial(values):
@@ -238,14 +188,15 @@ def search(
         return score_trial(made, method, values)
 
     rows = []
-    if not covers(space, usual): rows.append(dict(trial=0, **usual, **play_trial({})))       # not for optuna
+    if covers(space, usual): study.enqueue_trial(usual)
+    else: rows.append(dict(trial=0, **usual, **play_trial({})))          # not for optuna
     for i in range(len(rows), trials):
-        trial = study.ask()
-        values = {k: propose(trial, k, r) for k, r in space.items()}
-        scored = play_trial(values if i else {})                         # the default: nothing is given
-        rows.append(dict(trial=i, **values, **scored))
+        study.sampler = sobol if i < STARTUP else tpe
+        trial = study.ask(space)
+        scored = play_trial(trial.params if i else {})                   # the default: nothing is given
+        rows.append(dict(trial=i, **trial.params, **scored))
         if "val" in scored: study.tell(trial, scored["val"])
-        else: study.tell(trial, state=failed)
+        else: study.tell(trial, state=optuna.trial.TrialState.FAIL)
     if not any("val" in r for r in rows):
         raise FdgnbError(f"no trial of {method!r} ended: {rows[0]['error']}")
     return sort_trials(rows)
