@@ -31,8 +31,8 @@ from ..federation.engine import cores
 from ..runs.plan import Plan, Playing, plan
 from ..runs.setup import Federation
 from .grid import check_grid
-from .store import Planner, Store, failure_of, digest_of, file_name, metric_version
-from .store import metric_names, record_of, results
+from ..runs.records import Record, digest_of, file_name, metric_version
+from .store import Planner, Store, metric_names, results
 
 # %% ../../nbs/experiments/03_execution.ipynb #c620935b
 @contextmanager
@@ -133,9 +133,9 @@ def make_record(made, args, versions, folder, work, retry=False, metrics=()):
             except Exception as e:                          # it ends this run alone, and is recorded
                 if is_machines_fault(e, before): raise
                 said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
-                store.put(failure_of(args, versions, str(said).replace(str(mine), mine.name)))
+                store.put(Record.of_failure(args, versions, str(said).replace(str(mine), mine.name)))
                 return "failed"
-            rec = record_of(run, metrics)                   # read once: files may change at any moment
+            rec = Record.of(run, metrics)                   # read once: files may change at any moment
             if (rec["args"], rec["versions"]) != (args, versions):
                 raise FdgnbError("the data or the code changed while the grid was running: call again")
             came = file_record(store, rec)

@@ -14,9 +14,8 @@ from ..data.catalogue import get_dataset
 from ..vectors import flatten
 from ..federation.compose import hyper_of, method_class
 from ..runs.fit import fit
-from ..runs.records import libraries
+from ..runs.records import Record, hardware, libraries, read_study
 from ..runs.plan import find_fixed
-from .store import hardware, read_study, record_of
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0006
 COSTS = ("bytes", "flops_round", "steps_round", "parameters", "samples")
@@ -76,7 +75,7 @@ def play_again(rec):
     try: run = fit(**call_for(args), progress=False)
     except FdgnbError as e:
         return dict(alike=True, scores=float("inf"), best_val=float("inf"), rounds=0, differ=str(e))
-    return compare_records(rec, record_of(run))
+    return compare_records(rec, Record.of(run))
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0007
 def draw_records(n, seed, study, longest, folder):
@@ -84,8 +83,8 @@ def draw_records(n, seed, study, longest, folder):
 
     Those that have the same bits here come first."""
     if n < 1: raise FdgnbError(f"n={n}: wanted 1 or more records")
-    files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl"))
-    found = [(file.stem, rec) for file in files for rec in read_study(file) if "error" not in rec]
+    files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl.gz"))
+    found = [(file.name.split(".")[0], rec) for file in files for rec in read_study(file) if "error" not in rec]
     if longest: found = [(s, rec) for s, rec in found if rec["provenance"]["seconds"]["total"] <= longest]
     if not found: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
     random.Random(seed).shuffle(found)
