@@ -146,7 +146,8 @@ def arrays(run):
         found["features"] = np.empty((0, 1), "float32")                              # the samples are elsewhere
         if run.fed.nodes:
             with one_thread(): found = predictions(run) | features(run)
-        kept[run.round] = found | dict(classes=np.array(run.fed.data.classes, str), domains=np.array(domains_of(run), str))
+        names = dict(classes=np.array(run.fed.data.classes, str), domains=np.array(domains_of(run), str))
+        kept[run.round] = found | names
     return kept[run.round]
 
 # %% ../../nbs/runs/03_records.ipynb #9dad382c
@@ -166,6 +167,7 @@ def to_json(v):
     return None if isinstance(v, float) and not np.isfinite(v) else v
 
 
+@cache
 def libraries():
     "The versions of Python and of the libraries here, and machine, cores, GPU."
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -294,7 +296,7 @@ class Record(dict):
         if made == FORMAT: return cls(rec)
         if str(made).startswith("fdgnb-re"):
             raise FdgnbError(f"{where} has the format {made!r}, not {FORMAT!r}: another version of fdgnb wrote it")
-        raise FdgnbError(f"{where} is torn or no record: run again, or delete it; take what is published from git again")
+        raise FdgnbError(f"{where} is torn or no record: delete it and run again; from git, get it again")
 
     @classmethod
     def read(cls, path):
@@ -305,7 +307,7 @@ class Record(dict):
         if text is None: raise FdgnbError(f"no record at {path}: a run writes one with save(out)")
         rec = cls.parse(text, path)
         if rec.pop("digest", None) == digest_of(rec): return rec
-        raise FdgnbError(f"{path} is torn or altered: run again, or delete it")
+        raise FdgnbError(f"{path} is torn or altered: delete it and run again")
 
     def write(self, path):
         "Write the record with a digest of all that it holds, by which a torn or altered file is found."
@@ -345,7 +347,7 @@ def read_study(
     if data is None: return []
     try: lines = gzip.decompress(data).splitlines()
     except (OSError, EOFError, zlib.error) as e:
-        raise FdgnbError(f"{path} is torn, or another version of fdgnb wrote it: take it from git again ({e})") from None
+        raise FdgnbError(f"{path} is torn, or another version of fdgnb wrote it: get it from git again ({e})") from None
     return [Record.parse(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
 
 # %% ../../nbs/runs/03_records.ipynb #bfd9b050
@@ -358,7 +360,8 @@ def save(
     out = path_of(out, "out", "the path of a folder")
     npz, rec = io.BytesIO(), Record.of(run)
     np.savez_compressed(npz, **arrays(run))
-    files = {"history.csv": write_frame(run.history), "ledger.csv": write_frame(run.ledger), "arrays.npz": npz.getvalue()}
+    frames = {"history.csv": run.history, "ledger.csv": run.ledger}
+    files = {name: write_frame(t) for name, t in frames.items()} | {"arrays.npz": npz.getvalue()}
     rec |= dict(sizes=run.sizes, files={name: file_digest(data) for name, data in files.items()})
     with writing(out):
         for name, data in files.items(): atomic_write(out/name, data)
