@@ -16,8 +16,8 @@ from torch import nn
 from typing import Annotated, Literal
 from typing_extensions import NotRequired, TypedDict
 import fdgnb.models as models
-from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, nearest, path_of, read_regular,
-                        seeded, writing)
+from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, nearest, parse_json, path_of,
+                        read_regular, seeded, writing)
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
 from ..data.own import as_array, as_images, to_nchw
@@ -257,16 +257,6 @@ ABOUT = TypeAdapter(TypedDict("About", dict(
     encoder=dict | None, multilabel=bool, clients=list[str], own=bool, round=NotRequired[int])))
 
 
-def rules_in(folder):
-    "{rule: round} of the weights in a run's folder; FdgnbError where it has none."
-    file = folder/"selected.json"
-    text = read_regular(file) if exists(file) else None
-    if text is None: raise FdgnbError(f"no weights in {folder}: a run with out= keeps those it selects")
-    with of_ours(file): rules = SELECTED.validate_json(text, strict=True)["rules"]
-    if not rules: raise FdgnbError(f"no weights in {folder} yet: the run was not scored or ended")
-    return rules
-
-
 def read_states(folder, round, args=None):
     """(about, states) of a round in a run's folder: the model, and what the clients have otherwise.
 
@@ -461,7 +451,15 @@ class Kept(Deployable):
         self.out = path_of(folder, "load", "the folder of a run")
         self.about                                                        # refused here if it cannot be read
 
-    rules = property(lambda self: rules_in(self.out), doc="{rule: round} of the weights in the folder.")
+    @property
+    def rules(self):
+        "{rule: round} of the weights in the folder; FdgnbError where it has none."
+        file = self.out/"selected.json"
+        text = read_regular(file) if exists(file) else None
+        if text is None: raise FdgnbError(f"no weights in {self.out}: a run with out= keeps those it selects")
+        with of_ours(file): rules = SELECTED.validate_json(text, strict=True)["rules"]
+        if not rules: raise FdgnbError(f"no weights in {self.out} yet: the run was not scored or ended")
+        return rules
 
     def round_of(self, rule):
         "The round that a rule names; FdgnbError where the folder has no weights of it."
@@ -473,7 +471,8 @@ class Kept(Deployable):
     @cached_property
     def about(self):
         "What the networks are built from."
-        return read_states(self.out, min(self.rules.values()))[0]
+        args = parse_json(read_regular(self.out/"args.json") or b"")          # none where a run was saved elsewhere
+        return read_states(self.out, min(self.rules.values()), args if isinstance(args, dict) else None)[0]
 
     def model_of(self, domain=None, rule=None):
         """The network of a client, or the one an unseen client would get, in evaluation.
