@@ -9,13 +9,12 @@ __all__ = ['run']
 import os, shutil, time, torch, warnings
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 import numpy as np
 import pandas as pd
 from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 from filelock import FileLock, Timeout
-from ..core import FdgnbError, echo, root, writing
+from ..core import FdgnbError, echo, root
 from ..settings import Settings, check_value, hp, is_given
 from ..models import MODELS
 from ..data.augment import AUGMENTATIONS
@@ -175,13 +174,6 @@ def check_jobs(jobs):
     if jobs is not None and check_value("jobs", jobs, hp(1, "runs at once; -1: one per core", low=-cores())) == 0:
         raise FdgnbError("jobs=0: wanted runs at once, or -1: one per core")
 
-
-def check_writable(folder):
-    "FdgnbError where no file can be made in a folder, which is made if it is not there."
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder): pass
-
 # %% ../../nbs/experiments/03_execution.ipynb #owncode02
 def list_needs(todo, metrics=()):
     """What other processes import before they play {key: (plan, args, versions)}; None where it is fdgnb alone.
@@ -261,8 +253,6 @@ def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, p
         planner.check(row)
         todo[files[-1]] = row["plan"], args, versions
     needs = None if jobs == 1 else list_needs(todo, metrics)
-    if todo:
-        for folder in (store.folder, work): check_writable(folder)
     differ = set()
     with tqdm(total=sum(args["rounds"] for _, args, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
               disable=is_hidden(progress) or not todo) as bar, explain_machine():

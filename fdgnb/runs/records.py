@@ -210,11 +210,11 @@ def provenance_of(run):
 MOST = 20                                                     # points of a curve; clients that are scored by name
 
 
-def thin(several, most=MOST):
-    "At most `most` of several things, evenly spread, the last among them."
+def thin(several):
+    "At most `MOST` of several things, evenly spread, the last among them."
     several = list(several)
-    if len(several) <= most: return several
-    return [several[i] for i in sorted({round(i*(len(several) - 1)/(most - 1)) for i in range(most)})]
+    if len(several) <= MOST: return several
+    return [several[i] for i in sorted({round(i*(len(several) - 1)/(MOST - 1)) for i in range(MOST)})]
 
 
 def to_six(v): return round(float(v), 6) if v == v else None
