@@ -114,7 +114,8 @@ def _read_studies(files):
 
 def read_studies(folder):
     "{name of a run's file: record} of the studies in a folder."
-    return _read_studies(tuple((p, p.stat().st_mtime_ns) for p in sorted(Path(folder).glob("*.jsonl.gz"))))
+    files = sorted([*Path(folder).glob("*.jsonl.gz"), *Path(folder).glob("*.jsonl")])    # a former one is refused
+    return _read_studies(tuple((file, file.stat().st_mtime_ns) for file in files))
 
 # %% ../../nbs/experiments/02_store.ipynb #storecls01
 class Store:
