@@ -21,6 +21,7 @@ from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generat
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
 from ..data.own import as_array, as_images, to_nchw
+from ..data.scale import white_of
 from ..data.features import encode_pixels
 from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
@@ -74,11 +75,14 @@ def as_stream(image):
     return stream
 
 
-def read_file(file, size, channels, about):
-    "An image file, or an image of PIL, as a run's own are read: uint8 (channels, size, size)."
+def read_file(file, size, white=None, channels=3, window=None):
+    """An image file, or an image of PIL, as a run's own are read: uint8 (channels, size, size).
+
+    white: the whole number that counts as white in the run; None: by the image's own range. window: the run's."""
     try:
         stream = file if isinstance(file, (str, Path)) else as_stream(file)
-        x = scale_levels(*read_levels(open_image(stream, about.get("window")), size, channels == 1), about["white"])
+        levels, high = read_levels(open_image(stream, window), size, channels == 1)
+        x = scale_levels(levels, high, white or white_of(high))
         if channels == 1 and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
     except (FdgnbError, OSError) as e:
         raise FdgnbError(f"{getattr(file, 'filename', '') or file}: {e}") from None
@@ -93,7 +97,7 @@ def read_files(files, about):
     if encoder: shape = 3, encoder["size"], encoder["size"]
     channels, height, width = shape
     if height != width: raise FdgnbError(f"files are read as squares, the run's samples are {shape}: give arrays")
-    x = np.stack([read_file(file, width, channels, about) for file in files])
+    x = np.stack([read_file(file, width, about["white"], channels, about.get("window")) for file in files])
     if encoder: x = encode_pixels(x, encoder["encoder"], blocks=encoder.get("blocks"))
     return torch.from_numpy(x)
 
