@@ -283,7 +283,7 @@ class Deployable:
     device = property(lambda self: self.fed.device, doc="Where its networks compute.")
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
-    multilabel = property(lambda self: self.about.get("multilabel", False), doc="Whether a sample has several labels.")
+    multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
 
     def round_of(self, rule):
         "The round that a rule names, from 1."
