@@ -2,7 +2,7 @@
 
 No number is written here: a sentence counts what the tables hold, and a section exists where its files do.
 """
-import json, re, tomllib
+import gzip, json, re, tomllib
 from pathlib import Path
 import pandas as pd
 from notebook_pages import FILES, NBS, REPORTS, linked
@@ -508,7 +508,7 @@ def rules(folder):
 
 def measured(folder, used):
     "What was run, on what, and how the numbers are chosen."
-    n = sum(len(p.read_text().splitlines()) for p in (folder/"records").glob("*.jsonl"))
+    n = sum(len(gzip.decompress(p.read_bytes()).splitlines()) for p in (folder/"records").glob("*.jsonl.gz"))
     parts = [HOW]
     if n: parts.append(f"{n:,} runs are on record in `reports/records`. `make verify` repeats a sample of them.")
     given, chosen = list_settings(folder), rules(folder)

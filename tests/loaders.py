@@ -15,7 +15,7 @@ from PIL import Image
 import fdgnb
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data.features import encode_images
-from fdgnb.experiments.store import read_study
+from fdgnb.runs.records import read_study
 from fdgnb.federation.compose import hyper_of
 from fdgnb.runs.plan import plan
 from fdgnb.settings import Settings, list_settings
@@ -185,12 +185,12 @@ def check_record(args):
 def check_records():
     "Plan every published record again: how many name the same run."
     wrong, n = [], 0
-    for file in sorted(RECORDS.glob("*.jsonl")):
+    for file in sorted(RECORDS.glob("*.jsonl.gz")):
         for record in read_study(file):
             n += 1
             try: differ = check_record(record["args"])
             except FdgnbError as e: differ = str(e)
-            if differ: wrong.append(f"{file.stem} {record['args']['method']}: {differ}")
+            if differ: wrong.append(f"{file.name.split('.')[0]} {record['args']['method']}: {differ}")
     for line in dict.fromkeys(wrong): print(line)
     print(f"{n - len(wrong)} of {n} records name the same run again")
     return bool(wrong)

@@ -125,7 +125,7 @@ def test_a_saved_run_is_read_as_it_was_and_no_torn_file_is(done, tmp_path):
     record = tmp_path/"record.json"
     whole = record.read_text()
     altered = json.loads(whole)
-    altered["table"]["aggregated"]["last"]["target"] = .99
+    altered["scores"]["aggregated"]["last"]["target"] = .99
     for bad in (whole[:99], "[]", json.dumps(altered)):
         record.write_text(bad)
         says(lambda: fdgnb.load(tmp_path).table(), "torn")

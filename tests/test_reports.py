@@ -33,7 +33,7 @@ def project(tmp_path, monkeypatch):
 
 def published(name="tiny"):
     "The bytes of a study's published records, b'' of none."
-    file = Path(f"reports/records/{name}.jsonl")
+    file = Path(f"reports/records/{name}.jsonl.gz")
     return file.read_bytes() if file.exists() else b""
 
 

@@ -6,10 +6,9 @@
 __all__ = ['run']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import os, shutil, sys, time, torch, warnings
+import os, shutil, time, torch, warnings
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 import numpy as np
 import pandas as pd
 from joblib import Parallel, delayed
@@ -29,10 +28,10 @@ from ..runs.imports import IMPORTED, pack_modules, is_importable, get_member, ow
 from ..runs.metrics import METRICS, compute_metrics
 from ..federation.engine import cores
 from ..runs.plan import Plan, Playing, plan
+from ..runs.records import Record, digest_of, file_name, metric_version
 from ..runs.setup import Federation
 from .grid import check_grid
-from .store import Planner, Store, failure_of, digest_of, file_name, metric_version
-from .store import metric_names, record_of, results
+from .store import Planner, Store, metric_names, results
 
 # %% ../../nbs/experiments/03_execution.ipynb #c620935b
 @contextmanager
@@ -49,19 +48,16 @@ def hold_lock(folder, args, timeout=0):
     return lock_file(Path(folder)/".locks"/f"{Path(file_name(args)).stem}.lock", timeout)
 
 # %% ../../nbs/experiments/03_execution.ipynb #2ff3891f
-def is_torn(folder):
-    "Whether a run's folder has arguments or a checkpoint that are torn; an OSError is the machine's."
-    files = folder/"args.json", folder/"checkpoint.safetensors"
-    args, states = (p.read_bytes() if p.exists() else None for p in files)
+def set_torn_aside(folder):
+    "Give a run's folder whose arguments or checkpoint are torn another name, so that nothing is lost."
+    args, states = folder/"args.json", folder/"checkpoint.safetensors"
     try:
-        if args is not None: read_args(args, files[0])
-        if states is not None: load_checkpoint(files[1])
-    except FdgnbError: return True
-    return False
-
-
-def set_aside(folder):
-    "Give a folder another name, so that nothing is lost; what was set aside before goes."
+        if args.exists(): read_args(args.read_bytes(), args)
+        if states.exists():
+            states.read_bytes()                                        # its OSError is the machine's
+            load_checkpoint(states)
+        return
+    except FdgnbError: pass
     other = folder.with_name(f"{folder.name}.torn")
     shutil.rmtree(other, ignore_errors=True)
     folder.rename(other)
@@ -101,56 +97,42 @@ def is_out_of_memory(e):
     return isinstance(e, RuntimeError) and any(text in str(e) for text in LACKS_MEMORY)
 
 
-def is_machines_fault(e, before=None):
-    """Whether an error, or one that it was raised for, is the machine's (a disk, memory) or a metric's.
-
-    `fit` says in one line of its own that its folder has no room: then nothing is the run's fault either.
-    before: what the caller was handling as the run began, for a grid may stand below an `except`: not looked
-    at."""
-    if "cannot be used: [Errno " in str(e): return True               # raised beside its OSError, not for it
-    while e and e is not before:
+def is_machines_fault(e):
+    "Whether an error, or one that it was raised for, is the machine's (a disk, memory) or a metric's."
+    if "cannot be used: [Errno " in str(e): return True               # a run's folder, raised beside its OSError
+    while e:
         if isinstance(e, (OSError, MetricError)) or is_out_of_memory(e): return True
         e = e.__cause__ or e.__context__
     return False
 
 # %% ../../nbs/experiments/03_execution.ipynb #d582248a
 def make_record(made, args, versions, folder, work, retry=False, metrics=()):
-    "Make one record: done; there or differs, where one is; failed; busy, where another process is at it."
-    store, before = Store(folder), sys.exc_info()[1]
-    begun_as = digest_of([versions, {m: metric_version(m) for m in metrics}], 4)   # of other versions: begun anew
-    mine = Path(work)/(file_name(args).removesuffix(".json") + f"-{begun_as}")
+    "Play a run and file its record; its state, or differs: another result is filed, busy: another process plays it."
+    store = Store(folder)
+    begun_as = digest_of([versions, {m: metric_version(m) for m in metrics}], 4)      # of other versions: begun anew
+    mine = Path(work)/f"{file_name(args).removesuffix('.json')}-{begun_as}"
     mine.parent.mkdir(parents=True, exist_ok=True)
     try:
         with hold_lock(folder, args):
             state, _ = store.find(args, versions, metrics)
-            if state == "done" or (state == "failed" and not retry): return "there"
-            if is_torn(mine): set_aside(mine)
-            callbacks = [Metrics(*metrics)] if metrics else []
+            if state == "done" or state == "failed" and not retry: return state
+            set_torn_aside(mine)
             how = Playing(mine, workers=1, checkpoint_every=max(1, args["rounds"]//10), progress=False,
-                          resume=state != "failed", callbacks=callbacks)
-            try:
-                run = start_run(Federation(made), how)
-            except Exception as e:                          # it ends this run alone, and is recorded
-                if is_machines_fault(e, before): raise
-                said = e if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
-                store.put(failure_of(args, versions, str(said).replace(str(mine), mine.name)))
+                          resume=state != "failed", callbacks=[Metrics(*metrics)] if metrics else [])
+            try: played = start_run(Federation(made), how)
+            except Exception as e:                            # it ends this run alone, and is recorded
+                if is_machines_fault(e): raise
+                why = str(e) if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
+                store.put(Record.of_failure(args, versions, why.replace(str(mine), mine.name)))
                 return "failed"
-            rec = record_of(run, metrics)                   # read once: files may change at any moment
+            rec, state = Record.of(played, metrics), "done"
             if (rec["args"], rec["versions"]) != (args, versions):
                 raise FdgnbError("the data or the code changed while the grid was running: call again")
-            came = file_record(store, rec)
-            shutil.rmtree(mine, ignore_errors=True)         # once it is filed: a full disk loses no run
-            return came
+            try: store.put(rec)
+            except FdgnbError: state = "differs"
+            shutil.rmtree(mine, ignore_errors=True)           # once it is filed: a full disk loses no run
+            return state
     except Timeout: return "busy"
-
-
-def file_record(store, rec):
-    "Write a record: done, or differs, from one that came meanwhile, and stays; FdgnbError where that cannot be read."
-    try: store.put(rec)
-    except FdgnbError:
-        store.find(rec["args"], rec["versions"])
-        return "differs"
-    return "done"
 
 # %% ../../nbs/experiments/03_execution.ipynb #4343305c
 class Clock:
@@ -179,14 +161,6 @@ def make_pool(jobs, clock):
     return Parallel(n_jobs=n, return_as=how, batch_size=1, pre_dispatch=ahead)
 
 # %% ../../nbs/experiments/03_execution.ipynb #c68070da
-def check_lines(grid, jobs):
-    "FdgnbError where something else than a grid is to run, or not by so many at once."
-    check_grid(grid)
-    declared = hp(1, "runs at once; -1: one per core", low=-cores())
-    if jobs is not None and check_value("jobs", jobs, declared) == 0:
-        raise FdgnbError("jobs=0: wanted runs at once, or -1: one per core")
-
-
 def check_metrics(metrics):
     "The names of further metrics; FdgnbError where one is unknown or cannot be computed here."
     names = metric_names(metrics)
@@ -195,14 +169,10 @@ def check_metrics(metrics):
     return names
 
 
-def check_writable(what, folder):
-    "FdgnbError where no file can be made in a folder, which is made if it is not there."
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder): pass
-    except (OSError, ValueError) as e:
-        why = getattr(e, "strerror", None) or e
-        raise FdgnbError(f"the {what} {echo(str(folder))[1:-1]} cannot be written: {why}") from None
+def check_jobs(jobs):
+    "FdgnbError on what is no number of runs at once."
+    if jobs is not None and check_value("jobs", jobs, hp(1, "runs at once; -1: one per core", low=-cores())) == 0:
+        raise FdgnbError("jobs=0: wanted runs at once, or -1: one per core")
 
 # %% ../../nbs/experiments/03_execution.ipynb #owncode02
 def list_needs(todo, metrics=()):
@@ -250,8 +220,11 @@ def run(
     a run that was cut off on one begins anew on another. A method of your own: in a module, or with jobs=1.
     A run whose record lacks a metric is run again for it."""
     clock = Clock(check_value("seconds", seconds, hp(0., "how long; None: all", low=0.)))
-    with say_interrupted(progress):
-        return run_within(clock, Planner(), grid, store, jobs, work, retry, progress, metrics)
+    try: return run_within(clock, Planner(), grid, store, jobs, work, retry, progress, metrics)
+    except KeyboardInterrupt:
+        kept = "interrupted: runs that ended are kept; the same call goes on with the others"
+        if not is_hidden(progress): print(kept)
+        raise
 
 # %% ../../nbs/experiments/03_execution.ipynb #runwithin1
 def is_hidden(progress):
@@ -259,43 +232,40 @@ def is_hidden(progress):
     return bool(os.environ.get("CI")) if progress is None else not progress
 
 
-def run_within(clock, plan, grid, store, jobs=None, work=None, retry=False, progress=None, metrics=()):
-    "`run` by a clock and a `Planner` that go on from one call to the next."
-    from tqdm import tqdm                  # text: it stays in an executed notebook, and a terminal can show it
-    store = store if isinstance(store, Store) else Store(store)
-    metrics = check_metrics(metrics)
-    work = folder_of(work, "work") or root()/"runs"/"grid"
-    check_lines(grid, jobs)
-    again = ("missing", "stale", "unmeasured") + ("failed",)*bool(retry)
-    files, todo = [], {}
-    for _, row in grid.iterrows():
-        args, versions = plan(row)
-        files.append(file_name(args))
-        if store.find(args, versions, metrics)[0] not in again: continue
-        plan.check(row)
-        todo[files[-1]] = row["plan"], args, versions
-    needs = None if jobs == 1 else list_needs(todo, metrics)
-    if todo:
-        places = dict.fromkeys(store.folder/Path(k).parent for k in (".", ".locks/x", *todo))
-        for folder in places: check_writable("store", folder)
-        check_writable("folder of runs under way", work)
-    hidden, twice = is_hidden(progress), set()
-    with tqdm(total=sum(a["rounds"] for _, a, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
-              disable=hidden or not todo) as bar, explain_machine():
-        for ended, (key, came) in enumerate(play_all(todo, clock, store, jobs, needs, str(work), retry, metrics), 1):
-            args = todo[key][1]
-            bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
-            what = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"
-            bar.set_postfix_str(what + f": {came}"*(came != "done"), refresh=False)
-            bar.update(args["rounds"])
-            if came == "differs": twice.add(key)
-    return warn_of_differences(results(grid, store, plan, metrics), [file in twice for file in files])
-
-# %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
 # in 80 columns
 BAR = "{desc}: {percentage:3.0f}%|{bar:8}| {n_fmt}/{total_fmt} rounds [{elapsed}<{remaining}{postfix}]"
 
 
+def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, progress=None, metrics=()):
+    "`run` by a clock and a `Planner` that go on from one call to the next."
+    from tqdm import tqdm                  # text: it stays in an executed notebook, and a terminal can show it
+    check_grid(grid)
+    check_jobs(jobs)
+    metrics = check_metrics(metrics)
+    store = store if isinstance(store, Store) else Store(store)
+    work = folder_of(work, "work") or root()/"runs"/"grid"
+    again = ("missing", "stale", "unmeasured") + ("failed",)*bool(retry)
+    files, todo = [], {}
+    for _, row in grid.iterrows():
+        args, versions = planner(row)
+        files.append(file_name(args))
+        if store.find(args, versions, metrics)[0] not in again: continue
+        planner.check(row)
+        todo[files[-1]] = row["plan"], args, versions
+    needs = None if jobs == 1 else list_needs(todo, metrics)
+    differ = set()
+    with tqdm(total=sum(args["rounds"] for _, args, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
+              disable=is_hidden(progress) or not todo) as bar, explain_machine():
+        for ended, (key, state) in enumerate(play_all(todo, clock, store, jobs, needs, str(work), retry, metrics), 1):
+            args = todo[key][1]
+            bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
+            name = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"
+            bar.set_postfix_str(name if state == "done" else f"{name}: {state}", refresh=False)
+            bar.update(args["rounds"])
+            if state == "differs": differ.add(key)
+    return warn_of_differences(results(grid, store, planner, metrics), [file in differ for file in files])
+
+# %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
 @contextmanager
 def explain_machine():
     "A machine that cannot go on: what is kept is said in one line."
@@ -305,70 +275,57 @@ def explain_machine():
         why = " ".join(str(e).split()) or "out of memory"
         raise FdgnbError(f"{why}: runs that ended are kept; call again to go on") from None
 
-
-@contextmanager
-def say_interrupted(progress):
-    "Ctrl-C: what is kept is said in one line."
-    try: yield
-    except KeyboardInterrupt:
-        if not is_hidden(progress):
-            print("interrupted: runs that ended are kept; the same call goes on with the others")
-        raise
-
 # %% ../../nbs/experiments/03_execution.ipynb #f639818e
-def warn_of_differences(found, twice):
+def warn_of_differences(table, differ):
     "Results with an `error`, and a warning, at each run that gave another result than its record."
-    for i in np.flatnonzero(twice):
-        rec = found.record.iloc[i]
-        of = f" of {rec['provenance']['made']}, {rec['provenance']['hardware']}" if rec else ""
-        why = f"not the result of its record{of}, which stays: not repeatable"
-        found.iloc[i, found.columns.get_loc("error")] = why
-        label, target, seed = found.iloc[i][["label", "target", "seed"]]
-        warnings.warn(f"{label}, target {target}, seed {seed}: {why}")
-    return found
+    for i in np.flatnonzero(differ):
+        line = table.iloc[i]
+        why = "not the result of its record, which stays: not repeatable"
+        if line.record: why += f" (made {line.record['provenance']['made']}, {line.record['provenance']['hardware']})"
+        table.iloc[i, table.columns.get_loc("error")] = why
+        warnings.warn(f"{line.label}, target {line.target}, seed {line.seed}: {why}")
+    return table
 
 
-def say_new(said, known):
+def say_new(heard, known):
     "Pass on the warnings [(text, category, file, line)] whose text is not known: runs say the same hundreds of times."
-    for text, *where in said:
+    for text, *where in heard:
         if text not in known: warnings.warn_explicit(text, *where)
         known.add(text)
 
 
 def play_all(todo, clock, store, jobs, needs, *how):
-    "(key, what came of it) of each run as it ends; what another process is at is looked at again."
-    known = set()
+    "(key, state) of each run as it ends; what another process is at is looked at again."
+    known, place = set(), str(store.folder.absolute())
     while todo:
-        at = str(store.folder.absolute()), *how
-        calls = (delayed(play_one)(k, needs, made if jobs == 1 else pack_call(made.call), a, v, *at)
-                 for k, (made, a, v) in todo.items() if clock.has_time())
-        left = {}
-        for k, came, took, said in make_pool(jobs, clock)(calls):
-            say_new(said, known)
+        calls = (delayed(play_one)(key, needs, made if jobs == 1 else pack_call(made.call), args, versions, place, *how)
+                 for key, (made, args, versions) in todo.items() if clock.has_time())
+        busy = {}
+        for key, state, took, heard in make_pool(jobs, clock)(calls):
+            say_new(heard, known)
             clock.took.append(took)
-            if came == "busy": left[k] = todo[k]
-            else: yield k, came
+            if state == "busy": busy[key] = todo[key]
+            else: yield key, state
         if not clock.has_time(): return
-        if left and len(left) == len(todo):                    # all are with another process: wait for one
-            _, args, _ = next(iter(left.values()))
+        if busy and len(busy) == len(todo):                    # all are with another process: wait for one
+            _, args, _ = next(iter(busy.values()))
             try:
                 with hold_lock(store.folder, args, clock.left()): pass
             except Timeout: return
-        todo = left
+        todo = busy
 
 
-def play_one(key, needs, made, *args):
-    """The key of a run, what came of it, the seconds it took and its warnings, played once its modules are here.
+def play_one(key, needs, made, *how):
+    """(key, state, seconds, warnings) of a run that is played once its modules are here.
 
     made: its plan, or in another process its call."""
-    began = time.monotonic()
+    began, state = time.monotonic(), None
     if needs: unpack_modules(needs)
-    came = None
     try:
-        with warnings.catch_warnings(record=True) as heard:
-            if not isinstance(made, Plan): made = plan_here(unpack_call(made), args[-1])
-            came = make_record(made, *args)
+        with warnings.catch_warnings(record=True) as caught:
+            if not isinstance(made, Plan): made = plan_here(unpack_call(made), how[-1])
+            state = make_record(made, *how)
     finally:
-        said = [(str(w.message), w.category, w.filename, w.lineno) for w in heard]
-        if came is None: say_new(said, set())              # it raises: nobody else would say them
-    return key, came, time.monotonic() - began, said
+        heard = [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
+        if state is None: say_new(heard, set())            # it raises: nobody else would say them
+    return key, state, time.monotonic() - began, heard

@@ -6,152 +6,24 @@
 __all__ = ['Store', 'results']
 
 # %% ../../nbs/experiments/02_store.ipynb #0e44ae46
-import hashlib, json, platform, re, subprocess, time
-import numpy as np
 import pandas as pd
-from collections import Counter
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from ..core import BEHAVIOR, FdgnbError, atomic_write, echo, parse_json, read_regular, root
+from ..core import BEHAVIOR, FdgnbError, echo, root
 from ..data.catalogue import DATASETS
 from ..data.domain import Dataset
 from ..data.partitions import load_substitutes
 from ..federation.compose import METHODS
-from ..runs.checkpoints import of_ours
 from ..runs.fit import folder_of
-from ..runs.metrics import METRICS, POINTS, RULES, oracle_column, rules_table, seconds, source_and_target
-from ..runs.metrics import largest_share, traffic, values
-from ..runs.records import flops, libraries, to_json
+from ..runs.metrics import METRICS
+from ..runs.records import Record, file_name, metric_version, outcome, read_study
 from ..runs.plan import settle
 from ..runs.setup import Federation, data_digest, hold_out, read_data
-from ..runs.versions import is_ours, source_digest, versions_of
-from ..models import n_parameters
+from ..runs.versions import versions_of
 from .grid import check_grid
 
-# %% ../../nbs/experiments/02_store.ipynb #5ff03b10
-FORMAT = "fdgnb-result-2"
-
-
-def digest_of(what, size=8):
-    "A digest of what JSON can hold, as hexadecimal digits."
-    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=size).hexdigest()
-
-
-@cache
-def hardware():
-    "The processor's name."
-    try: text = Path("/proc/cpuinfo").read_text()
-    except OSError: return platform.processor() or platform.machine()
-    found = re.search(r"model name\s*: (.+)", text)
-    return found[1].strip() if found else platform.machine()
-
-
-@cache
-def commit():
-    "The commit of the folder one works in, with a + where files differ from it; None without one."
-    git = lambda *w: subprocess.run(["git", "-C", root(), *w], capture_output=True, text=True).stdout
-    try: head, changed = git("rev-parse", "--short=10", "HEAD").strip(), git("status", "--porcelain", "-uno")
-    except OSError: return None
-    return head + "+"*bool(changed) if head else None
-
-# %% ../../nbs/experiments/02_store.ipynb #1585f39a
-MOST = 20                                                     # points of a curve; clients that are scored by name
-
-
-def thin(several, most=MOST):
-    "At most `most` of several things, evenly spread, the last among them."
-    several = list(several)
-    if len(several) <= most: return several
-    return [several[i] for i in sorted({round(i*(len(several) - 1)/(most - 1)) for i in range(most)})]
-
-
-def to_six(v): return round(float(v), 6) if v == v else None
-
-
-def curves(run):
-    "{round, target (or AVG), val: pooled source validation, loss: mean of the clients}, at most 20 points."
-    test, val = values(run.history, run.sizes), values(run.history, run.sizes, split="val")
-    rounds = thin(test.index[test[oracle_column(run.sizes)].notna()])
-    h = run.history
-    loss = h[(h.point == "training") & (h.metric == "loss")].groupby("round")["value"].mean()
-    lines = dict(target=test[oracle_column(run.sizes)], val=val["ALL"], loss=loss)
-    return dict(round=rounds) | {k: [to_six(v.get(r, np.nan)) for r in rounds] for k, v in lines.items()}
-
-
-def first_reached(scores):
-    "{percent: the first round at it} of a series by round, where a curve leaves rounds out: what it cannot tell."
-    if len(thin(scores.index)) == len(scores): return {}
-    best = np.floor(100*scores.cummax() + 1e-9).astype(int)
-    return {str(p): int(best.index[best >= p][0]) for p in range(1, best.max() + 1)}
-
-
-def scores_of(run, metric="accuracy"):
-    """{point: {rule: {column: value, rounds}}}; beyond twenty clients their means alone.
-
-    Another metric than accuracy has no scores of the clients' own models."""
-    t, (sources, _) = rules_table(run, "both", metric).drop(columns="uses"), source_and_target(run.sizes)
-    if len(sources) > MOST: t = t[[c for c in ("target", "ALL", "AVG", "rounds") if c in t]]
-    cell = lambda v: v if isinstance(v, str) else to_six(v)
-    points = [p for p in t.index.unique(0) if p != "local" or metric == "accuracy"]
-    return {p: {r: {k: cell(v) for k, v in row.items() if v == v} for r, row in t.loc[p].iterrows()}
-            for p in points}
-
-# %% ../../nbs/experiments/02_store.ipynb #79e3c1cc
-def provenance_of(run):
-    "Where a record comes from: commit, libraries, hardware, date, seconds. No two runs are compared by it."
-    took = {k: round(v, 3) for k, v in seconds(run).items()}
-    made = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    return dict(commit=commit(), libraries=libraries(), hardware=hardware(), made=made, seconds=took)
-
-
-def metric_version(name):
-    "The digest of a metric of your own, so that one that was edited is measured anew; None of ours."
-    metric = METRICS.get(name)
-    return None if is_ours(metric) else source_digest(metric)
-
-
-def costs_of(run):
-    "Bytes by direction and kind; FLOPs and steps of the last round; trainable numbers."
-    sent, work = traffic(run)["total"], flops(run)
-    by_way = {way: {k: int(v) for k, v in sent[way].items()} for way in sent.index.unique(0)}
-    return dict(bytes=by_way, flops_round=int(work.flops.sum()), steps_round=int(work.steps.sum()),
-                parameters=n_parameters(run.fed.net))
-
-
-def record_of(run, metrics=()):
-    """The record of a finished run: args, versions, scores, curves, costs and provenance.
-
-    metrics: names of what was measured besides accuracy and loss."""
-    sizes, history = run.sizes, run.history
-    rec = dict(format=FORMAT, args=run.fed.args(), versions=versions_of(run.fed.plan, run.fed.data), rounds=run.round,
-               domains=list(run.fed.data.domains), samples={d: sum(s.values()) for d, s in sizes.items()},
-               scores=scores_of(run), curves=curves(run))
-    first = first_reached(values(history, sizes)[oracle_column(sizes)].dropna())
-    if first: rec["reached"] = first
-    if run.diverged: rec["diverged"] = run.diverged
-    largest = to_six(largest_share(run))
-    if largest: rec["largest"] = largest
-    rec["best_val"] = to_six(values(history, sizes, split="val")["ALL"].max())
-    rec |= costs_of(run)
-    measured = {*history.metric}                               # not what is defined in none of the rounds
-    if metrics:
-        rec["metrics"] = {m: dict(version=metric_version(m), scores=scores_of(run, m) if m in measured else {})
-                          for m in metrics}
-    return add_digest(to_json(rec | dict(provenance=provenance_of(run))))
-
 # %% ../../nbs/experiments/02_store.ipynb #storecode2
-def add_digest(rec):
-    "A record with a digest of all that it holds, so that a torn or altered file is found."
-    return rec | dict(digest=digest_of({k: v for k, v in rec.items() if k != "digest"}))
-
-
-def outcome(rec):
-    "What a record says was run and came of it; not where, when and by which versions."
-    apart = ("digest", "format", "versions", "provenance", "metrics", "reached", "largest")
-    return {k: v for k, v in rec.items() if k not in apart}
-
-
 def has_metric(rec, name):
     "Whether a record has a metric, by the version that it has now."
     if name == "accuracy": return True
@@ -178,13 +50,7 @@ def choose(records, versions=None, metrics=()):
     versions: wanted of all; None: those that each would have now."""
     order = ("done", "unmeasured", "failed", "stale")
     states = [(state_of(rec, versions or current_versions(rec), metrics), rec) for rec in records]
-    return min(states, key=lambda found: order.index(found[0]), default=("missing", None))
-
-
-def failure_of(args, versions, error):
-    "The record of a run that failed: its arguments, and the error in one line."
-    said = " ".join(str(error).split())[:500]
-    return add_digest(dict(format=FORMAT, args=args, versions=versions, error=said))
+    return min(states, key=lambda pair: order.index(pair[0]), default=("missing", None))
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
 class Last:
@@ -239,163 +105,17 @@ class Planner:
         if key not in self._checked: Federation(row["plan"], self.read(row["plan"]))
         self._checked.add(key)
 
-# %% ../../nbs/experiments/02_store.ipynb #8eab63d9
-def file_name(args):
-    "dataset/method-target-seed-<digest of all arguments>.json"
-    word = lambda v: re.sub(r"[^\w.+]", "_", str(v))[:60]
-    target = word(args["target"]) if args["target"] else "none"
-    return f"{word(args['dataset'])}/{word(args['method'])}-{target}-{args['seed']}-{digest_of(args)}.json"
-
-# %% ../../nbs/experiments/02_store.ipynb #storefile1
-def read_dict(text):
-    "The dict of a JSON text; an empty one where it is none."
-    found = parse_json(text or b"")
-    return found if isinstance(found, dict) else {}
-
-
-def write_file(path, text):
-    "Write a file; its OSError names it."
-    try: return atomic_write(path, text)
-    except OSError as e: raise OSError(e.errno, e.strerror, str(path)) from None
-
-# %% ../../nbs/experiments/02_store.ipynb #studycode1
-def to_line(v): return json.dumps(v, separators=(",", ":"), ensure_ascii=False)
-
-
-def share(several):
-    "What most of several dicts hold, at the keys that all of them have."
-    shared = {}
-    for k in several[0]:
-        if not all(k in d for d in several): continue
-        found = [d[k] for d in several]
-        if all(isinstance(v, dict) for v in found):
-            shared[k] = share(found)
-            continue
-        text, n = Counter(map(to_line, found)).most_common(1)[0]
-        if 2*n > len(found) and not text.startswith("{"): shared[k] = json.loads(text)
-    return shared
-
-
-HEAD = "args", "format", "versions"                           # what a run that failed has, beside its error
-
-
-def share_records(packed):
-    "What most of several records hold: at the keys of HEAD of all of them, at the others of those that did not fail."
-    done = [rec for rec in packed if "error" not in rec]
-    heads = [{k: rec[k] for k in HEAD} for rec in packed]
-    return (share(done) if done else {}) | (share(heads) if heads else {})
-
-
-def restore(shared, own):
-    "The record of a line: what is shared and its own; of a run that failed, at the keys of HEAD alone."
-    if "error" in own: shared = {k: shared[k] for k in HEAD if k in shared}
-    return combine(shared, own)
-
-
-def subtract(d, shared):
-    "What a dict holds otherwise than what is shared."
-    own = {}
-    for k, v in d.items():
-        if isinstance(shared.get(k), dict): v = subtract(v, shared[k])
-        elif k in shared and to_line(v) == to_line(shared[k]): continue
-        if k not in shared or v != {}: own[k] = v
-    return own
-
-
-def combine(shared, own):
-    "What is shared and what a dict holds otherwise, as one dict."
-    both = dict(shared)
-    for k, v in own.items(): both[k] = combine(shared[k], v) if isinstance(shared.get(k), dict) else v
-    return both
-
-
-def name_repeats(rows):
-    "Rows of scores by rule, with the name of an earlier rule in place of the same scores."
-    named, first = {}, {}
-    for rule, scores in rows.items():
-        text = to_line(scores)
-        named[rule] = first.get(text, scores)
-        first.setdefault(text, rule)
-    return named
-
-
-def resolve_repeats(rows):
-    "The rows of `name_repeats` with all scores."
-    return {rule: rows[scores] if isinstance(scores, str) else scores for rule, scores in rows.items()}
-
-
-def sort_keys(v, place=str):
-    "A dict, and the dicts in it, by their sorted keys, or by the place of these."
-    return {k: sort_keys(v[k], place) for k in sorted(v, key=place)} if isinstance(v, dict) else v
-
-
-def map_scores(rec, f):
-    "A record with f(scores) for its scores and those of further metrics."
-    more = {m: v | dict(scores=f(v["scores"])) for m, v in rec.get("metrics", {}).items()}
-    return rec | dict(scores=f(rec["scores"])) | (dict(metrics=more) if more else {})
-
-
-def pack(rec):
-    "A record as it stands in a study: sorted, without repeated scores, `reached` as a list of rounds by percent."
-    packed = {k: v for k, v in rec.items() if k != "digest"}
-    if "error" in rec: return sort_keys(packed)
-    if "reached" in rec: packed["reached"] = [rec["reached"][str(p)] for p in range(1, len(rec["reached"]) + 1)]
-    return sort_keys(map_scores(packed, lambda scores: {point: name_repeats(rows) for point, rows in scores.items()}))
-
-
-def unpack(packed):
-    "The record of `pack`, its scores in the order in which tables show them."
-    if "error" in packed: return packed
-    order = [*POINTS, "adapted", *RULES, *packed["domains"], "target", "ALL", "AVG", "rounds"]
-    places = {k: i for i, k in enumerate(order)}
-    place = lambda k: places.get(k, len(order))
-    rows_of = lambda scores: {point: resolve_repeats(rows) for point, rows in scores.items()}
-    rec = map_scores(packed, lambda scores: sort_keys(rows_of(scores), place))
-    if "reached" in rec: rec["reached"] = {str(p): r for p, r in enumerate(rec["reached"], 1)}
-    return rec
-
-# %% ../../nbs/experiments/02_store.ipynb #studycode2
-def write_study(
-    path: str | Path,               # the file, named by the study: reports/records/<study>.jsonl
-    records: Iterable,              # its runs, failed ones among them
-) -> Path:
-    "Write records as one file, one line a run, sorted by what was run; FdgnbError where one is there twice."
-    records = list(records)
-    named = {file_name(rec["args"]): rec for rec in records}
-    if len(named) < len(records): raise FdgnbError(f"{path}: a run is there twice")
-    packed = [pack(named[name]) for name in sorted(named)]
-    shared = share_records(packed)
-    lines = [shared, *(subtract(rec, shared) for rec in packed)]
-    return write_file(path, "".join(to_line(v) + "\n" for v in lines))
-
-
-def parse_line(path, number, line):
-    "The dict that a line of a study holds; FdgnbError where it holds none."
-    found = parse_json(line)
-    if isinstance(found, dict): return found
-    raise FdgnbError(f"{path}, line {number}: no record; take the file from git again")
-
-
-def read_study(
-    path: str | Path,               # a file that `write_study` wrote
-) -> list:
-    "The records of a study; FdgnbError where a line is torn or the file cannot be read."
-    shared, *own = [parse_line(path, i, line) for i, line in enumerate((read_regular(path) or b"{}").splitlines(), 1)]
-    records = [restore(shared, v) for v in own]
-    other = next((rec.get("format") for rec in records if rec.get("format") != FORMAT), None)
-    if other: raise FdgnbError(f"{path} has the format {other!r}, not {FORMAT!r}: another version's")
-    with of_ours(path): return list(map(unpack, records))
-
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
 @lru_cache(maxsize=4)                                         # a campaign changes a study stage by stage
 def _read_studies(files):
-    "{name of a run's file: (record, study)} of the studies in some files, given with their times of change."
-    return {file_name(rec["args"]): (rec, path.stem) for path, _ in files for rec in read_study(path)}
+    "{name of a run's file: record} of some studies, given with their times of change."
+    return {file_name(rec["args"]): rec for path, _ in files for rec in read_study(path)}
 
 
 def read_studies(folder):
-    "{name of a run's file: (record, study)} of the studies in a folder."
-    return _read_studies(tuple((p, p.stat().st_mtime_ns) for p in sorted(Path(folder).glob("*.jsonl"))))
+    "{name of a run's file: record} of the studies in a folder."
+    files = sorted([*Path(folder).glob("*.jsonl.gz"), *Path(folder).glob("*.jsonl")])    # a former one is refused
+    return _read_studies(tuple((file, file.stat().st_mtime_ns) for file in files))
 
 # %% ../../nbs/experiments/02_store.ipynb #storecls01
 class Store:
@@ -418,22 +138,17 @@ class Store:
         "The file of a run in the folder."
         return self.folder/file_name(args)
 
-    def read(self, path: Path) -> dict:
+    def read(self, path: Path) -> Record:
         "The record of a file; FdgnbError where it cannot be read, is torn, altered, foreign, another run's."
-        rec = read_dict(read_regular(path))
-        made = str(rec.get("format", ""))
-        if re.fullmatch(r"fdgnb-result-\d+", made) and made != FORMAT:
-            raise FdgnbError(f"{path} has the format {made!r}, not {FORMAT!r}: another version's")
-        try: whole = made == FORMAT and rec == add_digest(rec) and Path(path).match(file_name(rec["args"]))
-        except (KeyError, TypeError): whole = False
-        if whole: return rec
-        raise FdgnbError(f"{path} is torn, altered or no record of the run that it is named for: delete it")
+        rec = Record.read(path)
+        if path.match(file_name(rec["args"])): return rec
+        raise FdgnbError(f"{path} is no record of the run that it is named for: delete it")
 
     def find(self, args: dict, versions: dict, metrics: Iterable = ()) -> tuple:
         "(state, record) of a run: done, failed, stale (of other versions), unmeasured (lacks a metric), missing."
         path = self.path(args)
-        here = self.read(path) if read_regular(path) is not None else None
-        there, _ = read_studies(self.studies).get(file_name(args), (None, None))
+        here = self.read(path) if path.exists() else None
+        there = read_studies(self.studies).get(file_name(args))
         return choose([rec for rec in (here, there) if rec], versions, metrics)
 
     def put(self, rec: dict) -> Path:
@@ -447,17 +162,17 @@ class Store:
             if outcome(old) != outcome(rec):
                 raise FdgnbError(f"{path} holds another result of the same run and versions: not repeatable here")
             metrics = old.get("metrics", {}) | rec.get("metrics", {})
-            if metrics: rec = add_digest(rec | dict(metrics=metrics))
-        return write_file(path, to_line(rec) + "\n")
+            if metrics: rec = rec | dict(metrics=metrics)
+        return Record(rec).write(path)
 
     def __iter__(self):
         published, own = read_studies(self.studies), set()
         for path in sorted(self.folder.glob("*/*.json")):
             here, name = self.read(path), str(path.relative_to(self.folder))
-            there, _ = published.get(name, (None, None))
+            there = published.get(name)
             own.add(name)
             yield choose([here, there])[1] if there else here
-        yield from (rec for name, (rec, _) in published.items() if name not in own)
+        yield from (rec for name, rec in published.items() if name not in own)
 
 # %% ../../nbs/experiments/02_store.ipynb #12cae75e
 def results(

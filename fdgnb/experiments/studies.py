@@ -14,7 +14,8 @@ from statistics import mean, median
 from ..core import FdgnbError, atomic_write, nearest, root
 from ..data.catalogue import DATASETS
 from .execution import Clock, lock_file, run_within
-from .store import Store, choose, file_name, read_study, write_study
+from ..runs.records import file_name, read_study, write_study
+from .store import Store, choose
 from .tuning import Plan, has_ended
 from ..federation.compose import METHODS
 
@@ -177,7 +178,7 @@ def make_study(name, study, scale, reports):
     before = count()
     if has_runs(study): play_study(study, scale, store)
     if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
-    if scale != "smoke": publish(store, root()/"reports"/"records"/f"{name}.jsonl")
+    if scale != "smoke": publish(store, root()/"reports"/"records"/f"{name}.jsonl.gz")
     return count() - before
 
 
@@ -225,7 +226,7 @@ def price_study(name, plan):
 def play_for(clock, name, study, scale, folder, jobs):
     "Run what a study lacks as long as there is time, and publish it after each stage; the last `Plan`."
     store = store_of(name, scale, root()/"out"/"reports-smoke")
-    keep = None if scale == "smoke" else partial(publish, store, folder/f"{name}.jsonl")
+    keep = None if scale == "smoke" else partial(publish, store, folder/f"{name}.jsonl.gz")
     return play_study(study, scale, store, jobs, clock, keep)
 
 

@@ -14,13 +14,11 @@ from ..data.catalogue import get_dataset
 from ..vectors import flatten
 from ..federation.compose import hyper_of, method_class
 from ..runs.fit import fit
-from ..runs.records import libraries
+from ..runs.records import Record, hardware, libraries, read_study
 from ..runs.plan import find_fixed
-from .store import hardware, read_study, record_of
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0006
 COSTS = ("bytes", "flops_round", "steps_round", "parameters", "samples")
-LIBRARIES = ("python", "torch", "numpy", "machine")
 
 
 def call_for(args):
@@ -40,43 +38,34 @@ def difference(a, b):
     return abs(a - b) if numbers else float("inf")
 
 
-def largest_difference(old, new):
-    "The largest difference between the numbers of two dicts of dicts; inf where one has a name that the other lacks."
+def compare_scores(old, new):
+    "(largest difference between the numbers of two records' scores, how often a rule chose other rounds: the texts)."
     old, new = flatten(old), flatten(new)
-    if old.keys() != new.keys(): return float("inf")
-    return max((difference(v, new[k]) for k, v in old.items() if not isinstance(v, str)), default=0.)
+    if old.keys() != new.keys(): return float("inf"), 0
+    far = [difference(v, new[k]) for k, v in old.items() if not isinstance(v, str)]
+    return max(far, default=0.), sum(isinstance(v, str) and v != new[k] for k, v in old.items())
 
 
-def count_choices(old, new):
-    "How often a selection rule chose other rounds; of scores, only they are texts."
-    old, new = flatten(old), flatten(new)
-    return sum(isinstance(v, str) and v != new.get(k) for k, v in old.items())
-
-
-def is_alike(rec, here):
-    "Whether a record comes from this kind of processor and the libraries `here`: its run has the same bits."
-    there = rec["provenance"]
-    return there["hardware"] == hardware() and all(there["libraries"].get(k) == here[k] for k in LIBRARIES)
-
-
-def compare_records(old, new):
-    "What differs between a record and the one of the same run played again, as {column: value}."
-    differ = ", ".join(k for k in ("args", "versions", *COSTS) if old[k] != new[k])
-    return dict(alike=is_alike(old, libraries()), scores=largest_difference(old["scores"], new["scores"]),
-                best_val=difference(old["best_val"], new["best_val"]),
-                rounds=count_choices(old["scores"], new["scores"]), differ=differ)
+def is_alike(rec):
+    "Whether a record comes from this kind of processor and these libraries: its run has the same bits."
+    there, here = rec["provenance"], libraries()
+    same = all(there["libraries"].get(k) == here[k] for k in ("python", "torch", "numpy", "machine"))
+    return same and there["hardware"] == hardware()
 
 
 def play_again(rec):
-    "What `compare_records` says of a record; where its data are not here, a line that says so."
+    "What differs between a record and its run played again, by column; a line that says so where data are not here."
     args = rec["args"]
     load = dict(size=args["settings"]["size"]) | (args["settings"]["load"] or {})
     try: get_dataset(args["dataset"], **load)
     except FdgnbError as e: return dict(skipped=str(e)[:60])
-    try: run = fit(**call_for(args), progress=False)
+    try: new = Record.of(fit(**call_for(args), progress=False))
     except FdgnbError as e:
         return dict(alike=True, scores=float("inf"), best_val=float("inf"), rounds=0, differ=str(e))
-    return compare_records(rec, record_of(run))
+    far, rounds = compare_scores(rec["scores"], new["scores"])
+    differ = ", ".join(k for k in ("args", "versions", *COSTS) if rec[k] != new[k])
+    return dict(alike=is_alike(rec), scores=far, best_val=difference(rec["best_val"], new["best_val"]), rounds=rounds,
+                differ=differ)
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0007
 def draw_records(n, seed, study, longest, folder):
@@ -84,14 +73,13 @@ def draw_records(n, seed, study, longest, folder):
 
     Those that have the same bits here come first."""
     if n < 1: raise FdgnbError(f"n={n}: wanted 1 or more records")
-    files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl"))
-    found = [(file.stem, rec) for file in files for rec in read_study(file) if "error" not in rec]
-    if longest: found = [(s, rec) for s, rec in found if rec["provenance"]["seconds"]["total"] <= longest]
-    if not found: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
-    random.Random(seed).shuffle(found)
-    here = libraries()
-    found.sort(key=lambda pair: not is_alike(pair[1], here))
-    return found[:n]
+    files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl.gz"))
+    pairs = [(file.name.split(".")[0], rec) for file in files for rec in read_study(file) if "error" not in rec]
+    if longest: pairs = [(name, rec) for name, rec in pairs if rec["provenance"]["seconds"]["total"] <= longest]
+    if not pairs: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
+    random.Random(seed).shuffle(pairs)
+    pairs.sort(key=lambda pair: not is_alike(pair[1]))
+    return pairs[:n]
 
 
 def verify(
@@ -107,9 +95,8 @@ def verify(
     differ: what is not equal. skipped: why not run."""
     lines = []
     for name, rec in draw_records(n, seed, study, longest, folder):
-        args = rec["args"]
-        what = dict(study=name, target=str(args["target"]), **{k: args[k] for k in ("method", "dataset", "seed")})
-        lines.append(what | play_again(rec))
+        args = {k: rec["args"][k] for k in ("method", "dataset", "target", "seed")}
+        lines.append(dict(study=name) | args | dict(target=str(args["target"])) | play_again(rec))
     columns = "study method dataset target seed alike scores best_val rounds differ skipped".split()
     return pd.DataFrame(lines, columns=columns, dtype=object)
 
@@ -127,19 +114,15 @@ def find_failures(table, tolerance):
     return changes[(changes.differ != "") | changes.alike.astype(bool)]
 
 
-def count_changes(table, tolerance):
-    "How many of some runs differ, and by how much: '1 of 3 differ, by at most 0.17'."
-    changes = find_changes(table, tolerance)
-    far = f", by at most {changes.scores.max():.2g}" if len(changes) else ""
-    return f"{len(changes)} of {len(table)} differ{far}"
-
-
 def summarize(table, tolerance):
     "One line: how many runs differ on this kind of processor, and how many on others."
-    ran = table[table.skipped.isna()]
+    ran, parts = table[table.skipped.isna()], []
     alike = ran.alike.astype(bool)
-    here, others = count_changes(ran[alike], tolerance), count_changes(ran[~alike], tolerance)
-    return f"on this kind of processor: {here}; on others: {others}; {len(table) - len(ran)} not run"
+    for place, part in (("this kind of processor", ran[alike]), ("others", ran[~alike])):
+        changes = find_changes(part, tolerance)
+        far = f", by at most {changes.scores.max():.2g}" if len(changes) else ""
+        parts.append(f"on {place}: {len(changes)} of {len(part)} differ{far}")
+    return f"{'; '.join(parts)}; {len(table) - len(ran)} not run"
 
 
 def main(words=None):
@@ -147,14 +130,13 @@ def main(words=None):
     title = verify.__doc__.splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m fdgnb.experiments.verify", description=title)
     parser.add_argument("n", type=int, nargs="?", default=20, help="records")
-    parser.add_argument("--seed", type=int, default=None, help="of the sample; else drawn, and printed")
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="of the sample; else drawn")
     parser.add_argument("--study", default="", help="one study alone")
     parser.add_argument("--longest", type=float, default=None, help="leave out what took longer, in seconds")
     parser.add_argument("--tolerance", type=float, default=1e-6, help="of scores")
     given = parser.parse_args(words)
-    seed = random.randrange(10_000) if given.seed is None else given.seed
-    print(f"a sample of {given.n} with --seed {seed}, on {hardware()}, torch {libraries()['torch']}")
-    try: table = verify(given.n, seed, given.study, given.longest)
+    print(f"a sample of {given.n} with --seed {given.seed}, on {hardware()}, torch {libraries()['torch']}")
+    try: table = verify(given.n, given.seed, given.study, given.longest)
     except FdgnbError as e: return str(e)
     print(table.fillna("").to_string(index=False))
     print(summarize(table, given.tolerance))

@@ -19,9 +19,10 @@ def save_checkpoint(path, states, meta):
     "Write {owner: state} (tensors and plain numbers) and `meta` (JSON) to one file, atomically."
     from safetensors.torch import save
     tensors, plain = {}, {o: {} for o in states}
-    for o, k, v in ((o, k, v) for o, s in states.items() for k, v in s.items()):
-        if torch.is_tensor(v): tensors[f"{o}/{k}"] = v.detach().cpu().contiguous()
-        else: plain[o][k] = v
+    for owner, state in states.items():
+        for k, v in state.items():
+            if torch.is_tensor(v): tensors[f"{owner}/{k}"] = v.detach().cpu().contiguous()
+            else: plain[owner][k] = v
     order = {o: list(s) for o, s in states.items()}
     rest = bytearray(json.dumps(dict(plain=plain, meta=meta, order=order)), "utf8")
     tensors["json"] = torch.frombuffer(rest, dtype=torch.uint8)
@@ -40,7 +41,7 @@ def of_ours(file):
     try: yield
     except FdgnbError: raise
     except BREAKS as e:
-        raise FdgnbError(f"{file} is torn or was not written by fdgnb: delete it to start the run anew "
+        raise FdgnbError(f"{file} is torn, or another version of fdgnb wrote it: delete it to start the run anew "
                          f"({type(e).__name__}: {e})") from None
 
 
@@ -52,13 +53,10 @@ def load_checkpoint(path):
         with safe_open(path, "pt") as f:
             head, tensors = json.loads(f.metadata()["fdgnb"]), {k: f.get_tensor(k) for k in f.keys()}
         if head != dict(format="fdgnb-2", digest=digest(tensors)): raise ValueError("another digest")
-        rest = json.loads(tensors.pop("json").numpy().tobytes())
-        states = {owner: dict(state) for owner, state in rest["plain"].items()}
-        for k, v in tensors.items():
-            owner, name = k.split("/", 1)
-            states[owner][name] = v
-        for owner, names in rest.get("order", {}).items():                   # older ones: as safetensors sorts them
-            states[owner] = {name: states[owner][name] for name in names}
+        rest, states = json.loads(tensors.pop("json").numpy().tobytes()), {}
+        for owner, names in rest["order"].items():
+            both = rest["plain"][owner] | {k: tensors[f"{owner}/{k}"] for k in names if f"{owner}/{k}" in tensors}
+            states[owner] = {name: both[name] for name in names}
         return states, dict(rest["meta"])
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #sweepcode1

@@ -264,8 +264,7 @@ def show(t, caption="", digits=1):
 
 
 def args_of(run):
-    "The arguments of a run, or of a record (a dict)."
-    if isinstance(run, dict): return run["args"]
+    "The arguments of a run."
     return run.args if hasattr(run, "args") else run.fed.args()
 
 
@@ -370,13 +369,12 @@ def check_seeds_alone(runs):
 
 
 def average_seeds(runs, **kw):
-    """Mean, standard deviation (n - 1) and n over runs or records of different seeds.
+    """Mean, standard deviation (n - 1) and n over runs of different seeds.
 
     DataFrame with columns (name, mean|std|n); `kw` goes to `rules_table`."""
     runs = list(runs)
     check_seeds_alone(runs)
-    tables = [stored_table(r, **kw) if isinstance(r, dict) else rules_table(r, **kw) for r in runs]
-    tables = [t.drop(columns=["rounds", "uses"]).astype(float) for t in tables]
+    tables = [rules_table(run, **kw).drop(columns=["rounds", "uses"]).astype(float) for run in runs]
     rows, names = tables[0].index, tables[0].columns
     stack = np.stack([t.reindex(index=rows, columns=names) for t in tables])
     std = stack.std(0, ddof=1) if len(runs) > 1 else stack[0]*np.nan
@@ -516,17 +514,6 @@ def confusion_counts(label, predicted, n_classes):
     "(C, C) int64: samples of class i (row) that were predicted as j (column)."
     pair = np.asarray(label)*n_classes + np.asarray(predicted)
     return np.bincount(pair, minlength=n_classes**2).reshape(n_classes, n_classes)
-
-
-def stored_table(rec, point="aggregated"):
-    "The table of a record, as `rules_table` gives it (accuracy, all rules)."
-    check_point(point)
-    points = dict(both=tuple(rec["table"]), aggregated=("aggregated", "adapted")).get(point, (point,))
-    keys = [(p, rule) for p, rows in rec["table"].items() if p in points for rule in rows]
-    sources, target = source_and_target(rec["sizes"])
-    names = [*OWN[:1]*(target is not None), *map(column, sources), *OWN[1:]]
-    rows = label_rows([rec["table"][p][rule] for p, rule in keys], keys, point)
-    return Scores(rows.reindex(columns=names))
 
 # %% ../../nbs/runs/02_metrics.ipynb #recallcode
 def recalls(counts, classes):

@@ -14,10 +14,10 @@ from pathlib import Path
 from pydantic import Field, TypeAdapter
 from torch import nn
 from typing import Annotated, Literal
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 import fdgnb.models as models
-from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, is_folder, nearest, parse_json,
-                        path_of, read_regular, seeded, writing)
+from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, nearest, parse_json, path_of,
+                        read_regular, seeded, writing)
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
 from ..data.own import as_array, as_images, to_nchw
@@ -29,7 +29,6 @@ from ..federation.loop import Client
 from ..federation.engine import one_thread
 from ..federation.node import collect_logits
 from ..settings import Settings, is_given, make
-from ..vectors import flatten
 from .checkpoints import load_checkpoint, of_ours, save_checkpoint
 from .metrics import chosen_rounds, check_rule
 
@@ -49,9 +48,7 @@ class Deployed(nn.Module):
 # %% ../../nbs/runs/09_selected.ipynb #selfiles01
 def shape_of(about):
     "The shape of a run's samples: (C, H, W), or (C,) of vectors."
-    if about.get("shape"): return tuple(about["shape"])
-    channels, size = about["in_channels"], about["size"]                      # an older folder
-    return (channels, size, size) if size else (channels,)
+    return tuple(about["shape"])
 
 
 def holds_floats(about):
@@ -59,9 +56,12 @@ def holds_floats(about):
     return len(shape_of(about)) == 1 or bool(about.get("encoder"))
 
 
-def is_file(value):
-    "Whether a value is a path or an image of PIL."
-    return isinstance(value, (str, Path)) or hasattr(value, "convert")
+def wanted_of(about):
+    "What `predict` takes, in words."
+    batch, encoder = f"(N, {', '.join(map(str, shape_of(about)))})", about.get("encoder")
+    if not encoder: return f"a batch {batch}"
+    if "tokens" in encoder: return f"texts, or their vectors {batch}"
+    return f"image files, or their {'maps' if 'blocks' in encoder else 'vectors'} {batch}"
 
 
 def as_stream(image):
@@ -79,56 +79,27 @@ def read_file(file, size, white=None, channels=3, window=None):
     """An image file, or an image of PIL, as a run's own are read: uint8 (channels, size, size).
 
     white: the whole number that counts as white in the run; None: by the image's own range. window: the run's."""
-    is_gray = channels == 1
     try:
         stream = file if isinstance(file, (str, Path)) else as_stream(file)
-        levels, high = read_levels(open_image(stream, window), size, is_gray)
+        levels, high = read_levels(open_image(stream, window), size, channels == 1)
         x = scale_levels(levels, high, white or white_of(high))
-        if is_gray and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
+        if channels == 1 and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
     except (FdgnbError, OSError) as e:
         raise FdgnbError(f"{getattr(file, 'filename', '') or file}: {e}") from None
     return np.broadcast_to(x, (channels, *x.shape)) if x.ndim == 2 else x.transpose(2, 0, 1)
 
 
-def check_files(files):
-    "FdgnbError on the first path that is no file."
-    for file in (f for f in files if isinstance(f, (str, Path))):
-        if is_folder(file): raise FdgnbError(f"{file} is a folder: write {file}/*.png")
-        if not exists(file): raise FdgnbError(f"{file}: no such file")
-
-
 def read_files(files, about):
-    "Image files, or images of PIL, as bytes (N, C, H, W); FdgnbError where the run's samples are none."
-    channels, *sides = shape_of(about)
-    if not sides: raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
-    if len(set(sides)) > 1:
-        raise FdgnbError(f"files are read as squares, the run's samples are {shape_of(about)}: give arrays")
-    check_files(files)
-    window = about.get("window")
-    white = about.get("white", 65535)                                    # an older folder says none
-    return torch.from_numpy(np.stack([read_file(f, sides[0], white, channels, window) for f in files]))
-
-
-def list_of(images, is_kind):
-    "One thing, or several in a list, as a list; None where they are not all of a kind."
-    several = [images] if is_kind(images) else images
-    if hasattr(several, "tolist") and getattr(several, "dtype", None) is not None and not torch.is_tensor(several):
-        several = several.tolist() if several.dtype.kind in "OUT" else None
-    is_list = isinstance(several, (list, tuple)) and len(several)
-    return list(several) if is_list and all(map(is_kind, several)) else None
-
-
-def is_of_texts(about):
-    "Whether a run's vectors are those of texts."
-    return "tokens" in (about.get("encoder") or {})
-
-
-def encode_files(files, about):
-    "Image files, or images of PIL, as the vectors or maps of the encoder that encoded the run's own."
-    if is_of_texts(about): return read_files(files, about)                       # refuses them
-    encoder, size, blocks = (about["encoder"].get(k) for k in ("encoder", "size", "blocks"))
-    pixels = read_files(files, about | dict(shape=[3, size, size]))
-    return torch.from_numpy(encode_pixels(pixels.numpy(), encoder, blocks=blocks))
+    "Image files, or images of PIL, as the run's own: bytes (N, C, H, W), or the vectors or maps of its encoder."
+    encoder, shape = about.get("encoder") or {}, shape_of(about)
+    if "tokens" in encoder or len(shape) == 1 and not encoder:
+        raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
+    if encoder: shape = 3, encoder["size"], encoder["size"]
+    channels, height, width = shape
+    if height != width: raise FdgnbError(f"files are read as squares, the run's samples are {shape}: give arrays")
+    x = np.stack([read_file(file, width, about["white"], channels, about.get("window")) for file in files])
+    if encoder: x = encode_pixels(x, encoder["encoder"], blocks=encoder.get("blocks"))
+    return torch.from_numpy(x)
 
 
 def encode_texts(texts, about):
@@ -138,28 +109,12 @@ def encode_texts(texts, about):
     return torch.from_numpy(encode(texts, **about["encoder"]))
 
 # %% ../../nbs/runs/09_selected.ipynb #selfiles02
-def wanted_of(about):
-    "What `predict` takes, in words."
-    batch = f"(N, {', '.join(map(str, shape_of(about)))})"
-    if not about.get("encoder"): return f"a batch {batch}"
-    kind = "maps" if "blocks" in about["encoder"] else "vectors"
-    return f"{'texts' if is_of_texts(about) else 'image files'}, or their {kind} {batch}"
-
-
-def explain_misfit(x, about):
-    "What is wrong with a batch whose samples have another shape than the run's, and the remedy."
-    hint, shape = "", shape_of(about)
-    if x.ndim == 4 and len(x) and x.shape[1] == shape[0] and not holds_floats(about):
-        hint = "; the run saw another size: resize as it did, or give the image files themselves"
-    return f"predict takes {wanted_of(about)}, not {tuple(x.shape)}{hint}"
-
-
-def check_floats(x, no_pixels):
-    "FdgnbError on pixels that are no fractions of 1, or on other numbers that are not finite."
-    least, most = float(x.min()), float(x.max())
-    if np.isfinite(least + most) and (no_pixels or 0 <= least and most <= 1): return
-    takes = "finite numbers" if no_pixels else "bytes (uint8), or floats in [0, 1]"
-    raise FdgnbError(f"predict takes {takes}; these reach from {least:g} to {most:g}")
+def list_of(images, is_kind):
+    "One thing, or several in a list or an array, as a list; None where they are not all of a kind."
+    if is_kind(images): return [images]
+    kind = getattr(getattr(images, "dtype", None), "kind", "")
+    if kind and kind in "OUT": images = images.tolist()
+    if isinstance(images, (list, tuple)) and len(images) and all(map(is_kind, images)): return list(images)
 
 
 def fit_shape(x, about):
@@ -170,24 +125,27 @@ def fit_shape(x, about):
     is_gray = x.ndim == 3 == len(shape) and shape[0] == 1
     is_channels_last = x.ndim == 4 == len(shape) + 1 and x.shape[1] != shape[0] == x.shape[-1]
     if is_gray or is_channels_last: x = to_nchw(x, "predict")
-    known = len(shape) if "shape" in about else 2                     # an older folder says the height alone
-    if x.ndim != len(shape) + 1 or x.shape[1:known + 1] != shape[:known]: raise FdgnbError(explain_misfit(x, about))
-    return x
+    if x.shape[1:] == shape: return x
+    is_resized = x.ndim == 4 and len(x) and x.shape[1] == shape[0] and not holds_floats(about)
+    hint = "; the run saw another size: resize as it did, or give the image files themselves" if is_resized else ""
+    raise FdgnbError(f"predict takes {wanted_of(about)}, not {x.shape}{hint}")
 
 
 def as_batch(images, about):
     "Images as bytes, or vectors, as a run stores them, from arrays, files, texts or a Domain; FdgnbError otherwise."
-    no_pixels = holds_floats(about)
     if isinstance(images, Domain): return torch.from_numpy(fit_shape(images.x.numpy(), about))
-    texts = list_of(images, lambda v: isinstance(v, str)) if is_of_texts(about) else None
-    files = list_of(images, is_file)
-    if texts: return encode_texts(texts, about)
-    if files and about.get("encoder"): return encode_files(files, about)
+    if "tokens" in (about.get("encoder") or {}):
+        texts = list_of(images, lambda v: isinstance(v, str))
+        if texts: return encode_texts(texts, about)
+    files = list_of(images, lambda v: isinstance(v, (str, Path)) or hasattr(v, "convert"))
     if files: return read_files(files, about)
-    x = fit_shape(as_array(images, "predict"), about)
-    if no_pixels or x.dtype.kind == "f": check_floats(x, no_pixels)
-    if no_pixels: return torch.from_numpy(x).float()
-    return as_images(x, "predict", about.get("white", 255))
+    x, no_pixels = fit_shape(as_array(images, "predict"), about), holds_floats(about)
+    if no_pixels or x.dtype.kind == "f":
+        least, most = float(x.min()), float(x.max())
+        if not np.isfinite(least + most) or not no_pixels and not 0 <= least <= most <= 1:
+            takes = "finite numbers" if no_pixels else "bytes (uint8), or floats in [0, 1]"
+            raise FdgnbError(f"predict takes {takes}; these reach from {least:g} to {most:g}")
+    return torch.from_numpy(x).float() if no_pixels else as_images(x, "predict", about["white"])
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode003
 def has_own(method):
@@ -198,28 +156,23 @@ def has_own(method):
 def about_of(fed):
     "What the network of a federation is built from, as JSON."
     d = fed.data
-    return dict(args=fed.args(), classes=list(map(str, d.classes)), in_channels=d.in_channels, size=d.size,
-                shape=list(d.first.x.shape[1:]), white=d.white, window=d.window, encoder=d.encoder,
-                multilabel=d.multilabel,
-                clients=[c.id for c in fed.clients], own=has_own(fed.method), **({} if fed.nodes else dict(sites=True)))
-
-
-def find_method(name):
-    "The class of a run's method; FdgnbError where it is one's own and not imported."
-    try:
-        return method_class(name)
-    except FdgnbError as e:
-        raise FdgnbError(f"{e}; if it is your own, import its file first (--imports, or import_modules)") from None
+    about = dict(args=fed.args(), classes=list(map(str, d.classes)), in_channels=d.in_channels, size=d.size,
+                 shape=list(d.first.x.shape[1:]), white=d.white, window=d.window, encoder=d.encoder,
+                 multilabel=d.multilabel, clients=[c.id for c in fed.clients], own=has_own(fed.method))
+    return about if fed.nodes else about | dict(sites=True)
 
 
 def build_network(about, state):
     "The network of a run with the weights `state`, in evaluation mode on the processor."
-    args, n = about["args"], len(about["classes"])
-    settings, method = args["settings"], find_method(args["method"])(**args["hyper"])
+    args, classes, channels = about["args"], len(about["classes"]), about["in_channels"]
+    settings = args["settings"]
+    try: method = method_class(args["method"])(**args["hyper"])
+    except FdgnbError as e:
+        raise FdgnbError(f"{e}; if it is your own, import its file first (--imports, or import_modules)") from None
     with seeded(args["seed"]):
-        name, channels = settings["backbone"] or "cnn2", about["in_channels"]
-        if is_given(name): net = models.build_given(models.find_given(name), n, channels, about["shape"], name)
-        else: net = models.get(name, n, channels, size=about["size"])
+        name = settings["backbone"] or "cnn2"
+        if is_given(name): net = models.build_given(models.find_given(name), classes, channels, about["shape"], name)
+        else: net = models.get(name, classes, channels, size=about["size"])
         net = method.build(models.own_dropout(net)).to(memory_format=torch.channels_last)
     models.in_precision(net, settings["precision"])
     return models.fill(net, state, args["method"]).eval()
@@ -228,19 +181,10 @@ def build_network(about, state):
 MOST_OWN = 2**30                               # bytes of the clients' own parts that are kept of several rounds
 
 
-def size_of(states):
-    "Bytes of some states."
-    return sum(v.numel()*v.element_size() for state in states for v in state.values())
-
-
-def own_parts(states):
-    "The clients' own parts among kept states."
-    return {owner: state for owner, state in states.items() if owner != "model"}
-
-
 def lighten(states):
     "Kept states, without the clients' own parts where these are large."
-    is_large = size_of(own_parts(states).values()) > MOST_OWN
+    entries = [v for owner, state in states.items() if owner != "model" for v in state.values()]
+    is_large = sum(v.numel()*v.element_size() for v in entries) > MOST_OWN
     return {"model": states["model"]} if is_large else states
 
 
@@ -255,13 +199,22 @@ def states_of(fed, network):
     return states
 
 
-def pick_state(states, clients, domain):
-    "The state of a client's network, or of an unseen one's (None), of what was kept; FdgnbError on an unknown client."
-    if domain is None: return states["model"]
-    if not isinstance(domain, str) or domain not in clients:
-        raise FdgnbError(f"no client {echo(domain)}{nearest(domain, clients)}")
-    if len(states) == 1: return states["model"]
-    return states["model"] | states.get(f"own.{clients.index(domain)}", {})
+def refuse_site(domain, clients):
+    "FdgnbError where a client's own model is asked for and is kept at its site alone."
+    if domain not in clients: return
+    raise FdgnbError(f"the own model of {domain!r} is kept at its site: load the folder of the run there")
+
+
+def state_for(about, states, domain, round):
+    "The state of a domain's network of what was kept of a round; FdgnbError on an unknown client, or one not kept."
+    clients = about["clients"]
+    if domain is None or domain == about["args"]["target"]: return states["model"]            # an unseen client's
+    if about["own"] and about.get("sites"): refuse_site(domain, clients)
+    if domain not in clients: raise FdgnbError(f"no client {echo(domain)}{nearest(domain, clients)}")
+    if not about["own"]: return states["model"]
+    if len(states) == 1:
+        raise FdgnbError(f"the clients' own models of round {round} were too large to be kept: rule='last' has them")
+    return states["model"] | states[f"own.{clients.index(domain)}"]
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode004
 def file_of(folder, round):
@@ -303,56 +256,24 @@ def name_weights(run, folder):
 # %% ../../nbs/runs/09_selected.ipynb #selcode005
 SELECTED = TypeAdapter(TypedDict("Selected", dict(
     format=Literal["fdgnb-selected-1"], rules=dict[str, Annotated[int, Field(ge=0, lt=2**31)]])))
-
-
-def rules_in(folder):
-    "{rule: round} of the weights in a run's folder; FdgnbError where it has none."
-    file = Path(folder)/"selected.json"
-    text = read_regular(file) if exists(file) else None
-    if text is None: raise FdgnbError(f"no weights in {folder}: a run with out= keeps those it selects")
-    with of_ours(file): rules = SELECTED.validate_json(text, strict=True)["rules"]
-    if not rules: raise FdgnbError(f"no weights in {folder} yet: the run was not scored or ended")
-    return rules
-
-
-def args_beside(folder):
-    "The arguments of the run whose folder this is, as its args.json or record.json says; None without one."
-    for name in ("args.json", "record.json"):
-        text = read_regular(Path(folder)/name)
-        told = None if text is None else parse_json(text)                 # who needs the file says what is wrong
-        args = told.get("args", told) if isinstance(told, dict) else None
-        if isinstance(args, dict): return args
-    return None
-
-
-def check_origin(about, file, round, args):
-    "FdgnbError where weights are of another round, or of a run with other arguments; more rounds are no difference."
-    apart = lambda args: {k: v for k, v in flatten(args).items() if k != "rounds" and not k.startswith("versions")}
-    was, now = apart(about["args"]), apart(args or about["args"])
-    other = [k for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
-    if about.get("round", round) != round: why = f"round {about['round']}"
-    elif other: why = f"another run ({other[0]}: {echo(was.get(other[0]))} there, {echo(now.get(other[0]))} here)"
-    else: return
-    raise FdgnbError(f"{file} holds the weights of {why}: delete it and run again")
-
-
 ABOUT = TypeAdapter(TypedDict("About", dict(
     args=dict, classes=list[str], in_channels=int, size=int | None, shape=list[int], white=int, window=list | None,
-    encoder=dict | None, multilabel=bool, clients=list[str], round=int), total=False))
+    encoder=dict | None, multilabel=bool, clients=list[str], own=bool, round=NotRequired[int])))
 
 
 def read_states(folder, round, args=None):
     """(about, states) of a round in a run's folder: the model, and what the clients have otherwise.
 
-    args: the run's; None: as the folder says."""
+    args: the run's; FdgnbError where the weights are of another, but for the number of its rounds."""
     file = file_of(folder, round)
     if not exists(file): raise FdgnbError(f"the weights of round {round} are not in {folder}: run again")
     states, about = load_checkpoint(file)
-    if "model" not in states: raise FdgnbError(f"{file} holds no model: delete the folder and run again")
     with of_ours(file):
         ABOUT.validate_python(about, strict=True)
-        check_origin(about, file, round, args or args_beside(folder))
-        check_words("the name", [*about["classes"], *about.get("clients", ())])
+        check_words("the name", [*about["classes"], *about["clients"]])
+        apart = lambda args: {k: v for k, v in args.items() if k not in ("rounds", "versions")}
+        if about["round"] != round or args and apart(args) != apart(about["args"]):
+            raise FdgnbError(f"{file} holds the weights of another round or run: delete it and run again")
     return about, states
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
@@ -362,7 +283,7 @@ class Deployable:
     device = property(lambda self: self.fed.device, doc="Where its networks compute.")
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
-    multilabel = property(lambda self: self.about.get("multilabel", False), doc="Whether a sample has several labels.")
+    multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
 
     def round_of(self, rule):
         "The round that a rule names, from 1."
@@ -393,15 +314,21 @@ class Deployable:
     ) -> Path:
         "Write the model as a program, checked against the network; FdgnbError where the two differ."
         path = path_of(path, "export", "the path of a file")
-        write = WRITERS.get(path.suffix)
-        if not write: raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
+        if path.suffix not in WRITERS:
+            raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
+        write, play = WRITERS[path.suffix]
         settings, shape = self.about["args"]["settings"], shape_of(self.about)
         net = copy.deepcopy(self.model_of(domain, rule)).cpu()
         if settings["precision"] != "float32": to_float32(net)
         net = Deployed(net, settings["normalize"]).eval()
         x = torch.randint(256, (3, *shape), generator=generator(0, purpose="export")).to(torch.uint8)
         if floats or holds_floats(self.about): x = x/255
-        return write(net, x, path, notes_of(self.about, x))
+        with torch.no_grad(), one_thread():
+            wanted = net(x)
+            program = write(net, x, notes_of(self.about, x))
+            off = float((play(program, x) - wanted).abs().max()/wanted.abs().max().clamp(min=1))
+        if not off < 1e-4: raise FdgnbError(f"{path.name}: the program is {off:.1g} off the network")
+        with writing(path): return atomic_write(path, program)
 
     def adapt(
         self,
@@ -410,18 +337,6 @@ class Deployable:
     ):                               # an `Adapted`
         "The model adapted by the run's method; FdgnbError where the method does not adapt."
         return Adapted(self, images, rule)
-
-# %% ../../nbs/runs/09_selected.ipynb #selcode008
-def make_writer(write, run):
-    "A writer of programs: `write(net, x, notes)` gives its bytes, `run(bytes, x)` must give the logits of `net`."
-    def put(net, x, path, notes):
-        with torch.no_grad(), one_thread():
-            wanted = net(x)
-            program = write(net, x, notes)
-            off = float((run(program, x) - wanted).abs().max()/wanted.abs().max().clamp(min=1))
-        if not off < 1e-4: raise FdgnbError(f"{path.name}: the program is {off:.1g} off the network")
-        with writing(path): return atomic_write(path, program)
-    return put
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode009
 def notes_of(about, x):
@@ -469,7 +384,14 @@ def run_onnx(program, x):
     return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
 
 
-WRITERS = {".pt2": make_writer(write_program, run_program), ".onnx": make_writer(write_onnx, run_onnx)}
+WRITERS = {".pt2": (write_program, run_program), ".onnx": (write_onnx, run_onnx)}
+
+
+def to_float32(net):
+    "Take the hooks of `in_precision` off a network's parts."
+    for part in list(net.children()) or [net]:
+        part._forward_pre_hooks.clear()
+        part._forward_hooks.clear()
 
 # %% ../../nbs/runs/09_selected.ipynb #seladapt00
 SERVED = {"dsbn"}                      # adapt with what a server sends each time, which no folder keeps
@@ -533,62 +455,40 @@ class Kept(Deployable):
         self.out = path_of(folder, "load", "the folder of a run")
         self.about                                                        # refused here if it cannot be read
 
-    rules = property(lambda self: rules_in(self.out), doc="{rule: round} of the weights in the folder.")
+    @property
+    def rules(self):
+        "{rule: round} of the weights in the folder; FdgnbError where it has none."
+        file = self.out/"selected.json"
+        text = read_regular(file) if exists(file) else None
+        if text is None: raise FdgnbError(f"no weights in {self.out}: a run with out= keeps those it selects")
+        with of_ours(file): rules = SELECTED.validate_json(text, strict=True)["rules"]
+        if not rules: raise FdgnbError(f"no weights in {self.out} yet: the run was not scored or ended")
+        return rules
 
-    def round_of(self, rule): return self.rules[check_rule(rule)]
+    def round_of(self, rule):
+        "The round that a rule names; FdgnbError where the folder has no weights of it."
+        rules, rule = self.rules, check_rule(rule)
+        if rule in rules: return rules[rule]
+        why = "the run has not ended" if rule == "last" else "no round has the scores it looks at"
+        raise FdgnbError(f"no weights under the rule {rule!r} in {self.out}: {why}")
 
     @cached_property
     def about(self):
         "What the networks are built from."
-        return read_states(self.out, min(self.rules.values()))[0]
+        args = parse_json(read_regular(self.out/"args.json") or b"")          # none where a run was saved elsewhere
+        return read_states(self.out, min(self.rules.values()), args if isinstance(args, dict) else None)[0]
 
     def model_of(self, domain=None, rule=None):
         """The network of a client, or the one an unseen client would get, in evaluation.
 
         rule: which names the round; None: last."""
-        return load_network(self.out, "last" if rule is None else rule, domain, self.about["args"])
+        round = self.round_of("last" if rule is None else rule)
+        about, states = read_states(self.out, round, self.about["args"])
+        with of_ours(file_of(self.out, round)): return build_network(about, state_for(about, states, domain, round))
 
     def __getattr__(self, name):
         if name not in "table history ledger record sizes args domains round arrays".split():
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        raise NoResults(f"{self.out} holds models, no results: run.save() writes them there, "
-                        "then load gives both")
+        raise NoResults(f"{self.out} holds models, no results: run.save() writes them there, then load gives both")
 
     def __repr__(self): return f"Kept({', '.join(f'{k}: round {v}' for k, v in self.rules.items())})"
-
-# %% ../../nbs/runs/09_selected.ipynb #selcode007
-def load_network(folder, rule, domain=None, args=None):
-    "The network that a rule names in a run's folder; args: the run's, where they are known."
-    rules, rule = rules_in(folder), check_rule(rule)
-    if rule not in rules:
-        why = "the run has not ended" if rule == "last" else "no round has the scores it looks at"
-        raise FdgnbError(f"no weights under the rule {rule!r} in {folder}: {why}")
-    about, states = read_states(folder, rules[rule], args)
-    with of_ours(file_of(folder, rules[rule])):
-        return build_network(about, state_for(about, states, domain, rules[rule]))
-
-
-def refuse_site(domain, clients):
-    "FdgnbError where a client's own model is asked for and is kept at its site alone."
-    if domain not in clients: return
-    raise FdgnbError(f"the own model of {domain!r} is kept at its site: load the folder of the run there")
-
-
-def state_for(about, states, domain, round):
-    "The state of a domain's network of what a folder holds; FdgnbError on an unknown client, or one not kept."
-    if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
-    if domain == about["args"]["target"]: domain = None                      # an unseen client
-    if domain is not None and "clients" not in about:
-        raise FdgnbError("this folder was written by an earlier fdgnb, without the clients' own models: run again")
-    if about.get("own") and about.get("sites"): refuse_site(domain, about["clients"])
-    if domain is not None and about.get("own") and len(states) == 1:
-        raise FdgnbError(f"the clients' own models of round {round} were too large to be kept: rule='last' has them")
-    return pick_state(states, about.get("clients", []), domain)
-
-
-def to_float32(net):
-    "Take the hooks of `in_precision` off a network's parts; returns the network."
-    for part in list(net.children()) or [net]:
-        part._forward_pre_hooks.clear()
-        part._forward_hooks.clear()
-    return net
