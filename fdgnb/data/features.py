@@ -15,9 +15,9 @@ from ..models import PACKAGED, chain, find_timm_file, get, packaged_file, read_w
 from ..models import timm_backbone, torchvision_names, weights_dir, weights_file
 from ..settings import arg, check_value
 from ..vectors import digest
-from .cache import allocate, cache_arrays, cache_key, map_in_threads, origin_of
+from .cache import allocate, cache_arrays, cache_key, origin_of
 from .domain import Dataset, Domain, to_float
-from .text import TOKENS
+from .text import TOKENS, map_batches
 
 # %% ../../nbs/data/21_features.ipynb #featcode04
 def encode_images(
@@ -123,14 +123,11 @@ def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode", blo
 
     @torch.inference_mode()
     def encode_batch(start):
-        torch.set_num_threads(1)
         pixels = to_float(torch.from_numpy(np.array(x[start:start + batch]))).expand(-1, 3, -1, -1)
         pixels = ((pixels - mean)/std).contiguous(memory_format=torch.channels_last)
         out[start:start + batch] = net.features(pixels).numpy()
 
-    threads = torch.get_num_threads()
-    try: map_in_threads(encode_batch, range(0, len(x), batch), title, "batch")
-    finally: torch.set_num_threads(threads)
+    map_batches(encode_batch, range(0, len(x), batch), title)
     return out
 
 
