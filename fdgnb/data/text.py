@@ -59,7 +59,8 @@ def _encoder(folder):
                                                     local_files_only=True)
         lost = sorted(k for k in loaded["missing_keys"] if not k.startswith("pooler."))
         if lost: raise ValueError(f"{len(lost)} weights are missing, the first: {lost[0]}")
-        with torch.no_grad(): net.eval()(**tokenizer(["a b"], return_tensors="pt")).last_hidden_state
+        # a sign that no vocabulary holds
+        with torch.no_grad(): net.eval()(**tokenizer(["a \U0001f9ff"], return_tensors="pt")).last_hidden_state
         return net, tokenizer
     except Exception as e:                               # tokenizers raise a bare one
         why = " ".join(f"{type(e).__name__}: {e}".split())[:200]
