@@ -60,9 +60,6 @@ class Augment:
         return K.ImageSequential(*steps)
 
     def __call__(self, x, rng):
-        if x.ndim != 4:
-            raise FdgnbError(f"augmentation is for images (N, C, H, W); these samples have the shape "
-                             f"{tuple(x.shape)}: use augment='none'")
         recipe = self.transforms(*x.shape[2:], x.shape[1])
         if not len(recipe): return x
         with drawing_from(rng): drawn = recipe.forward_parameters(x.shape)

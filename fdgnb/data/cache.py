@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/02_cache.ipynb #22a93310
-import errno, hashlib, json, math, os, re, secrets, shutil, sys, tempfile, time, warnings
+import errno, hashlib, json, math, os, re, shutil, sys, tempfile, time, warnings
 import numpy as np
 from platformdirs import user_cache_path
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +47,7 @@ def _digest(file):
 
 
 def _stamp(files):
+    "The digest of a manifest's files."
     return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -119,15 +120,11 @@ def _write(folder, arrays):
     _protect(folder, files)
 
 # %% ../../nbs/data/02_cache.ipynb #df90e2b7
-_LEFT = re.compile(r"\..+\.(\d+|bad)-[0-9a-f]{8}")
-
-
-def _find_leftovers(folder, start):
-    "The unfinished folders of the cache whose key begins with `start` and that nobody has touched for a day."
-    for left in folder.glob(f".{start}*"):
+def _sweep(folder):
+    "Remove what killed processes left unfinished in the cache more than a day ago."
+    for left in folder.glob(".fdgnb-*"):
         with suppress(OSError):                          # another process may remove it meanwhile
-            is_old = time.time() - left.stat().st_mtime > 86400
-            if is_old and _LEFT.fullmatch(left.name): yield left
+            if time.time() - left.stat().st_mtime > 86400: shutil.rmtree(left)
 
 
 _told = set()                                            # the folders that this process has named
@@ -155,19 +152,18 @@ def cache_arrays(key, make, stream=False):
             except (OSError, ValueError) as e:
                 warnings.warn(f"cached data {str(entry)!r}: {e}; making it anew", stacklevel=2)
                 shutil.rmtree(entry, ignore_errors=True)
-        for left in _find_leftovers(entry.parent, f"{key}."): shutil.rmtree(left, ignore_errors=True)
-        made = entry.with_name(f".{key}.{os.getpid()}-{secrets.token_hex(4)}")
+        _sweep(entry.parent)
         try:
-            made.mkdir(0o700)
-            _write(made, make(made) if stream else make())
-            try: os.rename(made, entry)
-            except OSError:                              # another process was faster
-                if not entry.exists(): raise
+            with tempfile.TemporaryDirectory(prefix=".fdgnb-", dir=entry.parent, ignore_cleanup_errors=True) as name:
+                made = Path(name)
+                _write(made, make(made) if stream else make())
+                try: made.rename(entry)
+                except OSError:                          # another process was faster
+                    if not entry.exists(): raise
             tell_place(entry.parent)
         except OSError as e:
             raise FdgnbError(f"cannot keep decoded data in {str(entry.parent)!r}: {e.strerror or e}; set "
                              f"FDGNB_CACHE to a folder with room, or to off") from None
-        finally: shutil.rmtree(made, ignore_errors=True)
     raise FdgnbError(f"cached data {str(entry)!r} changes while it is being read; is another program writing there?")
 
 # %% ../../nbs/data/02_cache.ipynb #d2758fb8
@@ -253,26 +249,20 @@ def map_in_threads(one, items, title, unit, chunk=1):
         return list(tqdm(done, desc=title, total=len(items), unit=unit, leave=False, disable=is_silent))
 
 # %% ../../nbs/data/02_cache.ipynb #e80d11e3
-def _size(folder):
-    "Bytes of the files in a folder; another process may remove it meanwhile."
-    total = 0
-    with suppress(OSError):
-        for file in folder.iterdir(): total += file.stat().st_size
-    return total
-
-
 def cache_entries(name=None):
-    "{folder: bytes} of the entries, those of data set `name` or all, and of leftovers a day old."
+    "{folder: bytes} of the entries, those of data set `name` or all."
     if is_off(): return {}
-    folder = cache_dir()
-    start = "" if name is None else f"{cache_words(name)}-"
-    entries = [p for p in folder.glob(f"{start}*") if p.name[0] != "." and _read_manifest(p)]
-    return {p: _size(p) for p in sorted([*entries, *_find_leftovers(folder, start)])}
+    entries, start = {}, "" if name is None else f"{cache_words(name)}-"
+    for entry in sorted(cache_dir().glob(f"{start}*")):
+        manifest = _read_manifest(entry)
+        if manifest and entry.name[0] != ".": entries[entry] = sum(f["bytes"] for f in manifest["files"].values())
+    return entries
 
 
 def clean_cache(name=None):
     "Free what the cache holds, of one data set or of all: (entries, bytes)."
     entries = cache_entries(name)
-    for p in entries: shutil.rmtree(p, ignore_errors=True)
-    gone = {p: n for p, n in entries.items() if not p.exists()}
-    return len(gone), sum(gone.values())
+    for entry in entries: shutil.rmtree(entry, ignore_errors=True)
+    _sweep(cache_dir())
+    gone = [n_bytes for entry, n_bytes in entries.items() if not entry.exists()]
+    return len(gone), sum(gone)

@@ -254,7 +254,7 @@ def clear_cache(name=None):
     "Free the cache of a data set or folder `name`, or all of it; the line that says what it held."
     key = _cached_name(name)
     if name and key not in DATASETS.load() and not cache_entries(key):
-        known = {*DATASETS, *(p.name.split("-")[0] for p in cache_entries() if p.name[0] != ".")}
+        known = {*DATASETS, *(p.name.split("-")[0] for p in cache_entries())}
         raise FdgnbError(f"no data set {name!r}, and nothing of it in the cache{nearest(name, sorted(known))}")
     entries, room = clean_cache(key)
     whose = f" of {name}" if name else ""
