@@ -6,13 +6,14 @@
 __all__ = []
 
 # %% ../../nbs/data/13_prepare.ipynb #ffc4bbea
-import hashlib, inspect, io, json, sys, typer, warnings
+import hashlib, inspect, io, sys, typer, warnings
 import numpy as np
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Optional
 from ..core import FdgnbError, is_folder, nearest, one_line, path_of
+from ..settings import read_yaml
 from .cache import cache_dir, cache_entries, clean_cache, format_bytes, map_in_threads
 from .catalogue import DATASETS, find_loader, get_dataset, is_path, list_datasets
 from .domain import choose_domains
@@ -226,14 +227,13 @@ def _check_text(t):
 
 # %% ../../nbs/data/13_prepare.ipynb #93c17f5e
 def _read_options(pairs):
-    "['tokens=32', 'encoder=bert'] -> {'tokens': 32, 'encoder': 'bert'}: values as JSON, or else words."
+    "['tokens=32', 'encoder=bert'] -> {'tokens': 32, 'encoder': 'bert'}."
     options = {}
     for pair in pairs or ():
         name, sign, value = pair.partition("=")
         if not (name and sign) or name in ("size", "domains", "name", "path", "load"):
             raise FdgnbError(f"--option {pair!r}: wanted NAME=VALUE, an option of the loader")
-        try: options[name] = json.loads({"True": "true", "False": "false"}.get(value, value))
-        except ValueError: options[name] = value
+        options[name] = read_yaml(value, f"--option {pair!r}")
     return options
 
 
