@@ -70,7 +70,8 @@ def _claim(folder):
                          "a folder of your own, or, for a group, to one of root's")
     if folder in _private: return
     _private.add(folder)
-    if not os.environ.get("FDGNB_CACHE"): folder.chmod(0o700)
+    if not os.environ.get("FDGNB_CACHE"):
+        with suppress(OSError): folder.chmod(0o700)      # root's
     for entry in folder.iterdir():
         manifest = _read_manifest(entry)
         if manifest: _protect(entry, manifest["files"])
