@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/13_prepare.ipynb #ffc4bbea
-import hashlib, inspect, io, sys, typer, warnings
+import hashlib, io, sys, typer, warnings
 import numpy as np
 from collections import Counter
 from contextlib import suppress
@@ -23,7 +23,7 @@ from .scale import decide_white
 from .found import Found, find_domains, sum_counts
 
 # %% ../../nbs/data/13_prepare.ipynb #bda04f69
-def check(name, domains=None, decode=True, **options):
+def check(name, domains=None, decode=True):
     """DataFrame (domain, class, found, published, equal) of what is on the disk; class "all" is the total.
 
     name: a data set, or the path of a folder <domain>/<class>/<image>. attrs: name; missing (domains);
@@ -31,25 +31,23 @@ def check(name, domains=None, decode=True, **options):
     refused (whether a run would refuse some of it); own (whether it is a folder); decoded.
     decode: read each image too, and say in `remarks` what a run would refuse or skip; nothing is kept."""
     import pandas as pd
-    remarks = []
     if is_path(name):
         path = path_of(name, "data set", "a name, or the path of a folder")
-        found, classes, remarks = _find_folder(path, domains, options)
+        found, classes, remarks = _find_folder(path, domains)
         title, info = path.absolute().name, dict(counts=dict.fromkeys(found))
     else:
-        load = find_loader(name)
-        found, classes = _find_all(load, domains, options)
+        load, remarks = find_loader(name), []
+        found, classes = _find_all(load, domains)
         title, info = name, load.info
     if decode: remarks = remarks + _decode_remarks(title, found, is_path(name))
-    rows = []
     published = info.get("published", info["counts"])
+    rows = []
     for d, f in found.items(): rows += _count_rows(d, f, f.published or published.get(d), classes)
     columns = ["domain", "class", "found", "published", "equal"]
     out = pd.DataFrame(rows, columns=columns, dtype=object).astype(dict(found=int))
     within, across_domains, across_classes = count_duplicates(found)
-    wanted = domains or (found if options.get("angles") is not None else info["counts"])
     parts = {d: {part: len(rows) for part, rows in f.parts.items()} for d, f in found.items()}
-    out.attrs = dict(name=title, missing=[d for d in wanted if d not in found], within=within,
+    out.attrs = dict(name=title, missing=[d for d in domains or info["counts"] if d not in found], within=within,
                      across_domains=across_domains, across_classes=across_classes, parts=parts,
                      note=info.get("note", ""), remarks=[line for line, _ in remarks],
                      refused=any(is_refused for _, is_refused in remarks), own=is_path(name), decoded=decode)
@@ -78,16 +76,15 @@ def count_duplicates(found):
     return within, across_domains, across_classes
 
 # %% ../../nbs/data/13_prepare.ipynb #7e936806
-def _find_all(load, domains, options):
+def _find_all(load, domains):
     "(Found by domain, classes) of what is there; the loader's error where what was asked for is not."
     if not hasattr(load, "find"):
         data = load(**({"domains": domains} if domains else {}))
         if data.multilabel: raise FdgnbError(f"{data.name} has several labels a sample: see its counts() instead")
         found = {k: Found(d.y.numpy(), "pixels", lambda d=d: d.x.numpy(), []) for k, d in data.domains.items()}
         return found, data.classes
-    is_known = set(options) <= set(inspect.signature(load.find).parameters)
-    if not domains and is_known: domains = list(load.find(**options)) or None      # None: the error names all
-    found = {d: get() for d, get in find_domains(load, domains, options).items()}
+    domains = domains or list(load.find()) or None       # None: the error names all
+    found = {d: get() for d, get in find_domains(load, domains, {}).items()}
     return found, load.info["class_names"]
 
 
@@ -101,9 +98,8 @@ def _count_rows(domain, f, published, classes):
     return [(domain, c, n, wanted, None if wanted is None else n == wanted) for c, n, wanted in rows]
 
 # %% ../../nbs/data/13_prepare.ipynb #ownfolder2
-def _find_folder(path, domains, options):
+def _find_folder(path, domains):
     "(Found by domain, classes, remarks) of a folder of <domain>/<class>/<image>."
-    if options: raise FdgnbError(f"{str(path)!r}: a folder has no options, and {[*options][0]!r} is one")
     there = {p.name: p for p in list_subfolders(path)} if is_folder(path) else {}
     folders = {d: there[d] for d in choose_domains(path.absolute().name, domains, there)}
     tree = {d: {c.name: list_images(c) for c in list_subfolders(p)} for d, p in folders.items()}

