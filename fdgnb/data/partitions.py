@@ -253,27 +253,22 @@ def steps_of(partition):
     return [(name, *check_arguments(f"partition {echo(name)}", PARTITIONS.get(name), 3, args))]
 
 
-def load_substitutes(data, settings):
-    "The data sets that a partition puts in the place of `data`."
-    names = [args[0] for step, *args in steps_of(settings.partition) if step == "load"]
-    if names and settings.load:
-        raise FdgnbError(f"load={echo(settings.load)} has no effect: the partition takes {', '.join(names)} instead")
-    return [get_dataset(name, size=data.size) for name in names]
-
-
 BY_CLASS = {"halves", "lda", "dirichlet"}
 
 
-def partition_domains(data, target, settings, seed, substitutes):
-    "The data set with its domains made into clients as the settings say; substitutes: what its `load` steps take."
-    rng, loaded = generator(seed, purpose="partition"), iter(substitutes)
+def partition_domains(data, target, settings, seed):
+    "(the data set with its domains made into clients as the settings say, the data sets that were read for it)."
+    rng, read = generator(seed, purpose="partition"), [data]
     for name, *args in steps_of(settings.partition):
         if name in BY_CLASS and data.multilabel:
             raise FdgnbError(f"partition {name!r} goes by the class of a sample, and those of {data.name!r} have "
                              f"several labels: use 'split'")
-        if name == "load": args = [next(loaded)]
+        if name == "load":
+            if settings.load: raise FdgnbError(f"load={echo(settings.load)} has no effect: the partition takes {args[0]}")
+            args = [get_dataset(args[0], size=data.size)]
+            read += args
         data = PARTITIONS.get(name)(data, target, rng, *args)
-    return data
+    return data, read
 
 # %% ../../nbs/data/12_partitions.ipynb #f0f45c52
 def subsample(index, n, rng):
@@ -340,8 +335,7 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
 
     data: the data set whose domains are the clients and the target, after partition and limit.
     read: the data sets that the samples come from, the given one first."""
-    read = [data, *load_substitutes(data, settings)]
-    data = partition_domains(data, target, settings, seed, read[1:])
+    data, read = partition_domains(data, target, settings, seed)
     grouped = [d.groups for d in data.domains.values() if d.groups is not None]
     if grouped and list(data.domains) != list(read[0].domains):
         warn_of_shared(grouped, "partition", "at several clients, so that one tests what another trains on")
