@@ -264,7 +264,8 @@ def partition_domains(data, target, settings, seed):
             raise FdgnbError(f"partition {name!r} goes by the class of a sample, and those of {data.name!r} have "
                              f"several labels: use 'split'")
         if name == "load":
-            if settings.load: raise FdgnbError(f"load={echo(settings.load)} has no effect: the partition takes {args[0]}")
+            if settings.load:
+                raise FdgnbError(f"load={echo(settings.load)} has no effect: the partition takes {args[0]} instead")
             args = [get_dataset(args[0], size=data.size)]
             read += args
         data = PARTITIONS.get(name)(data, target, rng, *args)
