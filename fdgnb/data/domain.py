@@ -142,11 +142,11 @@ ON_ERROR = arg(str, "what is done with files that cannot be read; None: a few ar
 
 def check_names(**given):
     "FdgnbError unless each is None or a list of one or more different names."
-    for what, names in given.items():
+    for argument, names in given.items():
         if names is None: continue
         are_names = isinstance(names, (list, tuple, dict)) and all(isinstance(n, (str, int)) for n in names)
         if not are_names or not names or len(set(names)) < len(names):
-            raise FdgnbError(f"{what}={echo(names)}: wanted a list of different names")
+            raise FdgnbError(f"{argument}={echo(names)}: wanted a list of different names")
 
 
 def check_size(size):
