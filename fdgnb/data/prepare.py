@@ -185,14 +185,14 @@ def _decode_remarks(name, found, is_own):
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
 def _count_lines(t, most=30):
     "Lines of counts by class and domain, those of all classes first; of many classes, only those that differ."
+    import pandas as pd
     differs = t["class"][t["equal"] == False]
     if t["class"].nunique() > most: t = t[(t["class"] == "all") | t["class"].isin(differs)]
-    cells = []
-    for n, wanted, is_equal in zip(t["found"], t["published"], t["equal"]):
-        if wanted is None: cells.append(f"{n}")
-        else: cells.append(f"{n} = {wanted}" if is_equal else f"{n} ! {wanted}")
-    table = t.assign(cell=cells).pivot(index="class", columns="domain", values="cell")
-    table = table.loc[t["class"].unique(), t["domain"].unique()].rename_axis(index=None, columns="class")
+    signs, columns = {True: " = {}", False: " ! {}", None: ""}, {}
+    for d, rows in t.groupby("domain", sort=False):
+        counts = zip(rows["found"], rows["published"], rows["equal"])
+        columns[d] = [f"{n}{signs[is_equal].format(wanted)}" for n, wanted, is_equal in counts]
+    table = pd.DataFrame(columns, index=rows["class"].tolist()).rename_axis(columns="class")
     key = [] if t["published"].isna().all() else ["found = published, ! where they differ:"]
     return [*key, *table.to_string().splitlines(), ""]
 
