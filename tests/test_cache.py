@@ -77,6 +77,7 @@ def test_what_is_kept_is_listed_and_cleared_and_nothing_else(tmp_path, cache, mo
     call("prepare", write_shop(tmp_path/"shop"), "--size", 8)
     call("prepare", "digits", "--domain", "inked", "--size", 8)
     (cache/"notes").mkdir()
+    (cache/"notes"/"manifest.json").write_text("{}")
     code, out, _ = call("cache")
     assert code == 0 and "3 entries" in out and "shop-a-8" in out and str(cache) in out
     assert "2 entries of shop" in call("cache", "--clear", "shop")[1]

@@ -133,9 +133,10 @@ def test_a_limit_keeps_the_lists_of_the_samples_that_remain():
     assert sum(map(len, parts.values())) == 25 and min(parts["test"]) >= 40 > max(parts["train"] + parts["val"])
 
 
-@pytest.mark.parametrize("target", ["photo", None])
+@pytest.mark.parametrize("target", ["photo", "pooled", None])
 def test_pool_joins_the_very_samples_of_each_part(target):
     how = dict(fractions=(.6, .2, .2), limit=40, target=target)
-    apart, pooled = parts_of(run(toy(), **how)), parts_of(run(toy(), "pool", **how))
-    for part, own in pooled["pooled"].items():
+    data = toy(names=("art", "cartoon", target or "photo", "sketch"))
+    apart, pooled = parts_of(run(data, **how)), parts_of(run(data, "pool", **how))
+    for part, own in next(iter(pooled.values())).items():
         assert own == sum((parts.get(part, []) for parts in apart.values()), [])

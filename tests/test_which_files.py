@@ -1,5 +1,4 @@
 """Which files of a data set count, lists that name absent ones, the place of decoded images, texts in `predict`."""
-import shutil
 import numpy as np
 import pandas as pd
 import pytest
@@ -83,11 +82,6 @@ def test_decoded_images_are_kept_listed_removed_or_not_kept(shop, tmp_path, monk
     assert main(["cache"]) == 2 and "FDGNB_CACHE=off" in capsys.readouterr().err
     monkeypatch.setenv("FDGNB_CACHE", str(tmp_path/"cache"))
     assert main(["cache", "--clear", "shop"]) == 0 and "2 entries of shop" in capsys.readouterr().out
-
-
-def test_a_folder_for_which_there_is_no_room_is_not_read(shop, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**8))
-    says(lambda: fdgnb.from_folder(shop, size=4096), "604.0 MB", "100.0 MB are free")
 
 
 @pytest.mark.parametrize("path", ["~nobody-here/x", "x/"*3000, "x"*999, None, 3])

@@ -11,7 +11,6 @@ import numpy as np
 from dataclasses import dataclass
 from ..core import FdgnbError, Registry, drawing_from, generator
 from ..models import attempt
-from ..settings import format_value
 
 # %% ../../nbs/data/11_augment.ipynb #568796af
 # a field of Augment -> kornia's transforms, in the order they are applied
@@ -61,9 +60,6 @@ class Augment:
         return K.ImageSequential(*steps)
 
     def __call__(self, x, rng):
-        if x.ndim != 4:
-            raise FdgnbError(f"augmentation is for images (N, C, H, W); these samples have the shape "
-                             f"{tuple(x.shape)}: use augment='none'")
         recipe = self.transforms(*x.shape[2:], x.shape[1])
         if not len(recipe): return x
         with drawing_from(rng): drawn = recipe.forward_parameters(x.shape)
@@ -83,17 +79,6 @@ AUGMENTATIONS |= dict(
     cifar=Augment(pad=1/8, flip=.5, source="FedBR, App. A: RandomCrop and flip; ours: padding 4 of 32"),
     fedbn=Augment(turn=30., flip=.5, source="FedBN, code"))
 
-# %% ../../nbs/data/11_augment.ipynb #06e6b3p1
-def list_augmentations():
-    "DataFrame of the augmentations: what each does, where it comes from."
-    import pandas as pd
-    rows = []
-    for name, augment in AUGMENTATIONS.items():
-        set_ = {k: v for k, v in vars(augment).items() if k != "source" and v != getattr(Augment, k)}
-        does = ", ".join(f"{k}={format_value(v)}" for k, v in set_.items()) or "nothing"
-        rows.append(dict(augment=name, does=does, source=augment.source))
-    return pd.DataFrame(rows).set_index("augment")
-
 # %% ../../nbs/data/11_augment.ipynb #givenaug02
 def takes(f, *args):
     "Whether a callable can be called with these arguments, as far as its signature says."
@@ -111,31 +96,28 @@ def is_transform(f):
 def as_augment(given, name="own"):
     "`f(x, rng)` on a batch of what `augment=` was given: a function, or a transform of one image."
     alone = is_transform(given)
-    call = (lambda x, rng: torch.stack([given(image) for image in x])) if alone else given
 
     def change(x, rng):
-        says = f"augment: {name} raises on {'an image' if alone else 'a batch'} of shape {tuple(x.shape[alone:])}"
-        with drawing_from(rng): out = attempt(lambda: call(x, rng), says)
-        if not torch.is_tensor(out) or (out.shape, out.dtype) != (x.shape, x.dtype):
-            was = f"{out.dtype} {tuple(out.shape)}" if torch.is_tensor(out) else type(out).__name__
-            raise FdgnbError(f"augment: {name} turns {x.dtype} {tuple(x.shape)} into {was}: shape and type must stay")
-        return out
+        where = f"augment: {name} raises on {'an image' if alone else 'a batch'} of shape {tuple(x.shape[alone:])}"
+        call = (lambda: torch.stack([given(image) for image in x])) if alone else (lambda: given(x, rng))
+        with drawing_from(rng): out = attempt(call, where)
+        if torch.is_tensor(out) and (out.shape, out.dtype) == (x.shape, x.dtype): return out
+        kind = f"{out.dtype} {tuple(out.shape)}" if torch.is_tensor(out) else type(out).__name__
+        raise FdgnbError(f"augment: {name} turns {x.dtype} {tuple(x.shape)} into {kind}: shape and type must stay")
+
     return change
-
-
-def global_states():
-    "Where the generators stand that are the process's own: torch's, Python's, NumPy's."
-    return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
 
 def check_augment(augment, x, name="own", tries=8):
     "FdgnbError where an augmentation of a batch does not follow from its generator alone; global states stay."
-    before, python, numpy = global_states(), random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()
+    states = lambda: (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()))
+    before = states()
     try:
         with torch.random.fork_rng(devices=[]):
             for i in range(tries):
                 one, same = (augment(x.clone(), generator(i, purpose="trial")) for _ in range(2))
-                if torch.equal(one, same) and global_states() == before: continue
+                if torch.equal(one, same) and states() == before: continue
                 raise FdgnbError(f"augment: {name} does not draw from the generator that it is given alone: write "
                                  "f(x, generator), and draw with torch.rand(..., generator=generator)")
     finally:

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/02_cache.ipynb #22a93310
-import errno, hashlib, json, math, os, re, secrets, shutil, sys, tempfile, time, warnings
+import errno, hashlib, json, math, os, re, shutil, sys, tempfile, time, warnings
 import numpy as np
 from platformdirs import user_cache_path
 from concurrent.futures import ThreadPoolExecutor
@@ -14,20 +14,48 @@ from contextlib import suppress
 from pathlib import Path
 from ..core import FdgnbError, root
 
+# %% ../../nbs/data/02_cache.ipynb #16184c58
+def data_dir():
+    "The folder of data sets: FDGNB_DATA, default `data/` in the repository."
+    return Path(os.environ.get("FDGNB_DATA") or root()/"data").expanduser()
+
+
+def is_off():
+    "Whether nothing that was decoded is to be kept on the disk: FDGNB_CACHE=off."
+    return os.environ.get("FDGNB_CACHE", "").casefold() == "off"
+
+
+def cache_dir():
+    "The folder of decoded data, made if missing: FDGNB_CACHE, else the user's cache folder, else a temporary one."
+    if is_off(): raise FdgnbError("FDGNB_CACHE=off: nothing is kept on the disk; leave it out, or name a folder")
+    given = os.environ.get("FDGNB_CACHE")
+    temporary = Path(tempfile.gettempdir())/"fdgnb"
+    places = [Path(given).expanduser()] if given else [user_cache_path("fdgnb", appauthor=False), temporary]
+    for folder in places:
+        with suppress(OSError): folder.mkdir(0o700, parents=True, exist_ok=True)
+        if not (folder.is_dir() and os.access(folder, os.W_OK)): continue
+        _claim(folder)
+        return folder
+    raise FdgnbError(f"nowhere to keep decoded data: cannot write to {', '.join(map(str, places))}; set "
+                     f"FDGNB_CACHE to a folder that can be written")
+
 # %% ../../nbs/data/02_cache.ipynb #716d1481
-def _writable(folder):
-    "Whether `folder` may be written; makes it if so."
-    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not (there.is_dir() and there.stat().st_mode & 0o222 and os.access(there, os.W_OK)): return False
-    with suppress(OSError): folder.mkdir(0o700, parents=True, exist_ok=True)
-    return folder.is_dir()
+def _digest(file):
+    "blake2b of a file, hexadecimal."
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _protect(entry):
-    "Let an entry of the cache be read by its user alone, or also by a group that may write to the cache."
-    mode = 0o770 if entry.parent.stat().st_mode & 0o020 else 0o700
-    entry.chmod(mode)
-    for file in entry.iterdir(): file.chmod(mode & 0o660)
+def _stamp(files):
+    "The digest of a manifest's files."
+    return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _read_manifest(entry):
+    "The manifest of an entry of the cache; None of any other folder, and of a damaged one."
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        manifest = json.loads((entry/"manifest.json").read_text())
+        if manifest["format"] == 1 and manifest["digest"] == _stamp(manifest["files"]): return manifest
 
 
 _private = set()                                         # the folders that this process has made private
@@ -42,125 +70,62 @@ def _claim(folder):
                          "a folder of your own, or, for a group, to one of root's")
     if folder in _private: return
     _private.add(folder)
-    with suppress(PermissionError):                      # root's, or of another member of the group
-        if not os.environ.get("FDGNB_CACHE"): folder.chmod(0o700)
-        for manifest in folder.glob("*/manifest.json"): _protect(manifest.parent)
-
-# %% ../../nbs/data/02_cache.ipynb #16184c58
-def data_dir():
-    "The folder of data sets: FDGNB_DATA, default `data/` in the repository."
-    return Path(os.environ.get("FDGNB_DATA") or root()/"data").expanduser()
+    if not os.environ.get("FDGNB_CACHE"):
+        with suppress(OSError): folder.chmod(0o700)      # root's
+    for entry in folder.iterdir():
+        manifest = _read_manifest(entry)
+        if manifest: _protect(entry, manifest["files"])
 
 
-def is_off():
-    "Whether nothing that was decoded is to be kept on the disk: FDGNB_CACHE=off."
-    return os.environ.get("FDGNB_CACHE", "").casefold() == "off"
-
-
-def cache_places():
-    "The folders in which decoded data may be kept, the first choice first."
-    if os.environ.get("FDGNB_CACHE"): return [Path(os.environ["FDGNB_CACHE"]).expanduser()]
-    return [user_cache_path("fdgnb", appauthor=False), Path(tempfile.gettempdir())/"fdgnb"]
-
-
-def cache_dir():
-    "The folder of decoded data (made if missing): the first of `cache_places()` that may be written."
-    if is_off(): raise FdgnbError("FDGNB_CACHE=off: nothing is kept on the disk; leave it out, or name a folder")
-    places = cache_places()
-    for p in filter(_writable, places):
-        _claim(p)
-        return p
-    raise FdgnbError(f"nowhere to keep decoded data: cannot write to {', '.join(map(str, places))}; set "
-                     f"FDGNB_CACHE to a folder that can be written")
+def _protect(entry, files):
+    "Let an entry and its named files be read by its user alone, or also by a group that may write to the cache."
+    if entry.is_symlink(): return
+    mode = 0o770 if entry.parent.stat().st_mode & 0o020 else 0o700
+    with suppress(OSError): entry.chmod(mode)            # another user's, of a group
+    for name in (*files, "manifest.json"):
+        file = entry/Path(name).name
+        if file.is_symlink() or not file.is_file(): continue
+        with suppress(OSError): file.chmod(mode & 0o660)
 
 # %% ../../nbs/data/02_cache.ipynb #79515fbb
-# file -> (bytes, time stamp) at which its digest was right
-_seen = {}
+_seen = set()                                            # (file, bytes, time stamp, digest) that were compared
 
 
-def _digest(file):
-    "blake2b of a file, hexadecimal."
-    with open(file, "rb") as f:
-        return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+def _open(entry):
+    """The entry's arrays, mapped copy-on-write: a write to them does not touch the files.
 
-
-def _stamp(files):
-    return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _fault(folder):
-    "What is wrong with the cache entry `folder`, in one line; None if nothing is."
-    try:
-        manifest = json.loads((folder/"manifest.json").read_text())
-        files = manifest["files"]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        return f"manifest.json cannot be read ({type(e).__name__})"
-    if manifest.get("digest") != _stamp(files): return "manifest.json was altered (its digest is not its own)"
-    for name, want in files.items():
-        file = folder/name
-        if not file.exists(): return f"{name} is missing"
-        s = file.stat()
-        if s.st_size != want["bytes"]:
-            return f"{name} has {s.st_size} bytes, its manifest says {want['bytes']}"
-        if _seen.get(file) != (s.st_size, s.st_mtime_ns):
-            if _digest(file) != want["blake2b"]:
-                return f"{name} was altered (its digest is not the manifest's)"
-            _seen[file] = s.st_size, s.st_mtime_ns
+    OSError or ValueError where the entry is damaged."""
+    manifest = _read_manifest(entry)
+    if manifest is None: raise ValueError("manifest.json was altered")
+    for name, want in manifest["files"].items():
+        file = entry/name
+        stat = file.stat()
+        seen = file, stat.st_size, stat.st_mtime_ns, want["blake2b"]
+        if seen in _seen: continue
+        if _digest(file) != want["blake2b"]: raise ValueError(f"{name} was altered")
+        _seen.add(seen)
+    return {name[:-4]: np.load(entry/name, mmap_mode="c", allow_pickle=False) for name in manifest["files"]}
 
 # %% ../../nbs/data/02_cache.ipynb #6a8a5e9a
-def _sync(path):
-    "Flush a file or a folder to the disk."
-    fd = os.open(path, os.O_RDONLY)
-    try: os.fsync(fd)
-    except OSError: pass                                 # some file systems cannot flush a folder
-    finally: os.close(fd)
-
-
 def _write(folder, arrays):
-    "Arrays -> `.npy` files and their manifest, flushed. An array mapped from `folder` is only flushed."
+    "Arrays -> `.npy` files and their manifest. An array that is mapped from its file already is only flushed."
     files = {}
-    for name, a in arrays.items():
+    for name, array in arrays.items():
         file = folder/f"{name}.npy"
-        is_mapped_there = isinstance(a, np.memmap) and a.filename and Path(a.filename) == file.absolute()
-        if is_mapped_there: a.flush()
-        else: np.save(file, np.ascontiguousarray(a), allow_pickle=False)
-        _sync(file)
+        is_mapped_there = file.exists() and isinstance(array, np.memmap) and array.filename
+        if is_mapped_there: array.flush()
+        else: np.save(file, np.ascontiguousarray(array), allow_pickle=False)
         files[file.name] = dict(bytes=file.stat().st_size, blake2b=_digest(file))
     manifest = dict(format=1, files=files, digest=_stamp(files))
     (folder/"manifest.json").write_text(json.dumps(manifest, indent=1))
-    _protect(folder)
-    _sync(folder/"manifest.json")
-    _sync(folder)
-
-# %% ../../nbs/data/02_cache.ipynb #54d599a7
-def _publish(made, folder):
-    "Give the folder `made` its final name; if a whole entry is there already, that one stays."
-    for _ in range(5):
-        try:
-            os.rename(made, folder)
-            _sync(folder.parent)
-            return
-        except OSError:
-            if not folder.exists(): raise
-        if _fault(folder) is None: return
-        bad = folder.with_name(f".{folder.name}.bad-{secrets.token_hex(4)}")
-        try:
-            os.rename(folder, bad)
-            shutil.rmtree(bad, ignore_errors=True)
-        except FileNotFoundError: pass                   # another process has moved it away
-
-
-def _open(folder):
-    "The entry's arrays, mapped copy-on-write: a write to them does not touch the files."
-    files = json.loads((folder/"manifest.json").read_text())["files"]
-    return {name[:-4]: np.load(folder/name, mmap_mode="c", allow_pickle=False) for name in files}
+    _protect(folder, files)
 
 # %% ../../nbs/data/02_cache.ipynb #df90e2b7
-def _sweep(folder, days=1):
-    "Remove an unpublished folder that nobody has touched for a day."
-    try:
-        if time.time() - folder.stat().st_mtime > days * 86400: shutil.rmtree(folder, ignore_errors=True)
-    except FileNotFoundError: pass
+def _sweep(folder):
+    "Remove what killed processes left unfinished in the cache more than a day ago."
+    for left in folder.glob(".fdgnb-*"):
+        with suppress(OSError):                          # another process may remove it meanwhile
+            if time.time() - left.stat().st_mtime > 86400: shutil.rmtree(left)
 
 
 _told = set()                                            # the folders that this process has named
@@ -181,30 +146,26 @@ def cache_arrays(key, make, stream=False):
     stream=True, for data beyond memory: make(folder) gets the unpublished folder, and may return arrays
     that it mapped there (x in x.npy). FDGNB_CACHE=off: made every time, in memory, with None for the folder."""
     if is_off(): return make(None) if stream else make()
-    folder = cache_dir()/key
-    for _ in range(5):
+    entry = cache_dir()/key
+    for _ in range(3):                                   # another process may replace it meanwhile
+        if entry.exists():
+            try: return _open(entry)
+            except (OSError, ValueError) as e:
+                warnings.warn(f"cached data {str(entry)!r}: {e}; making it anew", stacklevel=2)
+                shutil.rmtree(entry, ignore_errors=True)
+        _sweep(entry.parent)
         try:
-            wrong = _fault(folder) if folder.exists() else "not there"
-            if wrong is None: return _open(folder)
-        # replaced by another process between the check and the opening
-        except FileNotFoundError: continue
-        if wrong != "not there":
-            warnings.warn(f"cached data {str(folder)!r}: {wrong}; making it anew", stacklevel=2)
-        made = folder.with_name(f".{key}.{os.getpid()}-{secrets.token_hex(4)}")
-        made.mkdir(0o700, parents=True)
-        for old in folder.parent.glob(f".{key}.*"): _sweep(old)
-        try:
-            arrays = make(made) if stream else make()
-            _write(made, arrays)
-            del arrays
-            _publish(made, folder)
-            tell_place(folder.parent)
+            with tempfile.TemporaryDirectory(prefix=".fdgnb-", dir=entry.parent, ignore_cleanup_errors=True) as name:
+                made = Path(name)
+                _write(made, make(made) if stream else make())
+                try: made.rename(entry)
+                except OSError:                          # another process was faster
+                    if not entry.exists(): raise
+            tell_place(entry.parent)
         except OSError as e:
-            raise FdgnbError(f"cannot keep decoded data in {str(folder.parent)!r}: {e.strerror or e}; set "
+            raise FdgnbError(f"cannot keep decoded data in {str(entry.parent)!r}: {e.strerror or e}; set "
                              f"FDGNB_CACHE to a folder with room, or to off") from None
-        finally: shutil.rmtree(made, ignore_errors=True)
-    raise FdgnbError(f"cached data {str(folder)!r} changes while it is being read; is another program "
-                     f"writing there?")
+    raise FdgnbError(f"cached data {str(entry)!r} changes while it is being read; is another program writing there?")
 
 # %% ../../nbs/data/02_cache.ipynb #d2758fb8
 def has_entry(key):
@@ -217,19 +178,19 @@ def forget(key):
     if has_entry(key): shutil.rmtree(cache_dir()/key, ignore_errors=True)
 
 
-def cache_words(*what):
+def cache_words(*words):
     "Words as they begin the key of an entry."
-    return re.sub(r"[^\w-]+", "_", "-".join(map(str, what)))[:80]
+    return re.sub(r"[^\w-]+", "_", "-".join(map(str, words)))[:80]
 
 
 ENCODING = 1                                             # raised when the vectors of the same samples change
 
 
-def origin_of(about, samples, files):
+def origin_of(encoding, samples, files):
     """uint8 (16,): a digest of what an encoder was told, of the samples it read, bytes each, and of its own files.
 
     Vectors differ in their last bits from one kind of processor to the next; this does not."""
-    h = hashlib.blake2b(json.dumps([ENCODING, about], sort_keys=True).encode(), digest_size=16)
+    h = hashlib.blake2b(json.dumps([ENCODING, encoding], sort_keys=True).encode(), digest_size=16)
     for sample in samples:
         n_bytes = memoryview(sample).nbytes
         h.update(n_bytes.to_bytes(8, "little"))
@@ -238,12 +199,12 @@ def origin_of(about, samples, files):
     return np.frombuffer(h.digest(), np.uint8)
 
 
-def cache_key(*what, files=()):
+def cache_key(*words, files=()):
     "A cache key: readable words, then a digest of the words and of name, bytes and time stamp of the files."
     stats = [(str(Path(p).absolute()), Path(p).stat()) for p in files]
-    s = json.dumps([*map(str, what), *((p, s.st_size, s.st_mtime_ns) for p, s in stats)])
+    s = json.dumps([*map(str, words), *((p, s.st_size, s.st_mtime_ns) for p, s in stats)])
     digest = hashlib.blake2b(s.encode("utf8", "surrogateescape"), digest_size=10).hexdigest()
-    return f"{cache_words(*what)}-{digest}"
+    return f"{cache_words(*words)}-{digest}"
 
 # %% ../../nbs/data/02_cache.ipynb #a5decc67
 def format_bytes(n):
@@ -253,34 +214,31 @@ def format_bytes(n):
     return f"{n} bytes"
 
 
-def check_room(n, what):
-    "FdgnbError where the disk of the cache (or, with FDGNB_CACHE=off, all memory) cannot hold n bytes of `what`."
+def check_room(n, words):
+    "FdgnbError where the disk of the cache (or, with FDGNB_CACHE=off, all memory) cannot hold n bytes of something."
     if is_off():
         room = os.sysconf("SC_PHYS_PAGES")*os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
         where = "of memory are there in all"
     else:
         room = shutil.disk_usage(cache_dir()).free
         where = f"are free in {str(cache_dir())!r}; set FDGNB_CACHE to a folder with room"
-    if n > room:
-        raise FdgnbError(f"{what} needs {format_bytes(n)} decoded, and {format_bytes(room)} {where}; or take a "
-                         f"smaller size")
+    if n <= room: return
+    raise FdgnbError(f"{words} needs {format_bytes(n)} decoded, and {format_bytes(room)} {where}; or take a "
+                     f"smaller size")
 
 
 def allocate(folder, shape, dtype):
-    "An empty array: mapped from folder/x.npy, its room on the disk taken, or, without a folder, in memory."
+    """An empty array: mapped from folder/x.npy, or, without a folder, in memory.
+
+    Its room on the disk is taken now, so that a full disk is an OSError here and not a crash in the middle."""
     if folder is None: return np.empty(shape, dtype)
     x = np.lib.format.open_memmap(folder/"x.npy", "w+", dtype, shape)
-    reserve(folder/"x.npy")
+    if not hasattr(os, "posix_fallocate"): return x
+    with open(folder/"x.npy", "r+b") as f:
+        try: os.posix_fallocate(f.fileno(), 0, os.fstat(f.fileno()).st_size)
+        except OSError as e:
+            if e.errno == errno.ENOSPC: raise            # some file systems cannot reserve
     return x
-
-
-def reserve(file):
-    "Take a file's room on the disk now: a full disk is then an OSError here and not a crash in the middle."
-    if hasattr(os, "posix_fallocate"):
-        with open(file, "r+b") as f:
-            try: os.posix_fallocate(f.fileno(), 0, os.fstat(f.fileno()).st_size)
-            except OSError as e:
-                if e.errno == errno.ENOSPC: raise
 
 # %% ../../nbs/data/02_cache.ipynb #5228adbe
 def map_in_threads(one, items, title, unit, chunk=1):
@@ -292,30 +250,20 @@ def map_in_threads(one, items, title, unit, chunk=1):
         return list(tqdm(done, desc=title, total=len(items), unit=unit, leave=False, disable=is_silent))
 
 # %% ../../nbs/data/02_cache.ipynb #e80d11e3
-_LEFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|bad-[0-9a-f]{8})")
-
-
-def _stat(path):
-    "(bytes, days since its last change) of a path; none of either where another process has removed it."
-    try: s = path.stat()
-    except FileNotFoundError: return 0, 0
-    return s.st_size, (time.time() - s.st_mtime)/86400
-
-
-def cache_entries(name=None, folder=None, days=1):
-    "{folder: bytes} of the entries, those of data set `name` or all, and of leftovers `days` old."
-    if is_off() and not folder: return {}
-    folder, start = folder or cache_dir(), "" if name is None else f"{cache_words(name)}-"
-    whole = [p.parent for p in folder.glob("*/manifest.json")]
-    whole = [p for p in whole if p.name.startswith(start) and p.name[0] != "."]
-    left = [p for p in folder.iterdir() if _LEFT.fullmatch(p.name) and p.name.startswith(f".{start}")]
-    old = [p for p in left if _stat(p)[1] > days]
-    return {p: sum(_stat(f)[0] for f in p.iterdir()) for p in sorted(whole + old)}
+def cache_entries(name=None):
+    "{folder: bytes} of the entries, those of data set `name` or all."
+    if is_off(): return {}
+    entries, start = {}, "" if name is None else f"{cache_words(name)}-"
+    for entry in sorted(cache_dir().glob(f"{start}*")):
+        manifest = _read_manifest(entry)
+        if manifest and entry.name[0] != ".": entries[entry] = sum(f["bytes"] for f in manifest["files"].values())
+    return entries
 
 
 def clean_cache(name=None):
     "Free what the cache holds, of one data set or of all: (entries, bytes)."
     entries = cache_entries(name)
-    for p in entries: shutil.rmtree(p, ignore_errors=True)
-    gone = {p: n for p, n in entries.items() if not p.exists()}
-    return len(gone), sum(gone.values())
+    for entry in entries: shutil.rmtree(entry, ignore_errors=True)
+    _sweep(cache_dir())
+    gone = [n_bytes for entry, n_bytes in entries.items() if not entry.exists()]
+    return len(gone), sum(gone)

@@ -8,7 +8,7 @@ __all__ = ['DATASETS', 'get_dataset', 'list_datasets']
 # %% ../../nbs/data/04_catalogue.ipynb #3a0d3a33
 import inspect, os
 from pathlib import Path
-from ..core import FdgnbError, Registry, echo, exists, is_folder, nearest, path_of
+from ..core import FdgnbError, Registry, echo, is_folder, nearest
 from .domain import Dataset
 from .features import SIDE, check_encoder, encode_images, encodes_images
 from .folders import from_folder
@@ -30,49 +30,35 @@ def dataset(name, description="", counts=None, classes=0, size=None, citation=""
     return put
 
 # %% ../../nbs/data/04_catalogue.ipynb #69c68f10
-def _load_with(loader, name, own, options):
-    "Call a loader with our own arguments and with options; FdgnbError on an option it does not have."
-    known = inspect.signature(loader).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
-    if "encoder" not in known and not takes_any and options.get("encoder") in (None, "none"):
-        options = {k: v for k, v in options.items() if k != "encoder"}             # pixels are asked for
-    encoder = None if "encoder" in known else options.get("encoder")
-    if encoder and (encodes_images(options) or not takes_any):
-        blocks = options.get("blocks")
-        check_encoder(encoder, blocks)
-        rest = {k: v for k, v in options.items() if k not in ("encoder", "blocks")}
-        images = _load_with(loader, name, own | dict(size=own.get("size") or SIDE), rest)
-        return encode_images(images, encoder, blocks)
-    free = [k for k in known if k not in ("path", "size")]
-    for k in options:
-        if k not in free and not takes_any:
-            raise FdgnbError(f"unknown option {k!r} of dataset {str(name)!r}{nearest(k, free)}")
-    return loader(**own, **options)
-
-
-def _check_loaded(data, size, options):
-    "FdgnbError where something is asked of a loaded data set that only loading can give."
-    if size not in (None, data.size) and data.kind != "images":
-        raise FdgnbError(f"dataset {data.name!r} holds {data.kind}, and size={size} is of images: leave it out")
-    if size not in (None, data.size):
-        raise FdgnbError(f"dataset {data.name!r} is loaded at {data.size} pixels, not {size}; load it anew "
-                         f"at that size")
-    if options:
-        raise FdgnbError(f"dataset {data.name!r} is loaded already; {', '.join(map(repr, options))} can be "
-                         f"chosen for a data set that is given by its name")
-
-
 def is_path(name):
     "Whether a data set is given by the path of its folder: with a slash, unless it is a `Path`."
     return isinstance(name, Path) or isinstance(name, str) and not {"/", os.sep}.isdisjoint(name)
 
 
-def _refuse_name(name):
-    "The FdgnbError of what names no data set."
-    if isinstance(name, (dict, list, tuple)):
-        return FdgnbError(f"dataset: a {type(name).__name__} is neither a name, nor a folder, nor a Dataset; "
-                          f"from_arrays makes one of {{domain: (x, y)}}")
-    return FdgnbError(f"dataset: {echo(name, 80)} is neither a name, nor a folder, nor a Dataset")
+def find_loader(name):
+    "The loader of a data set by its name; FdgnbError, also on a folder without its slash."
+    if name not in DATASETS.load() and is_folder(name):
+        raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the slash")
+    return DATASETS.get(name)
+
+
+def _load_with(loader, name, given, options):
+    "Call a loader, and encode the images that it loads where it has no `encoder` itself; FdgnbError on other options."
+    known = inspect.signature(loader).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
+    if "encoder" not in known and (encodes_images(options) or not takes_any):
+        options = dict(options)
+        encoder = options.pop("encoder", None)
+        if encoder not in (None, "none"):
+            blocks = options.pop("blocks", None)
+            check_encoder(encoder, blocks)
+            images = _load_with(loader, name, given | dict(size=given.get("size") or SIDE), options)
+            return encode_images(images, encoder, blocks)
+    free = [k for k in known if k not in ("path", "size")]
+    unknown = [k for k in options if k not in free]
+    if unknown and not takes_any:
+        raise FdgnbError(f"unknown option {unknown[0]!r} of dataset {str(name)!r}{nearest(unknown[0], free)}")
+    return loader(**given, **options)
 
 # %% ../../nbs/data/04_catalogue.ipynb #22ff5aa6
 def get_dataset(
@@ -85,19 +71,16 @@ def get_dataset(
     FdgnbError, in one line, on an unknown name or option, on files that are missing, with where to get them, and on
     what is asked of a data set that is loaded already."""
     if isinstance(name, Dataset):
-        _check_loaded(name, size, options)
-        return name
-    if not isinstance(name, (str, Path)): raise _refuse_name(name)
-    if is_path(name):
-        path = path_of(name, "dataset", "a name, or the path of a folder")
-        if not exists(path):
-            raise FdgnbError(f"no folder {echo(str(path))}: wanted a folder of <domain>/<class>/<image>")
-        own = dict(path=path) if size is None else dict(path=path, size=size)
-        return _load_with(from_folder, name, own, options)
-    if name not in DATASETS.load() and is_folder(name):
-        raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
-                         f"slash")
-    return _load_with(DATASETS.get(name), name, dict(size=size), options)
+        asked = list(options) if size in (None, name.size) else ["size", *options]
+        if not asked: return name
+        raise FdgnbError(f"dataset {name.name!r} is loaded already; {', '.join(map(repr, asked))} can be chosen for a "
+                         f"data set that is given by its name")
+    if not isinstance(name, (str, Path)):
+        raise FdgnbError(f"dataset: {echo(name, 80)} is neither a name, nor a folder, nor a Dataset; from_arrays makes "
+                         f"one of {{domain: (x, y)}}")
+    given = {} if size is None else dict(size=size)
+    if is_path(name): return _load_with(from_folder, name, dict(path=name, **given), options)
+    return _load_with(find_loader(name), name, given, options)
 
 
 def list_datasets():  # a DataFrame; `images`: NA where no number is published; `size`: pixels a side, NA for texts
@@ -105,8 +88,8 @@ def list_datasets():  # a DataFrame; `images`: NA where no number is published; 
     import pandas as pd
     rows = []
     for name, load in sorted(DATASETS.load().items()):
-        about = load.info
-        rows.append(dict(name=name, domains=len(about["counts"]), classes=about["classes"],
-                         images=sum(about["counts"].values()) or None, size=about["size"],
-                         available=bool(about["available"]()), description=about["description"]))
+        info = load.info
+        rows.append(dict(name=name, domains=len(info["counts"]), classes=info["classes"],
+                         images=sum(info["counts"].values()) or None, size=info["size"],
+                         available=bool(info["available"]()), description=info["description"]))
     return pd.DataFrame(rows).astype(dict(images="Int64", size="Int64"))

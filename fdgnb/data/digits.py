@@ -179,8 +179,8 @@ DIGITS = dict(optical=599, blended=599, inked=599, rendered=1000, cluttered=1000
 def _versions():
     "A digest of the versions of the packages that have a part in the images."
     from importlib.metadata import version
-    all_ = " ".join(version(p) for p in ("numpy", "scipy", "pillow", "scikit-learn", "matplotlib"))
-    return hashlib.blake2b(all_.encode(), digest_size=4).hexdigest()
+    versions = " ".join(version(p) for p in ("numpy", "scipy", "pillow", "scikit-learn", "matplotlib"))
+    return hashlib.blake2b(versions.encode(), digest_size=4).hexdigest()
 
 
 @dataset("digits", "handwritten and printed digits in five looks; made on the spot, no download",

@@ -9,26 +9,10 @@ __all__ = ['Domain', 'Dataset', 'Split']
 import copy, functools, torch
 import numpy as np
 from dataclasses import dataclass, field
-from ..core import FdgnbError, check_words, echo, generator, nearest
+from ..core import FdgnbError, check_words, echo, generator as new_generator, nearest
 from ..settings import arg, check_value
 
 # %% ../../nbs/data/01_domain.ipynb #e15e453d
-def _check_labels(d):
-    "FdgnbError unless multi-label targets are zeros and ones, float32 (N, C)."
-    if d.y.ndim < 2: return
-    is_sound = d.y.ndim == 2 and d.y.dtype == torch.float32 and ((d.y == 0) | (d.y == 1)).all()
-    if is_sound: return
-    raise FdgnbError(f"domain {d.name!r}: labels {tuple(d.y.shape)} {d.y.dtype}; wanted int64 (N,), or of several "
-                     f"labels a sample zeros and ones, float32 (N, C)")
-
-
-def _check_groups(d):
-    "FdgnbError unless a domain's groups are as many whole numbers as it has samples."
-    is_tensor = torch.is_tensor(d.groups) and d.groups.dtype == torch.int64
-    if not is_tensor or d.groups.shape != (len(d),):
-        raise FdgnbError(f"domain {d.name!r}: groups of {len(d)} samples, wanted an int64 tensor ({len(d)},)")
-
-
 @dataclass
 class Domain:
     """One domain: samples and labels in memory, one way in which the classes look.
@@ -44,15 +28,19 @@ class Domain:
 
     def __post_init__(self):
         if not self.name: raise FdgnbError("a domain without a name: give it one, like 'site 1'")
-        if len(self.x) != len(self.y) or not len(self.y):
-            raise FdgnbError(f"domain {self.name!r}: {len(self.x)} inputs and {len(self.y)} labels; wanted "
-                             f"as many of one as of the other, and at least one")
-        _check_labels(self)
-        is_sound = self.multilabel or self.y.dtype == torch.int64
-        if self.x.dtype not in (torch.uint8, torch.float32) or not is_sound:
-            raise FdgnbError(f"domain {self.name!r}: inputs {self.x.dtype}, labels {self.y.dtype}; wanted "
-                             f"uint8 images or a float32 matrix, and int64 labels")
-        if self.groups is not None: _check_groups(self)
+        x, y, groups = self.x, self.y, self.groups
+        if len(x) != len(y) or not len(y):
+            raise FdgnbError(f"domain {self.name!r}: {len(x)} inputs and {len(y)} labels; wanted as many of one as of "
+                             f"the other, and at least one")
+        is_single = y.ndim == 1 and y.dtype == torch.int64
+        is_several = y.ndim == 2 and y.dtype == torch.float32 and ((y == 0) | (y == 1)).all()
+        if x.dtype not in (torch.uint8, torch.float32) or not (is_single or is_several):
+            raise FdgnbError(f"domain {self.name!r}: inputs {x.dtype}, labels {tuple(y.shape)} {y.dtype}; wanted uint8 "
+                             f"images or a float32 matrix, and labels int64 (N,) or, of several a sample, zeros and "
+                             f"ones, float32 (N, C)")
+        if groups is not None and (groups.dtype, groups.shape) != (torch.int64, (len(y),)):
+            raise FdgnbError(f"domain {self.name!r}: groups {groups.dtype} {tuple(groups.shape)}, wanted int64 "
+                             f"({len(y)},)")
 
     @classmethod
     def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]):
@@ -102,7 +90,18 @@ class Dataset:
     def __post_init__(self):
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
         check_words("the name", (self.name, *self.domains, *self.classes))
-        for key, d in self.domains.items(): _check_member(self, key, d)
+        kind_of = lambda d: f"samples {tuple(d.x.shape[1:])} {d.x.dtype}, labels {tuple(d.y.shape[1:])}"
+        for key, d in self.domains.items():
+            where = f"domain {d.name!r} of {self.name}"
+            if key != d.name: raise FdgnbError(f"{where} stands under the key {key!r}; they must be the same")
+            if kind_of(d) != kind_of(self.first):
+                raise FdgnbError(f"{where}: {kind_of(d)}, but {self.first.name!r} has {kind_of(self.first)}; wanted "
+                                 f"one shape for all")
+            if d.multilabel and d.y.shape[1] != self.n_classes:
+                raise FdgnbError(f"{where}: labels of {d.y.shape[1]} columns, wanted one for each of "
+                                 f"{self.n_classes} classes")
+            if not d.multilabel and (d.y.min() < 0 or d.y.max() >= self.n_classes):
+                raise FdgnbError(f"{where}: labels {d.y.min()} to {d.y.max()}, wanted 0 to {self.n_classes - 1}")
 
     names = property(lambda self: list(self.domains))
     first = property(lambda self: next(iter(self.domains.values())))
@@ -136,25 +135,6 @@ class Dataset:
         sizes = ", ".join(f"{name} {len(d)}" for name, d in self.domains.items())
         return f"Dataset({self.name!r}: {sizes}; {self.n_classes} classes)"
 
-# %% ../../nbs/data/01_domain.ipynb #f6a714f2
-def _check_member(data, key, d):
-    "FdgnbError unless domain `d` fits its key, the first domain's shape and type, and the classes."
-    first, who = data.first, f"domain {d.name!r} of {data.name}"
-    if key != d.name:
-        raise FdgnbError(f"dataset {data.name!r}: the domain named {d.name!r} stands under the key {key!r}; "
-                         f"they must be the same")
-    if d.x.shape[1:] != first.x.shape[1:] or d.x.dtype != first.x.dtype:
-        raise FdgnbError(f"{who}: samples {tuple(d.x.shape[1:])} {d.x.dtype}, but {first.name!r} has "
-                         f"{tuple(first.x.shape[1:])} {first.x.dtype}; wanted one shape for all")
-    if d.y.ndim != first.y.ndim:
-        raise FdgnbError(f"{who}: its labels are {tuple(d.y.shape)}, those of {first.name!r} {tuple(first.y.shape)}; "
-                         f"wanted one class a sample in all domains, or several labels in all")
-    if d.multilabel and d.y.shape[1] != data.n_classes:
-        raise FdgnbError(f"{who}: labels of {d.y.shape[1]} columns, wanted one for each of {data.n_classes} classes")
-    if d.multilabel: return
-    low, high, most = int(d.y.min()), int(d.y.max()), data.n_classes - 1
-    if low < 0 or high > most: raise FdgnbError(f"{who}: labels {low} to {high}, wanted 0 to {most}")
-
 # %% ../../nbs/data/01_domain.ipynb #8ed50510
 SIZE = arg(int, "pixels a side", low=4, high=4096)
 ON_ERROR = arg(str, "what is done with files that cannot be read; None: a few are skipped", choices=("raise", "skip"))
@@ -162,11 +142,11 @@ ON_ERROR = arg(str, "what is done with files that cannot be read; None: a few ar
 
 def check_names(**given):
     "FdgnbError unless each is None or a list of one or more different names."
-    for what, names in given.items():
+    for argument, names in given.items():
         if names is None: continue
         are_names = isinstance(names, (list, tuple, dict)) and all(isinstance(n, (str, int)) for n in names)
         if not are_names or not names or len(set(names)) < len(names):
-            raise FdgnbError(f"{what}={echo(names)}: wanted a list of different names")
+            raise FdgnbError(f"{argument}={echo(names)}: wanted a list of different names")
 
 
 def check_size(size):
@@ -228,17 +208,15 @@ def scale_channels(x, how):
 # %% ../../nbs/data/01_domain.ipynb #bcccdd42
 def turn_images(x, degrees):
     "uint8 images (N, C, H, W) turned counter-clockwise by degrees (N,), bilinearly, black outside, rounded."
-    if x.ndim != 4:
-        raise FdgnbError(f"only images can be turned; these samples have the shape {tuple(x.shape[1:])}")
-    if x.dtype != torch.uint8: raise FdgnbError(f"images are turned as bytes (uint8); these are {x.dtype}")
-    return torch.cat([_turn_batch(*batch) for batch in zip(x.split(2048), degrees.split(2048))])
-
-
-def _turn_batch(x, degrees):
-    "A few images turned; upright ones stay as they are."
     from kornia.geometry.transform import rotate
-    if not degrees.any(): return x
-    return rotate(x.float(), degrees.float()).round_().clamp_(0, 255).to(x.dtype)
+    if x.ndim != 4 or x.dtype != torch.uint8:
+        raise FdgnbError(f"only images of bytes (uint8) can be turned; these samples are {x.dtype} "
+                         f"{tuple(x.shape[1:])}")
+    batches = []
+    for batch, angles in zip(x.split(2048), degrees.split(2048)):
+        if angles.any(): batch = rotate(batch.float(), angles.float()).round_().clamp_(0, 255).to(x.dtype)
+        batches.append(batch)
+    return torch.cat(batches)
 
 # %% ../../nbs/data/01_domain.ipynb #02d360fb
 def _spread(y):
@@ -260,8 +238,7 @@ def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=Fa
                          f"three fractions that sum to 1")
     if stratify and y is not None and y.ndim == 2:
         raise FdgnbError("stratify needs one class a sample, and these have several labels: leave it out")
-    if y is not None and len(y) != n: raise FdgnbError(f"cannot split {n} samples with {len(y)} labels")
-    rng = _split_generator() if generator is None else generator
+    rng = generator or new_generator(0, purpose="split")
     if groups is not None: return _split_groups(groups, y if stratify else None, fractions, rng)
     order = torch.randperm(n, generator=rng)
     if stratify: order = order[_spread(y[order])]
@@ -271,52 +248,44 @@ def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=Fa
     elif leaves_none: test -= 1
     return dict(train=order[val + test:], val=order[:val], test=order[val:val + test])
 
-
-def _split_generator():
-    return generator(0, purpose="split")
-
 # %% ../../nbs/data/01_domain.ipynb #groupscd01
 TRIES = 10                                               # orders of the groups; the best is taken
 
 
 def _split_groups(groups, y, fractions, rng):
-    "The parts of `split_indices` with every group in one; y: the labels to stratify by, or None."
+    """The parts of `split_indices` with every group in one; y: the labels to stratify by, or None.
+
+    Each group of an order is offered to the validation part, then to the test part; the rest train."""
     number = groups.unique(return_inverse=True)[1]
     kinds = torch.zeros_like(number) if y is None else y.unique(return_inverse=True)[1]
     counts = torch.zeros(int(number.max()) + 1, int(kinds.max()) + 1, dtype=torch.float64)
     counts.index_put_((number, kinds), torch.ones(len(number), dtype=torch.float64), accumulate=True)
     shares = (counts/counts.sum(0)).numpy()
-    orders = [torch.randperm(len(shares), generator=rng).tolist() for _ in range(1 if y is None else TRIES)]
-    parts = min((_deal_groups(shares, order, fractions) for order in orders), key=lambda p: _miss(shares, p, fractions))
-    rows = lambda own: torch.isin(number, torch.tensor(own, dtype=torch.int64)).nonzero().flatten()
-    return {part: rows(own) for part, own in parts.items()}
+    tries = []
+    for _ in range(1 if y is None else TRIES):
+        order, parts = torch.randperm(len(shares), generator=rng).tolist(), {}
+        for part, fraction in zip(("val", "test"), fractions[1:]):
+            parts[part] = _take_groups(shares, order, fraction)
+            taken = set(parts[part])
+            order = [g for g in order if g not in taken]
+        parts = dict(train=order, **parts)
+        misses = [((shares[parts[k]].sum(0) - f)**2).sum() for k, f in zip(("train", "val", "test"), fractions)]
+        tries.append((sum(misses), parts))
+    best = min(tries, key=lambda attempt: attempt[0])[1]
+    rows_of = lambda part: torch.isin(number, torch.tensor(part, dtype=torch.int64)).nonzero().flatten()
+    return {part: rows_of(best[part]) for part in best}
 
 
-def _deal_groups(shares, order, fractions):
-    "{part: groups}, each group in `order` offered to the validation part, then to the test part; the rest train."
-    parts = {}
-    for part, share in (("val", fractions[1]), ("test", fractions[2])):
-        parts[part] = _take_groups(shares, order, share)
-        gone = set(parts[part])
-        order = [g for g in order if g not in gone]
-    return dict(train=order, **parts)
-
-
-def _miss(shares, parts, fractions):
-    "How far the parts are from their share of each class."
-    return sum(((shares[parts[part]].sum(0) - f)**2).sum() for part, f in zip(("train", "val", "test"), fractions))
-
-
-def _take_groups(shares, order, share):
-    "The groups, of those in `order` and never all of them, whose samples are about a share of each class."
-    lacks, taken = np.full_like(shares[0], share), []
-    off = lambda g: ((lacks - shares[g])**2).sum()
+def _take_groups(shares, order, fraction):
+    "The groups, of those in `order` and never all of them, whose samples are about a fraction of each class."
+    if not fraction: return []
+    lacks, taken = np.full_like(shares[0], fraction), []
+    miss = lambda g: ((lacks - shares[g])**2).sum()
     for g in order:
-        is_nearer = off(g) <= (lacks**2).sum() + 1e-12
-        if share and is_nearer and len(taken) + 1 < len(order):
+        if miss(g) <= (lacks**2).sum() + 1e-12 and len(taken) + 1 < len(order):
             taken.append(g)
             lacks = lacks - shares[g]
-    if share and not taken and len(order) > 1: taken = [min(order, key=off)]
+    if not taken and len(order) > 1: taken = [min(order, key=miss)]
     return taken
 
 # %% ../../nbs/data/01_domain.ipynb #abb95b9d

@@ -15,9 +15,9 @@ from ..models import PACKAGED, chain, find_timm_file, get, packaged_file, read_w
 from ..models import timm_backbone, torchvision_names, weights_dir, weights_file
 from ..settings import arg, check_value
 from ..vectors import digest
-from .cache import allocate, cache_arrays, cache_key, map_in_threads, origin_of
+from .cache import allocate, cache_arrays, cache_key, origin_of
 from .domain import Dataset, Domain, to_float
-from .text import TOKENS
+from .text import TOKENS, map_batches
 
 # %% ../../nbs/data/21_features.ipynb #featcode04
 def encode_images(
@@ -30,12 +30,12 @@ def encode_images(
     FdgnbError, in one line with the remedy, on vectors and maps, and where an encoder or its weights are not here."""
     if data.kind != "images": raise FdgnbError(f"encode_images takes images, and {data.name!r} holds {data.kind}")
     check_encoder(encoder, blocks)
-    about, made = describe_encoder(encoder, data.size, blocks), {}
+    description, made = describe_encoder(encoder, data.size, blocks), {}
     for name, dom in data.domains.items():
         words = data.name, name, digest({"x": dom.x})
-        vectors = Domain.from_arrays(name, keep_features(words, [], about, lambda dom=dom: dom))
+        vectors = Domain.from_arrays(name, keep_features(words, [], description, lambda dom=dom: dom))
         made[name] = replace(dom, x=vectors.x, origin=vectors.origin)
-    return replace(data, domains=made, defaults=data.defaults | suggest_after(encoder, blocks), encoder=about)
+    return replace(data, domains=made, defaults=data.defaults | suggest_after(encoder, blocks), encoder=description)
 
 # %% ../../nbs/data/21_features.ipynb #featcode01
 ENCODERS = dict(lite0="timm:tf_efficientnet_lite0")       # our short names
@@ -58,8 +58,8 @@ def name_of(encoder):
 
 def describe_encoder(encoder, size, blocks=None):
     "What a data set says of its encoder."
-    about = dict(encoder=encoder, size=size)
-    return about if blocks is None else about | dict(blocks=blocks)
+    description = dict(encoder=encoder, size=size)
+    return description if blocks is None else description | dict(blocks=blocks)
 
 
 def weights_of(name):
@@ -74,17 +74,6 @@ def suggest_after(encoder, blocks=None):
     return dict(backbone=f"{name}@{blocks}", pretrained=weights_of(name))
 
 
-def check_encoder(encoder, blocks=None):
-    "FdgnbError where an encoder or its weights are not here, or where it cannot be cut behind so many blocks."
-    find_weights(encoder)
-    if blocks is None: return
-    check_value("blocks", blocks, BLOCKS)
-    name = name_of(encoder)
-    if not name.startswith("timm:"):
-        raise FdgnbError(f"encoder {encoder!r} cannot be cut at a block: leave blocks out, or take 'lite0'")
-    timm_backbone(f"{name.removeprefix('timm:')}@{blocks}")
-
-
 def find_weights(encoder):
     "The file of an encoder's weights; FdgnbError that says where to put it."
     name = name_of(encoder)
@@ -94,11 +83,21 @@ def find_weights(encoder):
         return file
     short = name.removeprefix("timm:")
     timm_backbone(short)                                                 # refuses what timm does not have
-    if short in PACKAGED: return packaged_file(short)
-    file = find_timm_file(short)
+    file = packaged_file(short) if short in PACKAGED else find_timm_file(short)
     if file: return file
     raise FdgnbError(f"encoder {encoder!r} has no weights here: put timm's as {short}.safetensors or {short}.pth into "
                      f"{str(weights_dir())!r} (or FDGNB_WEIGHTS), or take load={{'encoder': 'lite0'}}")
+
+
+def check_encoder(encoder, blocks=None):
+    "FdgnbError where an encoder or its weights are not here, or where it cannot be cut behind so many blocks."
+    find_weights(encoder)
+    if blocks is None: return
+    check_value("blocks", blocks, BLOCKS)
+    name = name_of(encoder)
+    if not name.startswith("timm:"):
+        raise FdgnbError(f"encoder {encoder!r} cannot be cut at a block: leave blocks out, or take 'lite0'")
+    timm_backbone(f"{name.removeprefix('timm:')}@{blocks}")
 
 # %% ../../nbs/data/21_features.ipynb #featcode02
 def build_encoder(encoder, size, blocks=None):
@@ -123,26 +122,23 @@ def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode", blo
 
     @torch.inference_mode()
     def encode_batch(start):
-        torch.set_num_threads(1)
         pixels = to_float(torch.from_numpy(np.array(x[start:start + batch]))).expand(-1, 3, -1, -1)
         pixels = ((pixels - mean)/std).contiguous(memory_format=torch.channels_last)
         out[start:start + batch] = net.features(pixels).numpy()
 
-    threads = torch.get_num_threads()
-    try: map_in_threads(encode_batch, range(0, len(x), batch), title, "batch")
-    finally: torch.set_num_threads(threads)
+    map_batches(encode_batch, range(0, len(x), batch), title)
     return out
 
 
 VERSION = 2                                              # raised when what is kept of an image changes, or ENCODING
 
 
-def keep_features(words, files, about, read):
+def keep_features(words, files, description, read):
     """{x: vectors or maps, y, origin} of a domain of images, encoded once and kept.
 
-    words, files: what the key of the entry names. about: the encoder, as of `describe_encoder`. read(): the domain,
-    decoded where its features are not here."""
-    encoder, size, blocks = about["encoder"], about["size"], about.get("blocks")
+    words, files: what the key of the entry names. description: of the encoder, by `describe_encoder`. read(): the
+    domain, decoded where its features are not here."""
+    encoder, size, blocks = description["encoder"], description["size"], description.get("blocks")
     library = "timm" if name_of(encoder).startswith("timm:") else "torchvision"
     how = [encoder, size, f"features {VERSION}", f"{library} {version(library)}"]
     if blocks is not None: how.append(f"blocks {blocks}")
@@ -153,6 +149,7 @@ def keep_features(words, files, about, read):
         dom = read()
         images = dom.x.numpy()
         x = encode_pixels(images, encoder, folder, title="/".join(map(str, words[:2])), blocks=blocks)
-        return dict(x=x, y=dom.y.numpy(), origin=origin_of(about, map(np.ascontiguousarray, images), [weights]))
+        origin = origin_of(description, map(np.ascontiguousarray, images), [weights])
+        return dict(x=x, y=dom.y.numpy(), origin=origin)
 
     return cache_arrays(key, make, stream=True)

@@ -9,7 +9,7 @@ __all__ = ['PARTITIONS']
 import torch, warnings
 import numpy as np
 from dataclasses import replace
-from ..core import FdgnbError, Registry, echo, generator, nearest
+from ..core import FdgnbError, Registry, echo, generator
 from ..settings import arg, check_arguments
 from .domain import Domain, Split, renumber, split_indices, turn_images
 from .catalogue import get_dataset
@@ -24,54 +24,56 @@ CONVENTION = arg(str, "of the concentration", choices=("hsu", "ones"))
 DEGREES = arg(float, "degrees", low=-360., high=360.)
 
 
+def list_sources(dataset, target):
+    "The domains that are not the target."
+    sources = {k: d for k, d in dataset.domains.items() if k != target}
+    if not sources: raise FdgnbError(f"data set {dataset.name!r} has no domain besides the target {target!r}")
+    return sources
+
+
+def make_clients(dataset, target, clients):
+    "The data set whose domains are the given clients, and the target as it was."
+    kept = {} if target is None else {target: dataset[target]}
+    return replace(dataset, domains={d.name: d for d in clients} | kept)
+
+
 def take_piece(domain, index, name, x=None):
     "Samples `index` of a domain as a domain, with what of its `split` is among them; x: changed pixels."
     x = domain.x[index] if x is None else x
-    split = renumber(domain.split, index, len(domain))
-    return Domain(name, x, domain.y[index], split=split, groups=groups_of(domain, index))
-
-
-def groups_of(domain, index):
-    "The groups of some of a domain's samples; None of one without."
-    return None if domain.groups is None else domain.groups[index]
+    groups = None if domain.groups is None else domain.groups[index]
+    return Domain(name, x, domain.y[index], renumber(domain.split, index, len(domain)), groups=groups)
 
 
 def join_groups(domains):
     "The groups of domains one after another; None where none has any. A sample without is a group of its own."
-    if all(d.groups is None for d in domains): return None
-    own, free = [], 1 + max(int(d.groups.max()) for d in domains if d.groups is not None)
+    given = [d.groups for d in domains if d.groups is not None]
+    if not given: return None
+    joined, free = [], 1 + max(int(groups.max()) for groups in given)
     for d in domains:
-        own.append(torch.arange(free, free + len(d)) if d.groups is None else d.groups)
+        joined.append(torch.arange(free, free + len(d)) if d.groups is None else d.groups)
         if d.groups is None: free += len(d)
-    return torch.cat(own)
+    return torch.cat(joined)
 
 
-def list_sources(dataset, target):
-    "The domains that are not the target."
-    return {k: d for k, d in dataset.domains.items() if k != target}
+def join_domains(domains, name):
+    "Domains one after another as one, with their groups, the parts of their splits, and what an encoder read."
+    parts, start = {}, 0
+    for d in domains:
+        for part, rows in (d.split or {}).items(): parts.setdefault(part, []).append(rows + start)
+        start += len(d)
+    split = {part: torch.cat(rows) for part, rows in parts.items()} or None
+    x, y = torch.cat([d.x for d in domains]), torch.cat([d.y for d in domains])
+    read = [d.encoded_from for d in domains]
+    origin = None if any(digest is None for digest in read) else (x, torch.cat(read))
+    return Domain(name, x, y, split, groups=join_groups(domains), origin=origin)
 
 
-def make_clients(dataset, target, domains, how):
-    "The data set whose domains are the given clients, and the target as it was."
-    if not domains:
-        raise FdgnbError(f"partition {how!r}: data set {dataset.name!r} has no domain besides the target "
-                         f"{target!r}")
-    kept = {} if target is None else {target: dataset[target]}
-    return replace(dataset, domains={d.name: d for d in domains} | kept)
+def pool_sources(dataset, target):
+    "All source domains as one."
+    domains = list(list_sources(dataset, target).values())
+    return domains[0] if len(domains) == 1 else join_domains(domains, "all")
 
 # %% ../../nbs/data/12_partitions.ipynb #36d362b0
-def deal_groups(domain, n, generator):
-    "Rows of a domain in `n` pieces of whole groups: in random order, each to the piece with the fewest samples."
-    number, sizes = domain.groups.unique(return_inverse=True, return_counts=True)[1:]
-    if len(sizes) < n:
-        raise FdgnbError(f"partition 'split': {n} clients of domain {domain.name!r}, which has {len(sizes)} groups")
-    loads, owner = [0]*n, torch.empty_like(sizes)
-    for g in torch.randperm(len(sizes), generator=generator).tolist():
-        owner[g] = loads.index(min(loads))
-        loads[owner[g]] += int(sizes[g])
-    return [(owner[number] == k).nonzero().flatten() for k in range(n)]
-
-
 @PARTITIONS.register("halves")
 def halves(dataset, target, generator):
     "Every source domain in two clients: the larger half of the classes, and the rest. FedBR, App. A."
@@ -80,7 +82,7 @@ def halves(dataset, target, generator):
         for low, high in ((0, half), (half, dataset.n_classes)):
             index = ((d.y >= low) & (d.y < high)).nonzero().flatten()
             if len(index): clients.append(take_piece(d, index, f"{name} {low}-{high - 1}"))
-    return make_clients(dataset, target, clients, "halves")
+    return make_clients(dataset, target, clients)
 
 
 @PARTITIONS.register("split")
@@ -90,12 +92,22 @@ def split(dataset, target, generator, n: CLIENTS):
     Of a domain with groups each client gets whole groups, and the sizes are as equal as these allow."""
     clients = []
     for name, d in list_sources(dataset, target).items():
-        if not 1 <= n <= len(d):
-            raise FdgnbError(f"partition 'split': {n} clients of domain {name!r}, which has {len(d)} samples")
+        units, unit = (len(d), "samples") if d.groups is None else (len(d.groups.unique()), "groups")
+        if n > units: raise FdgnbError(f"partition 'split': {n} clients of domain {name!r}, which has {units} {unit}")
         if d.groups is None: pieces = torch.randperm(len(d), generator=generator).tensor_split(n)
-        else: pieces = deal_groups(d, n, generator)
+        else: pieces = deal_groups(d.groups, n, generator)
         clients += [take_piece(d, index, f"{name} {k}") for k, index in enumerate(pieces)]
-    return make_clients(dataset, target, clients, "split")
+    return make_clients(dataset, target, clients)
+
+
+def deal_groups(groups, n, generator):
+    "Rows in `n` pieces of whole groups: in random order, each to the piece with the fewest samples."
+    number, sizes = groups.unique(return_inverse=True, return_counts=True)[1:]
+    loads, owner = [0]*n, torch.empty_like(sizes)
+    for g in torch.randperm(len(sizes), generator=generator).tolist():
+        owner[g] = loads.index(min(loads))
+        loads[owner[g]] += int(sizes[g])
+    return [(owner[number] == k).nonzero().flatten() for k in range(n)]
 
 # %% ../../nbs/data/12_partitions.ipynb #742af9a8
 def log_dirichlet(a, rng):
@@ -118,27 +130,6 @@ def class_counts(log_q, left, m, rng):
     return counts
 
 # %% ../../nbs/data/12_partitions.ipynb #5fd43508
-def check_convention(convention, who):
-    "FdgnbError unless `convention` is one of the two."
-    if convention not in ("hsu", "ones"):
-        raise FdgnbError(f"unknown convention {convention!r} of partition "
-                         f"{who!r}{nearest(convention, ('hsu', 'ones'))}")
-
-
-def pool_sources(dataset, target):
-    "All source domains as one, official parts included."
-    domains = list(list_sources(dataset, target).values())
-    if not domains: make_clients(dataset, target, [], "lda")               # raises the error
-    if len(domains) == 1: return domains[0]
-    parts, start = {}, 0
-    for d in domains:
-        for part, rows in (d.split or {}).items(): parts.setdefault(part, []).append(rows + start)
-        start += len(d)
-    split = {part: torch.cat(rows) for part, rows in parts.items()} or None
-    x, y = torch.cat([d.x for d in domains]), torch.cat([d.y for d in domains])
-    return Domain("all", x, y, split=split, groups=join_groups(domains))
-
-
 def exclude(rows, n):
     "0..n-1 without `rows`."
     return torch.ones(n, dtype=torch.bool).index_fill(0, rows, False).nonzero().flatten()
@@ -170,25 +161,21 @@ def lda(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVEN
     alpha: concentration, by convention: "hsu", alpha times the shares still left; "ones", alpha for each.
     holdout: where there are official test images, they are dealt out, and this share of the others validates.
     FedBR, App. A and code."""
-    check_convention(convention, "lda")
     whole, rng = pool_sources(dataset, target), numpy_generator(generator)
     test = (whole.split or {}).get("test", torch.arange(0))
     rest = exclude(test, len(whole))
-    y, m = whole.y[rest].numpy(), len(rest)//max(n, 1)
-    if m < 2 or n < 1 or not alpha > 0:
-        raise FdgnbError(f"partition 'lda': {n} clients, alpha {alpha}, of {len(rest)} samples; wanted at "
-                         f"least 2 samples each, alpha above 0")
+    y, m = whole.y[rest].numpy(), len(rest)//n
+    if m < 2: raise FdgnbError(f"partition 'lda': {n} clients of {len(rest)} samples; wanted at least 2 samples each")
     exams = torch.from_numpy(rng.permutation(test.numpy())).tensor_split(n)
     by_class = [np.flatnonzero(y == c) for c in range(dataset.n_classes)]
     queues = [rest.numpy()[rng.permutation(rows)] for rows in by_class]
     digits, clients = len(str(n - 1)), []
-    for k, (own, exam) in enumerate(zip(draw_skewed(queues, n, m, alpha, convention, rng), exams)):
-        rows = torch.cat([own, exam])
-        val, train, exam = torch.arange(len(rows)).tensor_split([round(holdout*m), m])
-        split = dict(val=val, train=train, test=exam) if len(test) else None
-        groups = groups_of(whole, rows)
-        clients.append(Domain(f"client {k:0{digits}d}", whole.x[rows], whole.y[rows], split, groups=groups))
-    return make_clients(dataset, target, clients, "lda")
+    for k, (dealt, exam) in enumerate(zip(draw_skewed(queues, n, m, alpha, convention, rng), exams)):
+        client = take_piece(whole, torch.cat([dealt, exam]), f"client {k:0{digits}d}")
+        val, train, exam = torch.arange(len(client)).tensor_split([round(holdout*m), m])
+        client.split = dict(val=val, train=train, test=exam) if len(test) else None
+        clients.append(client)
+    return make_clients(dataset, target, clients)
 
 # %% ../../nbs/data/12_partitions.ipynb #ac6c30f2
 @PARTITIONS.register("load")
@@ -197,7 +184,7 @@ def load_domains(dataset, target, generator, data):
     other = get_dataset(data, size=dataset.size)
     if other.classes != dataset.classes:
         raise FdgnbError(f"partition 'load': {other.name!r} has other classes than {dataset.name!r}")
-    return make_clients(dataset, target, list(other.domains.values()), "load")
+    return make_clients(dataset, target, other.domains.values())
 
 
 def turn_domain(d, degrees):
@@ -209,8 +196,8 @@ def turn_domain(d, degrees):
 def rotate(dataset, target, generator, step: DEGREES):
     "Source domain i turned by i*step degrees. FedBR, App. A (RotatedMNIST)."
     domains = list_sources(dataset, target).values()
-    out = [turn_domain(d, torch.full((len(d),), i*step)) for i, d in enumerate(domains)]
-    return make_clients(dataset, target, out, "rotate")
+    clients = [turn_domain(d, torch.full((len(d),), i*step)) for i, d in enumerate(domains)]
+    return make_clients(dataset, target, clients)
 
 
 @PARTITIONS.register("turn")
@@ -220,16 +207,15 @@ def turn(dataset, target, generator, step: DEGREES, angles: arg(int, "angles", l
 
     convention: "hsu", alpha in all, so alpha/angles for each (the released code); "ones", alpha for each.
     Official test images are turned evenly. FedBR, App. A (CIFAR-10)."""
-    check_convention(convention, "turn")
     concentration = np.full(angles, alpha/angles if convention == "hsu" else float(alpha))
     rng, clients = numpy_generator(generator), []
     for d in list_sources(dataset, target).values():
         shares = np.exp(log_dirichlet(concentration, rng))
-        which = rng.choice(angles, len(d), p=shares)
+        turns = rng.choice(angles, len(d), p=shares)
         test = (d.split or {}).get("test", torch.arange(0)).numpy()
-        which[test] = rng.integers(angles, size=len(test))
-        clients.append(turn_domain(d, torch.from_numpy(which*step)))
-    return make_clients(dataset, target, clients, "turn")
+        turns[test] = rng.integers(angles, size=len(test))
+        clients.append(turn_domain(d, torch.from_numpy(turns*step)))
+    return make_clients(dataset, target, clients)
 
 # %% ../../nbs/data/12_partitions.ipynb #2759e1df
 POOLED = "pooled"
@@ -243,10 +229,11 @@ def pool(dataset, target, generator):
 
 def join_clients(data, cuts, target):
     "(data set, {domain: {part: rows}}) with all sources as one client, of the same samples in the same parts."
+    name = POOLED if target != POOLED else f"{POOLED} sources"
     cut = {k: replace(d, split=cuts[k]) for k, d in data.domains.items()}
-    whole = replace(pool_sources(replace(data, domains=cut), target), name=POOLED)
+    whole = replace(pool_sources(replace(data, domains=cut), target), name=name)
     kept = {} if target is None else {target: cuts[target]}
-    return make_clients(data, target, [whole], "pool"), {POOLED: whole.split} | kept
+    return make_clients(data, target, [whole]), {name: whole.split} | kept
 
 
 @PARTITIONS.register("chain")
@@ -266,30 +253,23 @@ def steps_of(partition):
     return [(name, *check_arguments(f"partition {echo(name)}", PARTITIONS.get(name), 3, args))]
 
 
-def load_substitutes(data, settings):
-    "The data sets that a partition puts in the place of `data`."
-    names = [s[1] for s in steps_of(settings.partition) if s[0] == "load" and len(s) > 1]
-    if names and settings.load:
-        raise FdgnbError(f"load={echo(settings.load)} has no effect: the partition takes {', '.join(names)} "
-                         f"instead")
-    return [get_dataset(n, size=data.size) for n in names]
-
-
 BY_CLASS = {"halves", "lda", "dirichlet"}
 
 
-def partition_domains(data, target, settings, seed, substitutes=None):
-    """The data set with its domains made into clients as the settings say.
-
-    substitutes: the data sets of its `load` steps, where they are loaded already."""
-    rng, loaded = generator(seed, purpose="partition"), iter(substitutes or ())
+def partition_domains(data, target, settings, seed):
+    "(the data set with its domains made into clients as the settings say, the data sets that were read for it)."
+    rng, read = generator(seed, purpose="partition"), [data]
     for name, *args in steps_of(settings.partition):
         if name in BY_CLASS and data.multilabel:
             raise FdgnbError(f"partition {name!r} goes by the class of a sample, and those of {data.name!r} have "
                              f"several labels: use 'split'")
-        if name == "load" and args: args = [next(loaded, args[0])]
+        if name == "load":
+            if settings.load:
+                raise FdgnbError(f"load={echo(settings.load)} has no effect: the partition takes {args[0]} instead")
+            args = [get_dataset(args[0], size=data.size)]
+            read += args
         data = PARTITIONS.get(name)(data, target, rng, *args)
-    return data
+    return data, read
 
 # %% ../../nbs/data/12_partitions.ipynb #f0f45c52
 def subsample(index, n, rng):
@@ -304,78 +284,51 @@ def subsample_domains(data, limit, seed):
     if not limit: return data
     domains = {}
     for name, d in data.domains.items():
-        n, rng = len(d), generator(seed, client=d.name, purpose="limit")
-        keep = subsample(torch.arange(n), limit, rng)
-        lists = renumber(d.split, keep, n), renumber(d.official, keep, n)
-        domains[name] = Domain(d.name, d.x[keep], d.y[keep], *lists, groups_of(d, keep))
+        keep = subsample(torch.arange(len(d)), limit, generator(seed, client=name, purpose="limit"))
+        domains[name] = replace(take_piece(d, keep, name), official=renumber(d.official, keep, len(d)))
     return replace(data, domains=domains)
 
 
-def _whole(dom, share, rng):
-    "The target: all samples, or a share of them, rounded down."
-    return dict(target=subsample(torch.arange(len(dom)), max(1, int(share*len(dom) + 1e-9)), rng))
-
-
-def _brought(dom):
-    "The split that a domain brings along, or its official lists."
-    cut = dom.split or dom.official
-    if "train" not in cut:
-        raise FdgnbError(f"domain {dom.name!r} brings a split without 'train': {', '.join(cut)}")
-    return cut
-
-
-def _beside(dom, test, settings, rng):
+def _cut_beside(dom, test, settings, rng):
     "The official test images stay; the others are cut into training and validation, in proportion."
-    train, val, _ = fractions = settings.fractions
+    train, val, _ = settings.fractions
     if not train:
-        raise FdgnbError(f"fractions={fractions!r} leaves domain {dom.name!r}, which has test images of its "
+        raise FdgnbError(f"fractions={settings.fractions!r} leaves domain {dom.name!r}, which has test images of its "
                          f"own, nothing to train on")
     rest = exclude(test, len(dom))
     shares = train/(train + val), val/(train + val), 0
-    cut = split_indices(len(rest), dom.y[rest], shares, rng, settings.stratify, groups_of(dom, rest))
+    groups = None if dom.groups is None else dom.groups[rest]
+    cut = split_indices(len(rest), dom.y[rest], shares, rng, settings.stratify, groups)
     return {part: rest[i] for part, i in cut.items()} | dict(test=test)
 
 
 def cut_domain(dom, settings, target, rng):
     "{part: indices}: of the target; as it brings along; all at random; or beside its own test images."
-    if target: return _whole(dom, settings.target_fraction, rng)
+    if target:
+        n = max(1, int(settings.target_fraction*len(dom) + 1e-9))
+        return dict(target=subsample(torch.arange(len(dom)), n, rng))
     lists, use = dom.official or {}, settings.official
     has_own_split = dom.split and not lists
-    if has_own_split or lists and use == "lists": return _brought(dom)
+    if has_own_split or lists and use == "lists":
+        cut = dom.split or lists
+        if "train" in cut: return cut
+        raise FdgnbError(f"domain {dom.name!r} brings a split without 'train': {', '.join(cut)}")
     test = lists.get("test", ())
-    if use == "test" and len(test): return _beside(dom, test, settings, rng)
+    if use == "test" and len(test): return _cut_beside(dom, test, settings, rng)
     parts = split_indices(len(dom), dom.y, settings.fractions, rng, settings.stratify, dom.groups)
-    if dom.groups is not None: warn_of_empty(dom, parts, settings.fractions)
+    shares = zip(("train", "val", "test"), settings.fractions)
+    empty = [part for part, share in shares if share and not len(parts[part])]
+    if empty and dom.groups is not None:
+        n = len(dom.groups.unique())
+        warnings.warn(f"domain {dom.name!r} has {n} groups: no samples for {' and '.join(empty)}")
     return parts
 
-
-def warn_of_empty(dom, parts, fractions):
-    "Warn of the parts that a domain has too few groups for."
-    lacks = [part for part, share in zip(("train", "val", "test"), fractions) if share and not len(parts[part])]
-    if not lacks: return
-    warnings.warn(f"domain {dom.name!r} has {len(dom.groups.unique())} groups: no samples for {' and '.join(lacks)}")
-
 # %% ../../nbs/data/12_partitions.ipynb #2bd69fe9
-def warn_of_torn(dom, cut):
-    "Warn of the groups of a domain that stand in several of its parts."
-    if dom.groups is None: return
-    owners = torch.cat([dom.groups[rows].unique() for rows in cut.values()])
-    times = owners.unique(return_counts=True)[1]
-    torn = int((times > 1).sum())
-    if torn:
-        warnings.warn(f"domain {dom.name!r}: {torn} of {len(times)} groups have samples in several parts of its split, "
-                      f"so that what is tested was seen in part")
-
-
-def warn_of_dealt(data, before):
-    "Warn of groups that a partition dealt out to several clients, so that one tests what another trains on."
-    grouped = [d for d in data.domains.values() if d.groups is not None]
-    if not grouped or list(before.domains) == list(data.domains): return
-    times = torch.cat([d.groups.unique() for d in grouped]).unique(return_counts=True)[1]
-    dealt = int((times > 1).sum())
-    if dealt:
-        warnings.warn(f"partition: {dealt} of {len(times)} groups have samples at several clients, so that one tests "
-                      f"what another trains on")
+def warn_of_shared(several, where, words):
+    "Warn where samples of a group are in several of some tensors of groups; words: what follows."
+    times = torch.cat([groups.unique() for groups in several]).unique(return_counts=True)[1]
+    shared = int((times > 1).sum())
+    if shared: warnings.warn(f"{where}: {shared} of {len(times)} groups have samples {words}")
 
 
 def client_splits(data, settings, target=None, seed=0, device="cpu"):
@@ -383,16 +336,18 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
 
     data: the data set whose domains are the clients and the target, after partition and limit.
     read: the data sets that the samples come from, the given one first."""
-    substitutes = load_substitutes(data, settings)
-    read = [data, *substitutes]
-    data = partition_domains(data, target, settings, seed, substitutes)
-    warn_of_dealt(data, read[0])
+    data, read = partition_domains(data, target, settings, seed)
+    grouped = [d.groups for d in data.domains.values() if d.groups is not None]
+    if grouped and list(data.domains) != list(read[0].domains):
+        warn_of_shared(grouped, "partition", "at several clients, so that one tests what another trains on")
     data = subsample_domains(data, settings.limit, seed)
     clients, cuts = {}, {}
     for name, dom in data.domains.items():
-        rng = generator(seed, client=name, purpose="split")
-        cuts[name] = cut_domain(dom, settings, name == target, rng)
-        warn_of_torn(dom, cuts[name])
+        cuts[name] = cut_domain(dom, settings, name == target, generator(seed, client=name, purpose="split"))
+        if dom.groups is not None:
+            parts = [dom.groups[rows] for rows in cuts[name].values()]
+            words = "in several parts of its split, so that what is tested was seen in part"
+            warn_of_shared(parts, f"domain {name!r}", words)
     if ("pool",) in steps_of(settings.partition): data, cuts = join_clients(data, cuts, target)
     for name, dom in data.domains.items():
         x, y = dom.x.to(device), dom.y.to(device)
@@ -400,19 +355,11 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
     return clients, clients.pop(target, None), data, read
 
 # %% ../../nbs/data/12_partitions.ipynb #heldout001
-def join_origins(x, domains):
-    "The `origin` of the samples x of several domains of an encoder; None where one has none."
-    parts = [d.encoded_from for d in domains]
-    return None if any(part is None for part in parts) else (x, torch.cat(parts))
-
-
 def held_out(data, targets):
     "(the data set with the domains `targets` as one, its name): 'a+b' for two; FdgnbError on unknown names."
     apart = [data[t] for t in targets]
     if len(apart) == 1: return data, apart[0].name
     names = [d.name for d in apart]
-    name = "+".join(names)
-    x, y = torch.cat([d.x for d in apart]), torch.cat([d.y for d in apart])
-    together = Domain(name, x, y, groups=join_groups(apart), origin=join_origins(x, apart))
+    together = replace(join_domains(apart, "+".join(names)), split=None)
     rest = {k: d for k, d in data.domains.items() if k not in names}
-    return replace(data, domains=rest | {name: together}), name
+    return replace(data, domains=rest | {together.name: together}), together.name

@@ -6,14 +6,15 @@
 __all__ = []
 
 # %% ../../nbs/data/08_photos.ipynb #91322b00
-import re, warnings
+import json, re, warnings
 import numpy as np
+from functools import partial
+from importlib import resources
 from pathlib import Path
-from ..core import FdgnbError
-from .files import Packed, check_listed, damage_error, join_path, read_json, to_labels
+from .files import Packed, check_listed, damage_error, join_path, reading, to_labels
 from .folders import list_subfolders
 from .found import Found, find_classes, find_parts, read_list
-from .found import find_home, to_nhw, fold_name, source, find_subfolder
+from .found import find_home, to_nhw, source, find_subfolder
 
 # %% ../../nbs/data/08_photos.ipynb #c1baf34d
 PACS_CLASSES = "dog elephant giraffe guitar horse house person".split()
@@ -21,52 +22,46 @@ PACS = dict(photo=[189, 202, 182, 186, 199, 280, 432], art_painting=[379, 255, 2
             cartoon=[389, 457, 346, 135, 324, 288, 405], sketch=[772, 740, 753, 608, 816, 80, 160])
 
 # %% ../../nbs/data/08_photos.ipynb #27cf4133
+def find_file(folders, name):
+    "The file of a name in the first folder that has one; None where none has."
+    return next((folder/name for folder in folders if (folder/name).exists()), None)
+
+
+def have_all(domain, lists):
+    "Whether all lists {part: file or None} of a domain are there; said where only some are, for then none is used."
+    missing = [part for part, path in lists.items() if path is None]
+    if missing and len(missing) < len(lists):
+        warnings.warn(f"{domain}: its list of {' and '.join(missing)} is missing, so that no list is used")
+    return not missing
+
+
 def _kfold(folders, domain, names):
     "Official parts of a PACS domain by its lists: indices into `names` (<class>/<file>); {} without lists."
-    def find_list(word):
-        paths = [h/f"{domain}_{word}_kfold.txt" for h in folders]
-        return next((p for p in paths if p.exists()), None)
-
-    def shorten(file): return str(Path(*file.split("/")[-2:]).with_suffix(""))
-
-    lists = dict(train=find_list("train"), val=find_list("crossval"))
-    warn_of_half(domain, lists)
-    if None in lists.values(): return {}
+    lists = dict(train=find_file(folders, f"{domain}_train_kfold.txt"),
+                 val=find_file(folders, f"{domain}_crossval_kfold.txt"))
+    if not have_all(domain, lists): return {}
+    shorten = lambda file: str(Path(*file.split("/")[-2:]).with_suffix(""))
     row = {shorten(name): i for i, name in enumerate(names)}
     listed = {part: [file for file, _ in read_list(path, PACS_CLASSES, 1)] for part, path in lists.items()}
     check_listed(f"{domain}_train/crossval_kfold.txt", listed, lambda file: shorten(file) in row)
     return {part: [row[shorten(file)] for file in files if shorten(file) in row] for part, files in listed.items()}
 
 
-def warn_of_half(domain, lists):
-    "Warn where some of a domain's lists {part: file or None} are there and others are not: none is used."
-    missing = [part for part, path in lists.items() if path is None]
-    if missing and len(missing) < len(lists):
-        warnings.warn(f"{domain}: its list of {' and '.join(missing)} is missing, so that no list is used")
-
-
 def _packed(pack):
     "(a domain from a packed file, <class>/<file> of each sample)."
     z = Packed(pack)
     classes, y, names = list(map(str, z["classes"].ravel())), to_labels(z["y"], pack), z["name"].tolist()
-    if classes != PACS_CLASSES:
-        raise FdgnbError(f"{str(pack)!r} has the classes {', '.join(classes)}, wanted "
-                         f"{', '.join(PACS_CLASSES)}")
-    if len(names) != len(y): raise damage_error(pack, f"{len(names)} names, but {len(y)} labels")
+    if classes != PACS_CLASSES or len(names) != len(y):
+        raise damage_error(pack, f"{len(names)} names, {len(y)} labels, and the classes {', '.join(classes)}, wanted "
+                                 f"{', '.join(PACS_CLASSES)}")
     side = re.search(r"_(\d+)$", pack.stem)
-    samples = lambda: to_nhw(z["x"], pack)
-    return Found(y, "pixels", samples, [pack], side=int(side[1]) if side else None), names
+    return Found(y, "pixels", lambda: to_nhw(z["x"], pack), [pack], side=int(side[1]) if side else None), names
 
 
-def _pacs(d, folder, pack, lists, official):
-    "One domain of PACS: folders before the packed form (they are larger)."
-    if folder:
-        f = find_classes(folder, PACS_CLASSES)
-        names = [f"{p.parent.name}/{p.name}" for p in f.files]
-    else: f, names = _packed(pack)
-    f.parts = _kfold(lists, d, names)
-    if f.parts and official: f.parts["test"] = []
-    return f
+def find_by_class(home, names, classes):
+    "{domain: () -> Found}, each from its folder of classes; names: {domain: what its folder may be called}."
+    folders = {d: find_subfolder(home, *titles) for d, titles in names.items()}
+    return {d: lambda folder=folder: find_classes(folder, classes) for d, folder in folders.items() if folder}
 
 # %% ../../nbs/data/08_photos.ipynb #798ef3eb
 def _find_kfold(home):
@@ -85,19 +80,27 @@ def _find_kfold(home):
         citation="D. Li, Y. Yang, Y.-Z. Song, T. Hospedales, Deeper, Broader and Artier Domain "
                  "Generalization, ICCV 2017")
 def pacs(official=False):
-    """PACS from pacs/[kfold/]<domain>/<class>/* or the packed pacs/<domain>/<domain>_64.npz.
+    """PACS from pacs/[kfold/]<domain>/<class>/* or else the packed pacs/<domain>/<domain>_64.npz.
 
     The official lists, where present, become `Domain.official` (train, val); with official=True also the
     `Domain.split` of a run, with an empty test part."""
     tops, lists = _find_kfold(find_home("pacs"))
+
+    def find_domain(d, folders, packs):
+        if folders:
+            f = find_classes(folders[0], PACS_CLASSES)
+            names = [f"{file.parent.name}/{file.name}" for file in f.files]
+        else: f, names = _packed(packs[0])
+        f.parts = _kfold(lists, d, names)
+        if f.parts and official: f.parts["test"] = []
+        return f
+
     found = {}
     for d in PACS:
         folders = [find_subfolder(top, d) for top in tops]
         folders = [folder for folder in folders if find_subfolder(folder, PACS_CLASSES[0])]
         packs = [pack for top in tops for pack in sorted((top/d).glob(f"{d}_*.npz"))]
-        folder, pack = next(iter(folders), None), next(iter(packs), None)
-        if folder or pack:
-            found[d] = lambda d=d, folder=folder, pack=pack: _pacs(d, folder, pack, lists, official)
+        if folders or packs: found[d] = partial(find_domain, d, folders, packs)
     return found
 
 # %% ../../nbs/data/08_photos.ipynb #3c284c16
@@ -117,9 +120,7 @@ OFFICE = dict(amazon=[92, 82, 94, 99, 100, 100, 99, 100, 94, 98],
         note="the published figures by class are from memory; they sum to the published totals")
 def office_caltech10():
     "Office-Caltech10 from office_caltech10/<domain>/<class>/*; 28 x 28, as in FedKA, by default."
-    home = find_home("office_caltech10")
-    folders = {d: find_subfolder(home, d, f"{d}10") for d in OFFICE}
-    return {d: lambda p=p: find_classes(p, OFFICE_CLASSES) for d, p in folders.items() if p}
+    return find_by_class(find_home("office_caltech10"), {d: (d, f"{d}10") for d in OFFICE}, OFFICE_CLASSES)
 
 # %% ../../nbs/data/08_photos.ipynb #94edee48
 VLCS_CLASSES = "bird car chair dog person".split()
@@ -140,14 +141,14 @@ def vlcs():
     names = dict(train=("train",), val=("crossval", "val", "validation"), test=("test",))
 
     def find_domain(folder):
-        parts = {part: find_subfolder(folder, *own) for part, own in names.items()}
+        parts = {part: find_subfolder(folder, *titles) for part, titles in names.items()}
         if parts["train"] and parts["test"]:
             others = [p.name for p in list_subfolders(folder) if p not in parts.values() and p.name != "full"]
             if others: warnings.warn(f"passed over {others[0]!r} beside train and test in {str(folder)!r}")
             return find_parts({part: p for part, p in parts.items() if p}, VLCS_CLASSES, numbers)
         return find_classes(find_subfolder(folder, "full") or folder, VLCS_CLASSES, numbers)
 
-    folders = {d: find_subfolder(home, *own) for d, own in _VLCS_NAMES.items()}
+    folders = {d: find_subfolder(home, *titles) for d, titles in _VLCS_NAMES.items()}
     return {d: lambda folder=folder: find_domain(folder) for d, folder in folders.items() if folder}
 
 # %% ../../nbs/data/08_photos.ipynb #cdbb151f
@@ -169,42 +170,29 @@ def officehome():
     "OfficeHome from officehome/<domain>/<class>/*."
     home = find_home("officehome", "OfficeHomeDataset_10072016")
     home = find_subfolder(home, "OfficeHomeDataset_10072016") or home
-    folders = {d: find_subfolder(home, d) for d in OFFICEHOME}
-    return {d: lambda p=p: find_classes(p, OFFICEHOME_CLASSES) for d, p in folders.items() if p}
+    return find_by_class(home, {d: (d,) for d in OFFICEHOME}, OFFICEHOME_CLASSES)
 
 # %% ../../nbs/data/08_photos.ipynb #3d6d24b6
 TERRA_CLASSES = "bird bobcat cat coyote dog empty opossum rabbit raccoon squirrel".split()
 TERRA = dict(location_38=9736, location_43=3970, location_46=5883, location_100=4741)
 
 
-def _rows(notes, key, fields, file):
-    "The fields of each entry of a list in annotations; FdgnbError where one lacks a number or a text."
-    rows = notes.get(key) if isinstance(notes, dict) else None
-    is_whole = lambda row: isinstance(row, dict) and all(isinstance(row.get(f), (str, int)) for f in fields)
-    if not isinstance(rows, list) or not all(map(is_whole, rows)):
-        raise damage_error(file, f"{key!r} is no list of entries with {', '.join(fields)}")
-    return [tuple(row[f] for f in fields) for row in rows]
-
-
 def _traps(home):
-    "{place: (files, labels)} from the annotations of the Caltech Camera Traps; {} without them."
+    "{place: [(label, file)]} from the annotations of the Caltech Camera Traps; {} without them."
     images = find_subfolder(home, "eccv_18_all_images_sm")
     notes = next(iter(sorted(home.glob("caltech*.json"))), None) if home else None
     if not (images and notes): return {}
-    t, pairs = read_json(notes), {d: set() for d in TERRA}
-    name = dict(_rows(t, "categories", ("id", "name"), notes))
-    where = {}
-    for image, place, file in _rows(t, "images", ("id", "location", "file_name"), notes):
-        where[image] = f"location_{place}", file
-    for image, category in _rows(t, "annotations", ("image_id", "category_id"), notes):
-        (d, file), c = where.get(image, (None, None)), name.get(category)
-        is_ours = d in pairs and c in TERRA_CLASSES
-        if is_ours and join_path(images, file, notes).is_file(): pairs[d].add((TERRA_CLASSES.index(c), file))
-    found = {}
-    for d, labeled in pairs.items():
-        rows = sorted(labeled)
-        if rows: found[d] = [images/file for _, file in rows], [label for label, _ in rows]
-    return found
+    pairs = {d: set() for d in TERRA}
+    with reading(notes, "json"):
+        content = json.loads(notes.read_bytes())
+        name = {row["id"]: row["name"] for row in content["categories"]}
+        where = {row["id"]: (f"location_{row['location']}", row["file_name"]) for row in content["images"]}
+        for row in content["annotations"]:
+            d, file = where.get(row["image_id"], (None, None))
+            c = name.get(row["category_id"])
+            is_ours = d in pairs and c in TERRA_CLASSES
+            if is_ours and join_path(images, file, notes).is_file(): pairs[d].add((TERRA_CLASSES.index(c), file))
+    return {d: [(c, images/file) for c, file in sorted(labeled)] for d, labeled in pairs.items() if labeled}
 
 # %% ../../nbs/data/08_photos.ipynb #ce7f08bf
 @source("terra_incognita", "camera traps at four places, ten classes", TERRA, TERRA_CLASSES, 64,
@@ -217,80 +205,49 @@ def _traps(home):
 def terra_incognita():
     "TerraIncognita from terra_incognita/location_<n>/<class>/*, or from its images and annotations."
     home = find_home("terra_incognita", "terra", "TerraInc")
-    folders = {d: find_subfolder(home, d, d.replace("location_", "L")) for d in TERRA}
-    if any(folders.values()):
-        return {d: lambda p=p: find_classes(p, TERRA_CLASSES) for d, p in folders.items() if p}
-    return {d: lambda fs=fs, y=y: Found(y, "files", lambda: fs, fs) for d, (fs, y) in _traps(home).items()}
+    by_class = find_by_class(home, {d: (d, d.replace("location_", "L")) for d in TERRA}, TERRA_CLASSES)
+    if by_class: return by_class
+
+    def find_place(labeled):
+        files = [file for _, file in labeled]
+        return Found([label for label, _ in labeled], "files", lambda: files, files)
+    return {d: partial(find_place, labeled) for d, labeled in _traps(home).items()}
 
 # %% ../../nbs/data/08_photos.ipynb #55056163
 DOMAINNET = dict(clipart=48129, infograph=51605, painting=72266, quickdraw=172500, real=172947, sketch=69128)
 DOMAINNET10 = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
-DOMAINNET_CLASSES = """aircraft_carrier airplane alarm_clock ambulance angel animal_migration ant anvil
-apple arm asparagus axe backpack banana bandage barn baseball baseball_bat basket basketball bat bathtub
-beach bear beard bed bee belt bench bicycle binoculars bird birthday_cake blackberry blueberry book
-boomerang bottlecap bowtie bracelet brain bread bridge broccoli broom bucket bulldozer bus bush butterfly
-cactus cake calculator calendar camel camera camouflage campfire candle cannon canoe car carrot castle cat
-ceiling_fan cello cell_phone chair chandelier church circle clarinet clock cloud coffee_cup compass computer
-cookie cooler couch cow crab crayon crocodile crown cruise_ship cup diamond dishwasher diving_board dog
-dolphin donut door dragon dresser drill drums duck dumbbell ear elbow elephant envelope eraser eye
-eyeglasses face fan feather fence finger fire_hydrant fireplace firetruck fish flamingo flashlight
-flip_flops floor_lamp flower flying_saucer foot fork frog frying_pan garden garden_hose giraffe goatee
-golf_club grapes grass guitar hamburger hammer hand harp hat headphones hedgehog helicopter helmet hexagon
-hockey_puck hockey_stick horse hospital hot_air_balloon hot_dog hot_tub hourglass house house_plant
-hurricane ice_cream jacket jail kangaroo key keyboard knee knife ladder lantern laptop leaf leg light_bulb
-lighter lighthouse lightning line lion lipstick lobster lollipop mailbox map marker matches megaphone
-mermaid microphone microwave monkey moon mosquito motorbike mountain mouse moustache mouth mug mushroom nail
-necklace nose ocean octagon octopus onion oven owl paintbrush paint_can palm_tree panda pants paper_clip
-parachute parrot passport peanut pear peas pencil penguin piano pickup_truck picture_frame pig pillow
-pineapple pizza pliers police_car pond pool popsicle postcard potato power_outlet purse rabbit raccoon radio
-rain rainbow rake remote_control rhinoceros rifle river roller_coaster rollerskates sailboat sandwich saw
-saxophone school_bus scissors scorpion screwdriver sea_turtle see_saw shark sheep shoe shorts shovel sink
-skateboard skull skyscraper sleeping_bag smiley_face snail snake snorkel snowflake snowman soccer_ball sock
-speedboat spider spoon spreadsheet square squiggle squirrel stairs star steak stereo stethoscope stitches
-stop_sign stove strawberry streetlight string_bean submarine suitcase sun swan sweater swing_set sword
-syringe table teapot teddy-bear telephone television tennis_racquet tent The_Eiffel_Tower
-The_Great_Wall_of_China The_Mona_Lisa tiger toaster toe toilet tooth toothbrush toothpaste tornado tractor
-traffic_light train tree triangle trombone truck trumpet t-shirt umbrella underwear van vase violin
-washing_machine watermelon waterslide whale wheel windmill wine_bottle wine_glass wristwatch yoga zebra
-zigzag""".split()
+DOMAINNET_CLASSES = (resources.files("fdgnb.data")/"domainnet.txt").read_text("utf-8").split()
 
 # %% ../../nbs/data/08_photos.ipynb #69108cb9
 def _listed(lists, top, classes):
     "A domain from official lists {part: file}, restricted to `classes`."
-    number, files, y, parts = {fold_name(c): i for i, c in enumerate(DOMAINNET_CLASSES)}, [], [], {}
-    want, listed = {number[fold_name(c)]: i for i, c in enumerate(classes)}, {}
+    label = {DOMAINNET_CLASSES.index(c): i for i, c in enumerate(classes)}
+    listed, files, y, parts = {}, [], [], {}
     for part, path in lists.items():
         rows = read_list(path, DOMAINNET_CLASSES, 0)
-        listed[part] = {join_path(top, file, path): want[c] for file, c in rows if c in want}
-    there = {file for own in listed.values() for file in own if file.is_file()}
+        listed[part] = {join_path(top, file, path): label[c] for file, c in rows if c in label}
+    there = {file for labels in listed.values() for file in labels if file.is_file()}
     check_listed(lists["train"].name.replace("_train.", "_train/test."), listed, lambda file: file in there)
-    for part, own in listed.items():
-        mine = [file for file in own if file in there]
-        parts[part] = np.arange(len(files), len(files) + len(mine))
-        files += mine
-        y += [own[file] for file in mine]
+    for part, labels in listed.items():
+        start = len(files)
+        files += [file for file in labels if file in there]
+        y += [labels[file] for file in files[start:]]
+        parts[part] = np.arange(start, len(files))
     return Found(y, "files", lambda: files, files, parts)
 
 
 def _domainnet(classes):
     "{domain: () -> Found} of some classes of DomainNet: by its lists where both are there, else by folder."
-    home, found = find_home("domainnet"), {}
+    home = find_home("domainnet")
     short = dict(clipart="clip", infograph="info", painting="paint", quickdraw="quick")
-    places = [h for h in (home, find_subfolder(home, "splits", "image_list")) if h]
+    places = [folder for folder in (home, find_subfolder(home, "splits", "image_list")) if folder]
+    found = find_by_class(home, {d: (d, short.get(d, d)) for d in DOMAINNET}, classes)
 
-    def find_list(d, part):
-        paths = [place/f"{d}_{part}.txt" for place in places]
-        return next((p for p in paths if p.exists()), None)
+    def find_domain(d, by_folder):
+        lists = {part: find_file(places, f"{d}_{part}.txt") for part in ("train", "test")}
+        return _listed(lists, home, classes) if have_all(d, lists) else by_folder()
 
-    def find_domain(folder, lists):
-        warn_of_half(folder.name, lists)
-        return _listed(lists, home, classes) if all(lists.values()) else find_classes(folder, classes)
-
-    for d in DOMAINNET:
-        folder = find_subfolder(home, d, short.get(d, d))
-        lists = {part: find_list(d, part) for part in ("train", "test")}
-        if folder: found[d] = lambda folder=folder, lists=lists: find_domain(folder, lists)
-    return found
+    return {d: partial(find_domain, d, by_folder) for d, by_folder in found.items()}
 
 # %% ../../nbs/data/08_photos.ipynb #ab86b28e
 _DOMAINNET = dict(

@@ -6,57 +6,54 @@
 __all__ = []
 
 # %% ../../nbs/data/13_prepare.ipynb #ffc4bbea
-import argparse, hashlib, inspect, io, json, os, sys, warnings
+import hashlib, io, sys, typer, warnings
 import numpy as np
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from ..core import FdgnbError, is_folder, nearest, path_of, root
-from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes, map_in_threads
-from .catalogue import DATASETS, get_dataset, is_path, list_datasets
+from typing import Annotated, Optional
+from ..core import FdgnbError, is_folder, nearest, one_line, path_of
+from ..settings import read_yaml
+from .cache import cache_dir, cache_entries, clean_cache, format_bytes, map_in_threads
+from .catalogue import DATASETS, find_loader, get_dataset, is_path, list_datasets
 from .domain import choose_domains
-from .folders import _PIL, are_few, decode_with_high, is_image, list_images, list_subfolders
+from .folders import are_few, decode_with_high, is_image, list_images, list_subfolders
 from .files import SKIP, group_alike, is_ignored, list_below
 from .scale import decide_white
 from .found import Found, find_domains, sum_counts
 
 # %% ../../nbs/data/13_prepare.ipynb #bda04f69
-def check(name, domains=None, decode=True, **options):
+def check(name, domains=None, decode=True):
     """DataFrame (domain, class, found, published, equal) of what is on the disk; class "all" is the total.
 
     name: a data set, or the path of a folder <domain>/<class>/<image>. attrs: name; missing (domains);
-    within (duplicates by domain), across_domains, across_classes; parts; note; remarks (lines, of a folder);
-    refused (whether a run would refuse some of it);
-    own (whether it is a folder); decoded.
+    within (duplicates by domain), across_domains, across_classes; parts; note; remarks (lines);
+    refused (whether a run would refuse some of it); own (whether it is a folder); decoded.
     decode: read each image too, and say in `remarks` what a run would refuse or skip; nothing is kept."""
     import pandas as pd
-    folder, remarks = as_folder(name), []
-    if folder:
-        found, classes, remarks = _find_folder(folder, domains, options)
-        name, info = folder.absolute().name, dict(counts=dict.fromkeys(found))
+    if is_path(name):
+        path = path_of(name, "data set", "a name, or the path of a folder")
+        found, classes, remarks = _find_folder(path, domains)
+        title, info = path.absolute().name, dict(counts=dict.fromkeys(found))
     else:
-        load = DATASETS.get(name)
-        found, classes = _find_all(load, domains, options)
-        info = load.info
-    if decode: remarks = remarks + _decode_remarks(name, found, folder is not None)
+        load, remarks = find_loader(name), []
+        found, classes = _find_all(load, domains)
+        title, info = name, load.info
+    if decode: remarks = remarks + _decode_remarks(title, found, is_path(name))
     published = info.get("published", info["counts"])
-    rows = [row for d, f in found.items() for row in _rows(d, f, f.published or published.get(d), classes)]
+    rows = []
+    for d, f in found.items(): rows += _count_rows(d, f, f.published or published.get(d), classes)
     columns = ["domain", "class", "found", "published", "equal"]
     out = pd.DataFrame(rows, columns=columns, dtype=object).astype(dict(found=int))
     within, across_domains, across_classes = count_duplicates(found)
-    wanted = domains or (found if options.get("angles") is not None else info["counts"])
     parts = {d: {part: len(rows) for part, rows in f.parts.items()} for d, f in found.items()}
-    out.attrs = dict(name=name, missing=[d for d in wanted if d not in found], within=within,
+    out.attrs = dict(name=title, missing=[d for d in domains or info["counts"] if d not in found], within=within,
                      across_domains=across_domains, across_classes=across_classes, parts=parts,
                      note=info.get("note", ""), remarks=[line for line, _ in remarks],
-                     refused=any(is_refused for _, is_refused in remarks), own=folder is not None, decoded=decode)
+                     refused=any(is_refused for _, is_refused in remarks), own=is_path(name), decoded=decode)
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #02f619a9
-def _hashes(f):
-    "A digest of each sample as it lies on the disk."
-    samples = f.all_samples()
-    for i in range(len(f.y)): yield hashlib.blake2b(_as_bytes(samples[i]), digest_size=16).digest()
-
-
 def _as_bytes(sample):
     "The bytes of a file, a text or an array."
     if isinstance(sample, Path): return sample.read_bytes()
@@ -66,320 +63,259 @@ def _as_bytes(sample):
 
 def count_duplicates(found):
     "Of {domain: Found}: {domain: (groups of equal samples, surplus copies)}, across domains, across classes."
-    within, seen = {}, {}
+    within, places = {}, {}
     for d, f in found.items():
-        copies = {}
-        for h, y in zip(_hashes(f), f.y.tolist()):
-            copies[h] = copies.get(h, 0) + 1
-            seen.setdefault(h, set()).add((d, y))
+        samples, copies = f.all_samples(), Counter()
+        for i, label in enumerate(f.y.tolist()):
+            digest = hashlib.blake2b(_as_bytes(samples[i]), digest_size=16).digest()
+            copies[digest] += 1
+            places.setdefault(digest, set()).add((d, label))
         within[d] = sum(n > 1 for n in copies.values()), sum(n - 1 for n in copies.values())
-    across_domains = sum(len({d for d, _ in places}) > 1 for places in seen.values())
-    across_classes = sum(len({y for _, y in places}) > 1 for places in seen.values())
+    across_domains = sum(len({d for d, _ in where}) > 1 for where in places.values())
+    across_classes = sum(len({label for _, label in where}) > 1 for where in places.values())
     return within, across_domains, across_classes
 
 # %% ../../nbs/data/13_prepare.ipynb #7e936806
-def _find_all(load, domains, options):
+def _find_all(load, domains):
     "(Found by domain, classes) of what is there; the loader's error where what was asked for is not."
     if not hasattr(load, "find"):
         data = load(**({"domains": domains} if domains else {}))
         if data.multilabel: raise FdgnbError(f"{data.name} has several labels a sample: see its counts() instead")
         found = {k: Found(d.y.numpy(), "pixels", lambda d=d: d.x.numpy(), []) for k, d in data.domains.items()}
         return found, data.classes
-    is_known = set(options) <= set(inspect.signature(load.find).parameters)
-    if not domains and is_known: domains = list(load.find(**options)) or None      # None: the error names all
-    found = {d: get() for d, get in find_domains(load, domains, options).items()}
+    domains = domains or list(load.find()) or None       # None: the error names all
+    found = {d: get() for d, get in find_domains(load, domains, {}).items()}
     return found, load.info["class_names"]
 
 
-def _rows(d, f, published, classes):
+def _count_rows(domain, f, published, classes):
     "(domain, class, found, published, equal) of all classes together, then of each."
-    is_of_other_classes = isinstance(published, list) and len(published) != len(classes)
-    if is_of_other_classes: published = sum(published)
-    by_class = published if isinstance(published, list) else [None]*len(classes)
+    by_class = [None]*len(classes)
+    if isinstance(published, list) and len(published) == len(classes): by_class = published
     in_all = None if published is None else sum_counts(published)
-    found = np.bincount(f.y, minlength=len(classes)).tolist()
-    counts = [("all", sum(found), in_all), *zip(classes, found, by_class)]
-    return [(d, c, n, wanted, None if wanted is None else n == wanted) for c, n, wanted in counts]
+    counts = np.bincount(f.y, minlength=len(classes)).tolist()
+    rows = [("all", len(f.y), in_all), *zip(classes, counts, by_class)]
+    return [(domain, c, n, wanted, None if wanted is None else n == wanted) for c, n, wanted in rows]
 
 # %% ../../nbs/data/13_prepare.ipynb #ownfolder2
-def as_folder(name):
-    "The path that a name with a slash is, else None; FdgnbError on a folder without its slash."
-    if name is None: return None
-    if is_path(name): return path_of(name, "data set", "a name, or the path of a folder")
-    if name not in DATASETS.load() and is_folder(name) and not cache_entries(name):
-        raise FdgnbError(f"unknown dataset {name!r}; did you mean the folder './{name}'? write it with the "
-                         f"slash")
-
-
-def _find_folder(path, domains, options):
+def _find_folder(path, domains):
     "(Found by domain, classes, remarks) of a folder of <domain>/<class>/<image>."
-    if options: raise FdgnbError(f"{str(path)!r}: a folder has no options, and {[*options][0]!r} is one")
     there = {p.name: p for p in list_subfolders(path)} if is_folder(path) else {}
-    if not there:
-        raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
     folders = {d: there[d] for d in choose_domains(path.absolute().name, domains, there)}
     tree = {d: {c.name: list_images(c) for c in list_subfolders(p)} for d, p in folders.items()}
     classes = sorted({c for by_class in tree.values() for c in by_class})
-    if not classes:
-        raise FdgnbError(f"no class folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
+    if not classes: raise FdgnbError(f"no class folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
     found = {}
     for d, by_class in tree.items():
-        labeled = [(f, i) for i, c in enumerate(classes) for f in by_class.get(c, [])]
-        files = [f for f, _ in labeled]
-        found[d] = Found([i for _, i in labeled], "files", lambda files=files: files, files)
-    return found, classes, _remarks(path, folders, tree)
+        files = [file for c in classes for file in by_class.get(c, [])]
+        labels = [i for i, c in enumerate(classes) for _ in by_class.get(c, [])]
+        found[d] = Found(labels, "files", lambda files=files: files, files)
+    return found, classes, _find_remarks(path, folders, tree, classes)
 
-# %% ../../nbs/data/13_prepare.ipynb #ownfolder3
-def _pages(file):
-    "The pages of a TIFF; 1 of a file that cannot be opened, for it is refused when it is decoded."
+
+def _has_pages(file):
+    "Whether a TIFF has several pages; not of a file that cannot be opened, for it is refused when it is decoded."
     from PIL import Image
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(file, formats=["TIFF"]) as im: return im.n_frames
-    except (*_PIL, Image.DecompressionBombError): return 1
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        with Image.open(file, formats=["TIFF"]) as image: return image.n_frames > 1
+    return False
 
 
-def _remarks(path, folders, tree):
+def _find_remarks(path, folders, tree, classes):
     """What `from_folder` would refuse, pass over, or take for two: pairs (line, whether it is refused).
 
     tree: {domain: {class: files}}."""
-    classes = sorted({c for by_class in tree.values() for c in by_class})
-    files = [f for by_class in tree.values() for own in by_class.values() for f in own]
-    class_folders = [folders[d]/c for d, by_class in tree.items() for c in by_class]
-    beside = [f for folder in (path, *folders.values()) for f in sorted(folder.iterdir())]
-    below = [f for folder in class_folders for f in list_below(folder)]
-    is_other = lambda f: f.is_file() and not is_image(f)
-    inside = [f for folder in class_folders for f in sorted(folder.rglob("*"))]
+    remarks = []
 
-    empty = [folders[d]/c for d, by_class in tree.items() for c in by_class if not by_class[c]]
+    def remark(words, names, why):
+        if not names: return
+        line = f"{words}: {len(names)}, the first: {str(names[0])!r}; {why}"
+        remarks.append((line, why.startswith("a run refuses")))
+
+    classed = {folders[d]/c: files for d, by_class in tree.items() for c, files in by_class.items()}
+    empty = [folder for folder, files in classed.items() if not files]
     empty += [folders[d] for d, by_class in tree.items() if not by_class]
+    remark("folders without images", empty, "a run refuses them: fill or remove them")
     unseen = [f"{c} in {d}" for d, by_class in tree.items() for c in classes if not by_class.get(c)]
-    unread = [f for f in below if is_other(f)]
+    remark("classes without images in a domain", unseen, "a client there never sees them")
+    unread = [f for folder in classed for f in list_below(folder) if f.is_file() and not is_image(f)]
+    remark("files whose names do not end like an image's", unread, "they are not read")
     alike = [" and ".join(names) for names in group_alike(classes)]
-    loose = [f for f in beside if is_image(f)]
+    remark("classes that differ in case or spaces alone", alike, "they are different classes")
+    beside = [f for folder in (path, *folders.values()) for f in sorted(folder.iterdir())]
+    remark("images beside the class folders", [f for f in beside if is_image(f)], "they are not read")
     hidden = [f for f in beside if f.is_dir() and (f.name[0] == "_" or is_ignored(f.name))]
-    hidden += [f for f in inside if f.is_dir() and is_ignored(f.name)]
-    paged = [f for f in files if f.suffix.lower() in (".tif", ".tiff") and _pages(f) > 1]
-    alone = classes if len(classes) == 1 else []
-    remarks = [("folders without images", empty, "a run refuses them: fill or remove them"),
-               ("classes without images in a domain", unseen, "a client there never sees them"),
-               ("files whose names do not end like an image's", unread, "they are not read"),
-               ("classes that differ in case or spaces alone", alike, "they are different classes"),
-               ("images beside the class folders", loose, "they are not read"),
-               ("folders that are hidden, a system's own, or begin with an underscore", hidden, "they are not read"),
-               ("TIFF files of several pages", paged, "only the first page is read"),
-               ("one class", alone, "a run refuses it")]
-    says = "{}: {}, the first: {!r}; {}".format
-    return [(says(what, len(names), str(names[0]), why), why.startswith("a run refuses"))
-            for what, names, why in remarks if names]
+    hidden += [f for folder in classed for f in sorted(folder.rglob("*")) if f.is_dir() and is_ignored(f.name)]
+    remark("folders that are hidden, a system's own, or begin with an underscore", hidden, "they are not read")
+    tiffs = [f for files in classed.values() for f in files if f.suffix.lower() in (".tif", ".tiff")]
+    remark("TIFF files of several pages", [f for f in tiffs if _has_pages(f)], "only the first page is read")
+    if len(classes) == 1: remark("one class", classes, "a run refuses it")
+    return remarks
 
-
-def _try_decode(sample):
-    "The largest pixels of an image (of 8 bits, of more), or why it cannot be read."
-    try: return decode_with_high(sample if isinstance(sample, Path) else io.BytesIO(sample), 64)[1:]
-    except FdgnbError as e: return str(e)
-
-
-def _decode_remarks(name, found, own):
-    "What a run would refuse or skip of images: pairs as of `_remarks`. found: {domain: Found}; own: of a folder."
-    lines, highs = [], {}
+# %% ../../nbs/data/13_prepare.ipynb #ownfolder3
+def _decode_remarks(name, found, is_own):
+    "What a run would refuse or skip of images: pairs as of `_find_remarks`. is_own: of a folder."
+    remarks, highs = [], {}
     for d, f in found.items():
         if f.kind not in ("files", "jpeg"): continue
         samples = f.all_samples()
-        read = map_in_threads(lambda i, s=samples: _try_decode(s[i]), range(len(f.y)), f"{name}/{d}", "image")
+
+        def try_decode(i, samples=samples):
+            "The largest pixels of an image (of 8 bits, of more), or why it cannot be read."
+            sample = samples[i] if isinstance(samples[i], Path) else io.BytesIO(samples[i])
+            try: return decode_with_high(sample, 64)[1:]
+            except FdgnbError as e: return str(e)
+
+        read = map_in_threads(try_decode, range(len(f.y)), f"{name}/{d}", "image")
         bad = [i for i, out in enumerate(read) if isinstance(out, str)]
         highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, str))], axis=0).tolist()
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
-        line = f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}"
-        is_skipped = own and are_few(f.y, bad, [read[i] for i in bad])
-        what = "a run leaves them out" if is_skipped else f"a run refuses them, {SKIP} leaves them out"
-        lines.append((f"{line}; {what}", not is_skipped))
-    return lines + _scale_remarks(name, highs)
-
-
-def _scale_remarks(name, highs):
-    "What `decide_white` says of the largest pixels of domains: pairs as of `_remarks`."
-    with warnings.catch_warnings(record=True) as said:
+        is_skipped = is_own and are_few(f.y, bad, [read[i] for i in bad])
+        then = "a run leaves them out" if is_skipped else f"a run refuses them, {SKIP} leaves them out"
+        line = f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; {then}"
+        remarks.append((line, not is_skipped))
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try: decide_white(name, highs)
-        except FdgnbError as e: return [(f"{e}; a run refuses them", True)]
-    return [(str(w.message), False) for w in said]
+        except FdgnbError as e: remarks.append((f"{e}; a run refuses them", True))
+    return remarks + [(str(warning.message), False) for warning in caught]
 
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
-def is_as_published(t):
-    "Whether every count of a table of `check` is the published one, and no domain is missing."
-    return not t.attrs["missing"] and not (t["equal"] == False).any()
-
-
-def _class_table(t, most=30):
-    "Lines of counts by class; of many classes, only those that differ."
-    each = t[t["class"] != "all"]
-    domains, names = list(dict.fromkeys(each["domain"])), list(dict.fromkeys(each["class"]))
-    if len(names) > most:
-        differ = set(each[each["equal"] == False]["class"])
-        names = [c for c in names if c in differ]
-    if not names: return []
-    cells = {(d, c): _cell(*counts) for d, c, *counts in each.itertuples(index=False)}
-    width = max([len(str(c)) for c in names] + [5]) + 2
-    key = "" if each.published.isna().all() else "   (found = published, ! where they differ)"
-    lines = [f"{'class':<{width}}" + "".join(f"{d:>18}" for d in domains) + key]
-    for c in names: lines.append(f"{c:<{width}}" + "".join(f"{cells[d, c]:>18}" for d in domains))
-    return lines
-
-
-def _cell(found, published, is_equal):
-    "A count beside the published one."
-    if published is None: return f"{found}"
-    return f"{found} = {published}" if is_equal else f"{found} ! {published}"
+def _count_lines(t, most=30):
+    "Lines of counts by class and domain, those of all classes first; of many classes, only those that differ."
+    import pandas as pd
+    differs = t["class"][t["equal"] == False]
+    if t["class"].nunique() > most: t = t[(t["class"] == "all") | t["class"].isin(differs)]
+    signs, columns = {True: " = {}", False: " ! {}", None: ""}, {}
+    for d, rows in t.groupby("domain", sort=False):
+        counts = zip(rows["found"], rows["published"], rows["equal"])
+        columns[d] = [f"{n}{signs[is_equal].format(wanted)}" for n, wanted, is_equal in counts]
+    table = pd.DataFrame(columns, index=rows["class"].tolist()).rename_axis(columns="class")
+    key = [] if t["published"].isna().all() else ["found = published, ! where they differ:"]
+    return [*key, *table.to_string().splitlines(), ""]
 
 # %% ../../nbs/data/13_prepare.ipynb #a08354db
-def _total_lines(t):
-    "Lines of totals by domain; of a folder of one's own what was found alone."
-    totals = t[t["class"] == "all"]
-    if t.attrs["own"]:
-        rows = [("domain", "found"), *zip(totals.domain, totals.found)]
-        return [f"{d:<16}{n:>9}" for d, n in rows] + [""]
-    agree = {None: "not published", True: "equal", False: "DIFFERS"}
-    lines = [f"{'domain':<16}{'found':>9}{'published':>11}"]
-    for d, _, found, published, is_equal in totals.itertuples(index=False):
-        lines.append(f"{d:<16}{found:>9}{'-' if published is None else published:>11}  {agree[is_equal]}")
-    for d in t.attrs["missing"]: lines.append(f"{d:<16}{'not here':>9}")
-    return [*lines, ""]
-
-
 def _verdict(t):
     "The last line: equal, not published, or where the counts differ; and what is not here."
-    odd = list(dict.fromkeys(t[t["equal"] == False]["domain"]))
-    missing = f"; not here: {', '.join(t.attrs['missing'])}" if t.attrs["missing"] else ""
+    odd = t[t["equal"] == False]["domain"].unique()
     if t.attrs["own"]: verdict = "counted and decoded" if t.attrs["decoded"] else "counted, not decoded"
     elif t[t["class"] == "all"].published.isna().all(): verdict = "no published counts"
-    elif odd: verdict = f"counts differ from the published ones in {', '.join(odd)}"
+    elif len(odd): verdict = f"counts differ from the published ones in {', '.join(odd)}"
     else: verdict = "counts equal to the published ones"
+    missing = f"; not here: {', '.join(t.attrs['missing'])}" if t.attrs["missing"] else ""
     refused = "; a run refuses these files" if t.attrs["refused"] else ""
     return f"{t.attrs['name']}: {verdict}{missing}{refused}"
 
 
 def _check_text(t):
-    "The table of `check` as lines: totals by domain, classes, official parts, duplicates, and the verdict."
-    about, lines = t.attrs, _total_lines(t) + _class_table(t)
-    for d, parts in about["parts"].items():
-        counts = ", ".join(f"{part} {n}" for part, n in parts.items())
-        if parts: lines.append(f"official parts of {d}: {counts}")
-    for d, (groups, n) in about["within"].items():
+    "The table of `check` as lines: counts, official parts, duplicates, remarks and the verdict."
+    attrs, lines = t.attrs, _count_lines(t)
+    for d, parts in attrs["parts"].items():
+        if parts: lines.append(f"official parts of {d}: {', '.join(f'{part} {n}' for part, n in parts.items())}")
+    for d, (groups, n) in attrs["within"].items():
         if n: lines.append(f"exact duplicates in {d}: {n} surplus copies in {groups} groups")
-    lines.append(f"exact duplicates across domains: {about['across_domains']}, across classes: "
-                 f"{about['across_classes']}")
-    if about["note"]: lines.append(f"note: {about['note']}")
-    return "\n".join([*lines, *about["remarks"], _verdict(t)])
+    lines.append(f"exact duplicates across domains: {attrs['across_domains']}, across classes: "
+                 f"{attrs['across_classes']}")
+    if attrs["note"]: lines.append(f"note: {attrs['note']}")
+    return "\n".join([*lines, *attrs["remarks"], _verdict(t)])
 
 # %% ../../nbs/data/13_prepare.ipynb #93c17f5e
-USAGE = ("list | check NAME [--domain D] [--strict] [--no-decode] | prepare NAME [--size N] [--domain D] "
-         "[--option NAME=VALUE] | cache [NAME] [--clear]; NAME: a data set, or ./FOLDER")
-
-
-class _Line(argparse.ArgumentParser):
-    "An argument parser whose errors are one line."
-    def error(self, message): raise FdgnbError(f"{message} (python -m fdgnb.data {USAGE})")
-
-
-def _parser():
-    p = _Line(prog="python -m fdgnb.data",
-              description="What data sets there are, what of them lies here, and decoding ahead of time.")
-    sub = p.add_subparsers(dest="command", required=True, parser_class=_Line)
-    sub.add_parser("list", help="all names")
-    c = sub.add_parser("check", help="counts beside the published ones, duplicates, damaged images")
-    m = sub.add_parser("prepare", help="decode into the cache")
-    c.add_argument("name", help="a data set, or ./FOLDER")
-    m.add_argument("name", nargs="?", help="a data set, or ./FOLDER")
-    m.add_argument("--clean", action="store_true", help="the same as cache [NAME] --clear")
-    k = sub.add_parser("cache", help="what is kept of decoded data, and where")
-    k.add_argument("name", nargs="?", help="a data set, or ./FOLDER; without: all")
-    k.add_argument("--clear", action="store_true", help="remove it")
-    for q in (c, m):
-        q.add_argument("--domain", action="append", help="this domain only (may be repeated)")
-    c.add_argument("--strict", action="store_true", help="exit code 1 where counts differ or domains are "
-                                                         "missing")
-    c.add_argument("--no-decode", action="store_true", help="count alone, without reading the images")
-    m.add_argument("--size", type=int, help="pixels a side")
-    m.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
-                   help="an option of the loader, like encoder=bert (may be repeated)")
-    return p
-
-
-def _options(pairs):
-    "['tokens=32', 'encoder=bert'] -> {'tokens': 32, 'encoder': 'bert'}: values as JSON, or else words."
-    out, own = {}, ("size", "domains", "name", "path", "load")
-    for pair in pairs:
-        name, eq, value = pair.partition("=")
-        if not (name and eq) or name in own:
+def _read_options(pairs):
+    "['tokens=32', 'encoder=bert'] -> {'tokens': 32, 'encoder': 'bert'}."
+    options = {}
+    for pair in pairs or ():
+        name, sign, value = pair.partition("=")
+        if not (name and sign) or name in ("size", "domains", "name", "path", "load"):
             raise FdgnbError(f"--option {pair!r}: wanted NAME=VALUE, an option of the loader")
-        try: out[name] = json.loads({"True": "true", "False": "false"}.get(value, value))
-        except ValueError: out[name] = value
-    return out
+        options[name] = read_yaml(value, f"--option {pair!r}")
+    return options
 
-# %% ../../nbs/data/13_prepare.ipynb #c8bf3331
-def cache_lines(name=None):
+
+def _cached_name(name):
+    "The name under which the cache keeps a data set or a folder."
+    return path_of(name, "data set").resolve().name if is_path(name) else name
+
+
+def list_cache(name=None):
     "Lines of what the cache holds, of a data set or folder `name`, or all: each entry with its size, and where."
-    folder, place = as_folder(name), cache_dir()
-    entries = cache_entries(folder.resolve().name if folder else name)
+    entries = cache_entries(_cached_name(name))
     lines = [f"{format_bytes(n):>10}  {p.name}" for p, n in entries.items()]
     whose = f" of {name}" if name else ""
-    return [*lines, f"{format_bytes(sum(entries.values()))}, {len(entries)} entries{whose}, in {str(place)!r}"]
+    return [*lines, f"{format_bytes(sum(entries.values()))}, {len(entries)} entries{whose}, in {str(cache_dir())!r}"]
 
 
-def clean(name=None):
-    "Free the cache of a data set or folder `name`, or all of it; the lines that say what it held."
-    folder = as_folder(name)
-    if folder: name = folder.resolve().name
-    is_dataset = name in DATASETS.load()
-    if folder and is_dataset:
-        raise FdgnbError(f"the cache of {str(folder)!r} goes by the name of a data set: `prepare {name} "
-                         "--clean` frees both")
-    if name and not is_dataset and not cache_entries(name):
-        known = {*DATASETS, *(p.name.split("-")[0] for p in cache_entries() if p.name[0] != ".")}
-        raise FdgnbError(f"no data set {name!r}, and nothing of it in the cache"
-                         f"{nearest(name, sorted(known))}")
-    entries, room = clean_cache(name)
+def clear_cache(name=None):
+    "Free the cache of a data set or folder `name`, or all of it; the line that says what it held."
+    key = _cached_name(name)
+    if name and key not in DATASETS.load() and not cache_entries(key):
+        known = {*DATASETS, *(p.name.split("-")[0] for p in cache_entries())}
+        raise FdgnbError(f"no data set {name!r}, and nothing of it in the cache{nearest(name, sorted(known))}")
+    entries, room = clean_cache(key)
     whose = f" of {name}" if name else ""
-    lines = [f"freed {format_bytes(room)}, {entries} entries{whose}, in {str(cache_dir())!r}"]
-    for old in (data_dir()/".fdgnb_cache", root()/".cache"/"fdgnb"):
-        if old.is_dir() and old.resolve() != cache_dir().resolve():
-            held = sum(p.stat().st_size for p in old.rglob("*") if p.is_file())
-            lines.append(f"a former version left {format_bytes(held)} in {str(old)!r}: remove it by hand")
-    return lines
+    return [f"freed {format_bytes(room)}, {entries} entries{whose}, in {str(cache_dir())!r}"]
+
+# %% ../../nbs/data/13_prepare.ipynb #c8bf3331
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  context_settings=dict(help_option_names=["-h", "--help"]),
+                  help="What data sets there are, what of them lies here, and decoding ahead of time. "
+                       "NAME: a data set, or ./FOLDER.")
+Name = Annotated[Optional[str], typer.Argument()]
+Domains = Annotated[Optional[list[str]], typer.Option("--domain", help="This domain only; repeat it.")]
 
 
-def _prepare(a):
-    "The command `prepare`."
-    if a.clean: return print("\n".join(clean(a.name)))
-    if not a.name: raise FdgnbError("prepare: name a data set, or say --clean")
-    options = _options(a.option)
-    if a.size is not None: options["size"] = a.size
-    if a.domain is not None: options["domains"] = a.domain
-    print(get_dataset(a.name, **options))
+@app.command("list")
+def list_command():
+    "Show all names."
+    print(list_datasets().astype({"images": object, "size": object}).fillna("-").to_string(index=False))
 
 
-def main(argv=None):
-    "The exit code of the command line: 0, 1 (`check` saw what a run refuses, `--strict` a difference), 2 (bad input)."
-    try: return _run(_parser().parse_args(argv))
-    except FdgnbError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:                                         # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
-
-
-def _run(a):
-    "Run a command; its exit code."
-    if a.command == "list":
-        t = list_datasets().astype({"images": object, "size": object})
-        print(t.fillna("-").to_string(index=False))
-    if a.command == "prepare": _prepare(a)
-    if a.command == "cache": print("\n".join((clean if a.clear else cache_lines)(a.name)))
-    if a.command != "check": return 0
-    t = check(a.name, a.domain, decode=not a.no_decode)
+@app.command("check")
+def check_command(
+    name: str, domain: Domains = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 where counts differ or domains are missing.")]
+        = False,
+    no_decode: Annotated[bool, typer.Option("--no-decode", help="Count alone, without reading the images.")] = False,
+):
+    "Show counts beside the published ones, duplicates and damaged images; exit code 1 where a run refuses some."
+    t = check(name, domain, decode=not no_decode)
     print(_check_text(t))
-    return int(t.attrs["refused"] or (a.strict and not is_as_published(t)))
+    differs = bool(t.attrs["missing"]) or (t["equal"] == False).any()
+    if t.attrs["refused"] or strict and differs: raise typer.Exit(1)
+
+
+@app.command("prepare")
+def prepare_command(
+    name: Name = None, domain: Domains = None,
+    size: Annotated[Optional[int], typer.Option(help="Pixels a side.")] = None,
+    option: Annotated[Optional[list[str]], typer.Option(metavar="NAME=VALUE",
+                                                        help="Of the loader, as encoder=bert; repeat it.")] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="The same as cache [NAME] --clear.")] = False,
+):
+    "Decode a data set into the cache."
+    if clean: return print("\n".join(clear_cache(name)))
+    if not name: raise FdgnbError("prepare: name a data set, or say --clean")
+    options = _read_options(option)
+    if domain: options["domains"] = domain
+    print(get_dataset(name, size, **options))
+
+
+@app.command("cache")
+def cache_command(
+    name: Name = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove it.")] = False,
+):
+    "Show what is kept of decoded data, and where."
+    print("\n".join((clear_cache if clear else list_cache)(name)))
+
+
+def main(words=None):
+    "The exit code of a command: 0, 1 (`check` saw what a run refuses, `--strict` a difference), 2 (bad input)."
+    usage_error = typer.BadParameter.__base__            # wherever this version of typer keeps it
+    words = sys.argv[1:] if words is None else words
+    try: return typer.main.get_command(app).main(words, "python -m fdgnb.data", standalone_mode=False) or 0
+    except FdgnbError as e: message = str(e)
+    except usage_error as e: message = e.format_message()
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return 2

@@ -14,51 +14,45 @@ from .found import Found, find_home, source, find_subfolder
 AMAZON = {d: [1000, 1000] for d in ("books", "dvd", "electronics", "kitchen")}
 
 
-def _review_texts(path):
-    "Title and text of each <review> of a file."
-    text = path.read_text("latin-1")
-    reviews = re.findall(r"<review>(.*?)</review>", text, re.S)
-    if not reviews or len(reviews) != text.count("<review>"):
-        raise damage_error(path, f"{len(reviews)} whole reviews of {text.count('<review>')}")
-    return ["\n".join(_element(tag, review) for tag in ("title", "review_text")) for review in reviews]
-
-
 def _element(tag, review):
     "The text of an element of a review; empty without one."
     match = re.search(rf"<{tag}>(.*?)</{tag}>", review, re.S)
     return match.group(1).strip() if match else ""
 
 
-def _review_files(folder):
-    "The files of a domain: the packed one, or the bad and the good reviews; none where there are none."
-    if not folder: return []
-    packed = [p for p in sorted(folder.glob("*.jsonl.gz")) if not is_ignored(p.name)][:1]
-    if packed: return packed
-    raw = [folder/f"{verdict}.review" for verdict in ("negative", "positive")]
-    return raw if all(p.is_file() for p in raw) else []
+def _review_texts(path):
+    "Title and text of each <review> of a file."
+    text = path.read_text("latin-1")
+    reviews = re.findall(r"<review>(.*?)</review>", text, re.S)
+    if not reviews or len(reviews) != text.count("<review>"):
+        raise damage_error(path, f"{len(reviews)} whole reviews of {text.count('<review>')}")
+    return [f"{_element('title', review)}\n{_element('review_text', review)}" for review in reviews]
 
 
 def _packed_rows(path):
     "Reviews as JSON, a line each: title, text, and the label 0 or 1."
     with reading(path, "gzip"), gzip.open(path) as f: lines = f.read().splitlines()
-    with reading(path, "json"): rows = [json.loads(line) for line in lines]
-    bad = [i for i, row in enumerate(rows, 1) if not _is_review(row)]
-    if bad or not rows:
-        raise damage_error(path, f"line {bad[0] if bad else 0} has no title, text and label 0 or 1")
+    with reading(path, "json"):
+        rows = [json.loads(line) for line in lines]
+        is_sound = rows and all(row["label"] in (0, 1) and row["title"] + row["text"] for row in rows)
+    if not is_sound: raise damage_error(path, "a line has no text and label 0 or 1, or there is no line")
     return rows
 
 
-def _is_review(row):
-    "Whether an entry has a title, a text and a label 0 or 1."
-    if not isinstance(row, dict) or not all(isinstance(row.get(k), str) for k in ("title", "text")): return False
-    return type(row.get("label")) is int and row["label"] in (0, 1)
+def _review_files(folder):
+    "The files of a domain: the packed one, or the bad and the good reviews; none where there are none."
+    if not folder: return []
+    packed = [p for p in sorted(folder.glob("*.jsonl.gz")) if not is_ignored(p.name)][:1]
+    raw = [folder/f"{verdict}.review" for verdict in ("negative", "positive")]
+    if packed or not all(p.is_file() for p in raw): return packed
+    return raw
 
 
 def _reviews(files):
     "(texts, labels) of a domain's files."
     if len(files) == 1:
         rows = _packed_rows(files[0])
-        return [f"{r['title']}\n{r['text']}" for r in rows], [r["label"] for r in rows]
+        return [f"{row['title']}\n{row['text']}" for row in rows], [row["label"] for row in rows]
     bad, good = map(_review_texts, files)
     return bad + good, [0]*len(bad) + [1]*len(good)
 
@@ -73,7 +67,11 @@ def amazon_review(encoder="minilm", tokens=None):
     "Amazon Review as vectors of a frozen encoder (minilm, bert) that reads `tokens` (None: 128, 256)."
     home = find_home("amazon_review", "sorted_data_acl")
     home = find_subfolder(home, "sorted_data_acl") or home
-    def find(files): texts, y = _reviews(files); return Found(y, "text", lambda: texts, files)
+
+    def find(files):
+        texts, y = _reviews(files)
+        return Found(y, "text", lambda: texts, files)
+
     names = {d: "kitchen_&_housewares" if d == "kitchen" else d for d in AMAZON}
     there = {d: _review_files(find_subfolder(home, d, n)) for d, n in names.items()}
     return {d: lambda files=files: find(files) for d, files in there.items() if files}

@@ -19,7 +19,7 @@ class Sandbox:
     folder: the data folder to begin with, below the sandbox; None: the reader's own data and cache."""
     def __init__(self, folder=None):
         self.path = Path(tempfile.mkdtemp(prefix="fdgnb-"))
-        self.own = {k: os.environ.get(k) for k in ("FDGNB_DATA", "FDGNB_CACHE", "TQDM_DISABLE")}
+        self.before = {k: os.environ.get(k) for k in ("FDGNB_DATA", "FDGNB_CACHE", "TQDM_DISABLE")}
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         os.environ["TQDM_DISABLE"] = "1"                     # no bars on a page
         if folder: self.use(folder)
@@ -34,25 +34,27 @@ class Sandbox:
 
     def leave(self):
         "See the reader's own data folder and cache again."
-        for k, v in self.own.items(): os.environ.pop(k, None) if v is None else os.environ.update({k: v})
+        for name in self.before: os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in self.before.items() if value is not None})
 
     def say(self, message):
         "Print a message without the sandbox's own path, long lines folded."
-        for l in str(message).replace(str(self.path), "...").splitlines():
-            print(textwrap.fill(l, 110, subsequent_indent="    ", break_long_words=False))
+        for line in str(message).replace(str(self.path), "...").splitlines():
+            print(textwrap.fill(line, 110, subsequent_indent="    ", break_long_words=False))
 
     def line(self, f):
         "Print the one line of the FdgnbError that `f` raises."
         try: f()
-        except FdgnbError as e: self.say(e); assert "\n" not in str(e)
-        else: raise AssertionError("no error")
+        except FdgnbError as e: return self.say(e)
+        raise AssertionError("no error")
 
     def warned(self, f):
         "The result of `f`, whose warnings are printed, a line each."
-        with warnings.catch_warnings(record=True) as w:
-            warnings.simplefilter("always"); out = f()
-        for i in w: self.say(i.message); assert "\n" not in str(i.message)
-        return out
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = f()
+        for warning in caught: self.say(warning.message)
+        return result
 
 
 def write_image(path, color="red", side=8):

