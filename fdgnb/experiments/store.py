@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core import BEHAVIOR, FdgnbError, echo, root
 from ..data.catalogue import DATASETS
 from ..data.domain import Dataset
-from ..data.partitions import load_substitutes
+from ..data.partitions import client_splits
 from ..federation.compose import METHODS
 from ..runs.fit import folder_of
 from ..runs.metrics import METRICS
@@ -90,7 +90,9 @@ class Planner:
         "(args, versions) of a plan."
         data = self.read(made)
         settled = settle(made, data)
-        sources = [hold_out(settled, data), *load_substitutes(data, settled.settings)]
+        sources = [hold_out(settled, data)]
+        if settled.settings.partition:                            # which may take other data
+            sources = client_splits(sources[0], settled.settings, settled.target_name, settled.seed)[3]
         def digest(): return "+".join(map(data_digest, sources)), sources           # held: no later one has its id
         found, _ = self._digest.get([*map(id, sources)], digest)
         versions = versions_of(settled, data)
