@@ -109,7 +109,7 @@ class Registry(dict):
             there = _module_of(dict.get(self, name, obj))
             if home in ("__main__", there): self[name] = obj
             elif there != "__main__":
-                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {there} and in {home}; choose another name")
+                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {there} and in {home}; choose another")
             return obj
         return put
 

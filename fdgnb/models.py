@@ -353,29 +353,23 @@ def torchvision_models():
         return import_module("torchvision.models")
 
 # %% ../nbs/03_models.ipynb #d8003788
-def _resnet(name, n_classes, in_channels, state):
-    "torchvision's ResNet `name` as a Net; `state`: its 1000-class ImageNet weights, or None."
-    net = torchvision_models().get_model(name)
-    if state is not None: fill(net, state, name)
-    if in_channels != 3:
-        net.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    parts, d = dict(net.named_children()), net.fc.in_features
-    del parts["fc"]
-    features = chain(check=Expect(name, in_channels, 1), **parts, flat=nn.Flatten())
-    return Net(name, features, nn.Linear(d, n_classes), d, n_classes, in_channels)
+def resnet(name, source):
+    "Register torchvision's ResNet `name` as a backbone; GA starts from its V1 weights, FedSB from 'IMAGENET1K_V2'."
+    @backbone(name, (3, 224, 224), source)
+    def build(n_classes, in_channels=3, state=None):
+        net = torchvision_models().get_model(name)
+        if state is not None: fill(net, state, name)
+        if in_channels != 3:
+            net.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
+            nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+        parts, d = dict(net.named_children()), net.fc.in_features
+        del parts["fc"]
+        features = chain(check=Expect(name, in_channels, 1), **parts, flat=nn.Flatten())
+        return Net(name, features, nn.Linear(d, n_classes), d, n_classes, in_channels)
 
 
-@backbone("resnet18", (3, 224, 224), "GA; FedSB; FedKA, Tables 4 and 5")
-def resnet18(n_classes, in_channels=3, state=None):
-    "torchvision's ResNet-18: 512 features."
-    return _resnet("resnet18", n_classes, in_channels, state)
-
-
-@backbone("resnet50", (3, 224, 224), "GA; FedSB; FDSE, Table A8")
-def resnet50(n_classes, in_channels=3, state=None):
-    "torchvision's ResNet-50: 2048 features. GA starts from the V1 weights, FedSB from 'IMAGENET1K_V2'."
-    return _resnet("resnet50", n_classes, in_channels, state)
+resnet("resnet18", "GA; FedSB; FedKA, Tables 4 and 5")
+resnet("resnet50", "GA; FedSB; FDSE, Table A8")
 
 # %% ../nbs/03_models.ipynb #0be3fc44
 @backbone("vgg11", (3, 32, 32), "FedBR, CIFAR-10 and PACS")
@@ -411,22 +405,16 @@ def _vit(name, patch, n_classes, in_channels, size, state, depth=12, heads=12, d
     return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels)
 
 
-@backbone("vit_b_16", (3, 224, 224), "FedSB")
-def vit_b_16(n_classes, in_channels=3, size=224, state=None):
-    "torchvision's ViT-B/16: 768 features, built for one image size."
-    return _vit("vit_b_16", 16, n_classes, in_channels, size, state)
+def vit(name, patch, source):
+    "Register the Vision Transformer ViT-B with patches of so many pixels as a backbone, built for one image size."
+    @backbone(name, (3, 224, 224), source)
+    def build(n_classes, in_channels=3, size=224, state=None):
+        return _vit(name, patch, n_classes, in_channels, size, state)
 
 
-@backbone("vit_b_32", (3, 224, 224), "FedSB")
-def vit_b_32(n_classes, in_channels=3, size=224, state=None):
-    "torchvision's ViT-B/32: 768 features, built for one image size."
-    return _vit("vit_b_32", 32, n_classes, in_channels, size, state)
-
-
-@backbone("vit_b_8", (3, 224, 224), "FDSE, Table A8")
-def vit_b_8(n_classes, in_channels=3, size=224):
-    "ViT-B with patches of 8 pixels: 768 features, built for one image size; no published weights."
-    return _vit("vit_b_8", 8, n_classes, in_channels, size, None)
+vit("vit_b_16", 16, "FedSB")
+vit("vit_b_32", 32, "FedSB")
+vit("vit_b_8", 8, "FDSE, Table A8")
 
 # %% ../nbs/03_models.ipynb #229ac0d5
 class Attention(nn.Module):

@@ -67,11 +67,14 @@ INNER = "__func__", "__self__", "fget", "fset", "__wrapped__"
 EMPTY = vars(nn.Module())
 
 
-def read_source(f):
-    "The source of a notebook's function and its constants, which tell apart two of one line."
-    try: text = inspect.getsource(f)
-    except (OSError, TypeError): text = f.__code__.co_code     # of a command, which keeps none
-    return [text, *(repr(c) for code in codes_in(f.__code__) for c in code.co_consts if not isinstance(c, CodeType))]
+def read_function(f):
+    "The text of a function's module and its line, in a notebook its source; names and constants tell lambdas apart."
+    text, code = read_module(f.__module__), f.__code__
+    told = [text, code.co_firstlineno]
+    if not text:
+        try: told = [inspect.getsource(f)]
+        except (OSError, TypeError): told = [code.co_code]     # of a command, which keeps none
+    return told + [(c.co_names, [v for v in c.co_consts if not isinstance(v, CodeType)]) for c in codes_in(code)]
 
 
 def read_globals(f):
@@ -82,14 +85,12 @@ def read_globals(f):
 
 
 def describe_function(f, seen):
-    "A function in words: its text, or its module's, and what it holds; in a notebook also the globals that it reads."
+    "A function in words: its text and what it holds, in a notebook also the globals that it reads."
     home = f.__module__ or ""
-    words, held = [f.__qualname__], [] if home.partition(".")[0] in USED else enclosed(f)
-    if is_own(home):
-        text = read_module(home)
-        words += [text] if text else read_source(f)
-        held += [f.__defaults__, f.__kwdefaults__, *([] if text else read_globals(f))]
-    return words + [describe(value, seen) for value in held]
+    held = [f.__qualname__, *([] if home.partition(".")[0] in USED else enclosed(f))]
+    if is_own(home): held += [*read_function(f), f.__defaults__, f.__kwdefaults__]
+    if is_own(home) and not read_module(home): held += read_globals(f)
+    return describe(held, seen)
 
 
 def describe_class(cls, seen):
