@@ -94,14 +94,14 @@ def describe_function(f, seen):
 
 
 def describe_class(cls, seen):
-    "A class in words: the text of the modules of its classes, in a notebook what they hold."
+    "A class in words: what it and the classes beneath it hold, so far as they are read."
     words = [f"{cls.__module__}.{cls.__qualname__}"]
     for c in cls.__mro__:
         if not is_own(c.__module__): continue
         seen[id(c)] = c
         held = {k: v for k, v in vars(c).items() if isinstance(v, FunctionType) or not k.startswith("__")}
         for k in ("name", "admitted"): held.pop(k, None)       # set when a method is registered
-        words += [c.__qualname__, read_module(c.__module__) or describe(held, seen)]
+        words += [c.__qualname__, describe(held, seen)]
     return words
 
 
