@@ -176,26 +176,27 @@ def weights_dir():
     return Path(os.environ.get("FDGNB_WEIGHTS") or data/"weights")
 
 
-def weights_file(name, which=True):
-    "Path of torchvision's weights file for backbone `name`; FdgnbError where torchvision has none."
+def published_weights(name, which=True):
+    "torchvision's weights of backbone `name`, V1 or those of a name; FdgnbError where it has none."
     models = torchvision_models()
-    if name not in models.list_models(module=models):
-        raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
+    if name not in torchvision_names(): raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
     table = models.get_model_weights(name).__members__
     which = "IMAGENET1K_V1" if which is True else which
     if which not in table: raise FdgnbError(f"{name} has no weights {which!r}{nearest(which, table)}")
-    return weights_dir()/table[which].url.rsplit("/", 1)[-1]
+    return table[which]
+
+
+def weights_file(name, which=True):
+    "Path of torchvision's weights file for backbone `name`."
+    return weights_dir()/published_weights(name, which).url.rsplit("/", 1)[-1]
 
 
 def scale_of_weights(name, which=True):
     "(mean, deviation) of the channels that a backbone's pretrained weights were trained with; None: nobody says."
-    if name.startswith("timm:"):
-        about = import_timm().get_pretrained_cfg(split_name(name.removeprefix("timm:"))[0])
-    elif name not in torchvision_names(): return None
-    else:
-        url, table = f"/{weights_file(name, which).name}", torchvision_models().get_model_weights(name)
-        about = next(weights for weights in table if weights.url.endswith(url)).transforms()
-    return about and (tuple(about.mean), tuple(about.std))
+    if name.startswith("timm:"): known = import_timm().get_pretrained_cfg(split_name(name.removeprefix("timm:"))[0])
+    elif name in torchvision_names(): known = published_weights(name, which).transforms()
+    else: return None
+    return known and (tuple(known.mean), tuple(known.std))
 
 
 def read_weights(path):

@@ -10,6 +10,9 @@ import hashlib, math, torch
 from .core import FdgnbError, echo
 
 # %% ../nbs/01_vectors.ipynb #57873893
+State = dict[str, torch.Tensor]              # names and tensors; two in one sum have the same names and shapes
+
+
 def is_vector(t):
     "True for the floating-point entries, which take part in arithmetic."
     return t.is_floating_point()
@@ -20,42 +23,28 @@ def tmap(f, a, *others):
     return {k: f(v, *(o[k] for o in others)) if is_vector(v) else v for k, v in a.items()}
 
 # %% ../nbs/01_vectors.ipynb #578738p1
-def add(
-    a: dict[str, torch.Tensor],  # a state
-    b: dict[str, torch.Tensor],  # a state of the same names and shapes
-) -> dict[str, torch.Tensor]:
+def add(a: State, b: State) -> State:
     "$a+b$; integers are those of `a`."
     return tmap(torch.add, a, b)
 
 
-def sub(
-    a: dict[str, torch.Tensor],  # a state
-    b: dict[str, torch.Tensor],  # a state of the same names and shapes
-) -> dict[str, torch.Tensor]:
+def sub(a: State, b: State) -> State:
     "$a-b$; integers are those of `a`."
     return tmap(torch.sub, a, b)
 
 
-def scale(
-    a: dict[str, torch.Tensor],  # a state
-    s: float,  # the factor
-) -> dict[str, torch.Tensor]:
+def scale(a: State, s: float) -> State:
     "$s\\,a$; integers are those of `a`."
     return tmap(lambda v: v*s, a)
 
 # %% ../nbs/01_vectors.ipynb #faef29d6
-def dot(
-    a: dict[str, torch.Tensor],  # a state
-    b: dict[str, torch.Tensor],  # a state of the same names and shapes
-) -> float:
+def dot(a: State, b: State) -> float:
     "$\\langle a,b\\rangle$ over all floating-point entries, accumulated in float64."
     flat = lambda v: v.double().flatten()
     return float(sum(torch.dot(flat(v), flat(b[k])) for k, v in a.items() if is_vector(v)))
 
 
-def norm(
-    a: dict[str, torch.Tensor],  # a state
-) -> float:
+def norm(a: State) -> float:
     "$\\lVert a\\rVert_2$ over all floating-point entries together."
     return dot(a, a)**.5
 
@@ -71,7 +60,7 @@ class RunningMean:
 
     def push(
         self,
-        state: dict[str, torch.Tensor],  # of the same names as those before; half precision adds up in float32
+        state: State,  # of the same names as those before; half precision adds up in float32
         weight: float = 1.,  # finite, not negative; the weights need not sum to one
     ):  # itself
         "Take in one state; FdgnbError on a weight that is none, and on other names."
@@ -93,7 +82,7 @@ class RunningMean:
                 else: torch.maximum(m, state[k], out=m)
         return self
 
-    def result(self) -> dict[str, torch.Tensor]:
+    def result(self) -> State:
         "The mean, in the types of the states; FdgnbError where no weight was positive."
         if not self.total: raise FdgnbError("nothing to average: every aggregation weight is 0")
         return {k: v.to(self.dtypes[k]) for k, v in self.mean.items()}
@@ -123,26 +112,24 @@ COMMON = ("scalars.n", "scalars.loss")
 # %% ../nbs/01_vectors.ipynb #f43840p1
 def tagged(
     tag: str,  # "model", or kind and owner, like "stats.scaffold"
-    state: dict[str, torch.Tensor],  # what is to travel
-) -> dict[str, torch.Tensor]:  # the same tensors, `tag.` before every key
+    state: State,  # what is to travel
+) -> State:  # the same tensors, `tag.` before every key
     "Make a state a part of a payload."
     return {f"{tag}.{k}": v for k, v in state.items()}
 
 
 def part(
-    payload: dict[str, torch.Tensor],  # what a client or the server was sent
+    payload: State,  # what a client or the server was sent
     tag: str,  # "model", or kind and owner; a kind alone is refused: it may hold other methods' parts
-) -> dict[str, torch.Tensor]:  # the entries under the tag, without it; empty where there are none
+) -> State:  # the entries under the tag, without it; empty where there are none
     "Take a part out of a payload: the reverse of `tagged`."
     if tag in KINDS and tag != "model":
         raise FdgnbError(f"part {tag!r} of a payload names no owner: wanted '{tag}.<method>'")
     return {k[len(tag)+1:]: v for k, v in payload.items() if k.startswith(tag + ".")}
 
 
-def scalar(
-    x: float,  # a number, or a tensor of one
-) -> torch.Tensor:  # float64, 8 bytes
-    "Make a number a tensor that can travel in a payload."
+def scalar(x: float) -> torch.Tensor:
+    "Make a number a tensor that can travel in a payload: float64, 8 bytes."
     return torch.tensor(float(x), dtype=torch.float64)
 
 # %% ../nbs/01_vectors.ipynb #4abd0431
@@ -173,8 +160,8 @@ class Ledger:
         round: int,  # counted from 1
         client: str,  # who is sent it, or sends it
         direction: str,  # "down" or "up"
-        payload: dict[str, torch.Tensor],  # FdgnbError on a key of no known kind, or without an owner
-    ) -> dict[str, torch.Tensor]:  # the payload, unchanged
+        payload: State,  # FdgnbError on a key of no known kind, or without an owner
+    ) -> State:  # the payload, unchanged
         "Count a payload and hand it on."
         for kind, n in nbytes(payload).items():
             if n: self.rows.append((round, client, direction, kind, n))

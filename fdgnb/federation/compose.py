@@ -233,15 +233,13 @@ def list_hyper(method):
     return out
 
 # %% ../../nbs/federation/03_compose.ipynb #partcode1
-def refuse_attribute(self, name, value):
-    raise FdgnbError(f"a method keeps nothing itself: put {name!r} into server.state or client.state")
-
-
 def make_view(whole, key):
     "A sum as one of its summands sees it: `h`, helpers and attributes are its own."
+    def refuse(self, name, value):
+        raise FdgnbError(f"a method keeps nothing itself: put {name!r} into server.state or client.state")
     own = {k: v for c in reversed(own_classes(whole.parts[key])) for k, v in vars(c).items()
            if not hasattr(Method, k)}
-    view = object.__new__(type(key, (type(whole),), own | dict(__setattr__=refuse_attribute)))
+    view = object.__new__(type(key, (type(whole),), own | dict(__setattr__=refuse)))
     vars(view).update(vars(whole), h=whole.hs[key])
     return view
 

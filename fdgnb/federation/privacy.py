@@ -25,16 +25,6 @@ def count_drawn(settings, clients):
     return min(settings.per_round or clients, clients)
 
 
-def draw_noise(server, total):
-    "Standard normal numbers in the shapes and types of a sum; another sum, or other settings, have others."
-    s, noise = server.settings, {}
-    given = digest(total), s.dp_clip, s.dp_noise, s.per_round
-    for q, v in total.items():
-        drawn = draw_normal(make_key(server.seed, server.round, "noise", q, *given), v.numel())
-        noise[q] = torch.from_numpy(drawn).view(v.shape).to(v.dtype).to(v.device)
-    return noise
-
-
 def aggregate_privately(server, uploads):
     "Add the mean of the clients' clipped changes, with noise, to the global model: in place of `aggregate`."
     s, model, total = server.settings, server.model, {}
@@ -43,9 +33,11 @@ def aggregate_privately(server, uploads):
         change = clip_change({q: v - model[q] for q, v in sent.items()}, s.dp_clip)
         total = {q: total[q] + v for q, v in change.items()} if total else change
     total = total or {q: torch.zeros_like(v) for q, v in model.items() if is_vector(v)}
-    m, noise = count_drawn(s, len(server.clients)), draw_noise(server, total)
-    for q in total:
-        model[q] = model[q] + (total[q] + s.dp_noise*s.dp_clip*noise[q])/m
+    m, covered = count_drawn(s, len(server.clients)), (digest(total), s.dp_clip, s.dp_noise, s.per_round)
+    for q, v in total.items():
+        drawn = draw_normal(make_key(server.seed, server.round, "noise", q, *covered), v.numel())
+        noise = torch.from_numpy(drawn).view(v.shape).to(v.dtype).to(v.device)
+        model[q] = model[q] + (v + s.dp_noise*s.dp_clip*noise)/m
         if not q.endswith("running_var"): continue
         model[q] = model[q].clamp(min=0)
         counter = q.removesuffix("running_var") + "num_batches_tracked"
