@@ -154,9 +154,9 @@ def get(
     an unknown name or option, on weights that are not here, and on a size that the backbone cannot take."""
     build = MODELS.get(name)
     takes = inspect.signature(build).parameters
-    own = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state", "pretrained")]
+    known = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state", "pretrained")]
     for k in options:
-        if k not in own: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, own)}")
+        if k not in known: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, known)}")
     if n_classes < 1 or in_channels < 1:
         raise FdgnbError(f"{name} needs at least one class and one channel, not {n_classes} and {in_channels}")
     if "size" in takes: options["size"] = size or build.input[-1]

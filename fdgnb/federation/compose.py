@@ -113,8 +113,8 @@ def hooks_of(cls, apart=()):
     classes = [c for c in own_classes(cls) if c not in apart]
     overridden = {hook for c in classes for hook in HOOKS if hook in vars(c)}
     replaced = {hook for c in classes for hook in vars(c).get("replaces", ())}
-    for found in (overridden, replaced):
-        if "decide" in found: found.add("weight")              # who decides all weights decides each
+    for hooks in (overridden, replaced):
+        if "decide" in hooks: hooks.add("weight")              # who decides all weights decides each
     return {hook: hook in replaced for hook in HOOKS if hook in overridden}
 
 
@@ -237,9 +237,9 @@ def make_view(whole, key):
     "A sum as one of its summands sees it: `h`, helpers and attributes are its own."
     def refuse(self, name, value):
         raise FdgnbError(f"a method keeps nothing itself: put {name!r} into server.state or client.state")
-    own = {k: v for c in reversed(own_classes(whole.parts[key])) for k, v in vars(c).items()
-           if not hasattr(Method, k)}
-    view = object.__new__(type(key, (type(whole),), own | dict(__setattr__=refuse)))
+    classes = reversed(own_classes(whole.parts[key]))
+    helpers = {k: v for c in classes for k, v in vars(c).items() if not hasattr(Method, k)}
+    view = object.__new__(type(key, (type(whole),), helpers | dict(__setattr__=refuse)))
     vars(view).update(vars(whole), h=whole.hs[key])
     return view
 

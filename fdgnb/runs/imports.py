@@ -37,9 +37,9 @@ def import_word(word):
     file = next((p.resolve() for p in (path, root()/path) if p.suffix == ".py" and p.is_file()), None)
     if not file: raise FdgnbError(f"imports: {echo(word)}: no such .py file")
     if str(file.parent) not in sys.path: sys.path.append(str(file.parent))
-    found = getattr(load_module(file.stem, word), "__file__", None) or "no file"
-    if Path(found).resolve() != file:
-        raise FdgnbError(f"imports: {word}: another module is named {file.stem!r} ({found}): rename the file")
+    loaded = getattr(load_module(file.stem, word), "__file__", None) or "no file"
+    if Path(loaded).resolve() != file:
+        raise FdgnbError(f"imports: {word}: another module is named {file.stem!r} ({loaded}): rename the file")
     return file.stem
 
 
@@ -63,9 +63,9 @@ def is_importable(name):
 
 def get_member(module, qualname):
     "What a module, which is imported, holds under a qualified name; None where it holds no such thing."
-    found = import_module(module)
-    for part in qualname.split("."): found = getattr(found, part, None)
-    return found
+    member = import_module(module)
+    for part in qualname.split("."): member = getattr(member, part, None)
+    return member
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code04
 KNOWN = {}                                                            # {module: checksum} that this process has

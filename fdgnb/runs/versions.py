@@ -187,13 +187,13 @@ def _named_parts(fed):
     "{'kind name': object} of what a run goes through, methods apart."
     settings, data = fed.settings, fed.data
     backbone = settings.backbone or "cnn2"
-    found = {"data set": type(data)}
-    if not is_given(backbone): found[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
+    parts = {"data set": type(data)}
+    if not is_given(backbone): parts[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
     if settings.augment != "none" and not is_given(settings.augment):
-        found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
-    if data.name in DATASETS: found[f"data set {data.name}"] = DATASETS[data.name]
-    for name, *_ in steps_of(settings.partition): found[f"partition {name}"] = PARTITIONS.get(name)
-    return found
+        parts[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
+    if data.name in DATASETS: parts[f"data set {data.name}"] = DATASETS[data.name]
+    for name, *_ in steps_of(settings.partition): parts[f"partition {name}"] = PARTITIONS.get(name)
+    return parts
 
 
 def versions_of(fed) -> dict:
