@@ -105,9 +105,7 @@ def set_generator(model, generator):
 
 # %% ../nbs/03_models.ipynb #8f727bad
 def own_dropout(model):
-    """Replace torch's dropouts and torchvision's and timm's per-sample stochastic depth; returns the model.
-
-    FdgnbError for kinds that cannot be replaced."""
+    "Replace all dropouts and stochastic depth by samples in a model, which is returned; FdgnbError on other kinds."
     kind, reads = type(model).__name__, "reads the global random state"
     if isinstance(model, nn.modules.dropout._DropoutNd):
         if "Alpha" in kind: raise FdgnbError(f"{kind} {reads} and has no replacement here: use nn.Dropout")
@@ -497,9 +495,7 @@ def cct_7_3x1(n_classes, in_channels=3, size=32):
 
 # %% ../nbs/03_models.ipynb #835685eb
 def wrap(module, n_classes, name="own", in_channels=3, layer=None):
-    """A `Net` of a module that ends in a linear layer: the module without it as features, the layer as head.
-
-    layer: the name of that layer; None: the one that was made last."""
+    "A `Net` of a module that ends in a linear layer, its head; layer: its name; None: the one that was made last."
     if layer is None:
         linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
         if not linear: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
@@ -521,9 +517,7 @@ def attempt(f, says):
 
 
 def trial(net, x, name=None):
-    """What a copy of a network gives for a batch in evaluation: without numbers, or with them where that cannot be.
-
-    FdgnbError where the shapes do not fit, or the network raises."""
+    "What a copy of a network gives for a batch in evaluation, without numbers where it can; FdgnbError if it raises."
     says = f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"
     try: return attempt(lambda: deepcopy(net).to("meta").eval()(x.to("meta")), says)
     except FdgnbError: copy = deepcopy(net).eval()
@@ -565,9 +559,7 @@ def join(module, n_classes, name, in_channels, x):
 
 
 def as_net(module, n_classes, name, in_channels, shape):
-    """A `Net` of any module by the rules above; FdgnbError where none holds.
-
-    shape: of a sample, (C, H, W) or (D,)."""
+    "A `Net` of any module by the rules above, FdgnbError where none holds; shape: of a sample, (C, H, W) or (D,)."
     x = torch.rand(2, *shape, generator=generator(0, purpose="trial"), device="cpu")
     module = own_dropout(module)
     if is_split(module, x): net = join(module, n_classes, name, in_channels, x)
@@ -584,9 +576,7 @@ def as_net(module, n_classes, name, in_channels, shape):
 
 
 def add_backbone(name, build, input=(3, 28, 28), source="your own"):
-    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` becomes one.
-
-    input: the shape of its usual input. FdgnbError on a network that cannot be split."""
+    "Register `build(n_classes, in_channels) -> module` as backbone `name`; input: the shape of its usual input."
     if name in MODELS and not hasattr(MODELS[name], "own"):
         raise FdgnbError(f"backbone {name!r} is there already: choose another name")
     def built(n_classes, in_channels=input[0]):
@@ -629,9 +619,7 @@ def check_draws(net, x, name):
 
 
 def build_given(given, n_classes, in_channels, shape, name="own"):
-    """The `Net` of a network, copied with its weights, or of a function (n_classes, in_channels) -> network.
-
-    shape: of a sample. FdgnbError on what cannot be a backbone."""
+    "The `Net` of a network, copied with its weights, or of a function (n_classes, in_channels) -> network."
     module, call = given, f"{name}({n_classes}, {in_channels})"
     if not isinstance(given, nn.Module):
         says = f"{call}, asked for a network of so many classes and channels, raises"
@@ -702,9 +690,7 @@ def packaged_file(name):
 
 @functools.cache
 def read_packaged(name):
-    """The state dict that an installed package has for timm's network `name`, under timm's keys.
-
-    It is read once in a process: copy it before a change. Both libraries list the same layers in the same order."""
+    "The state dict that an installed package has for timm's network `name`, under timm's keys: both have one order."
     state = read_weights(packaged_file(name))
     with torch.device("meta"): keys = list(import_timm().create_model(name).state_dict())
     return dict(zip(keys, state.values(), strict=True))

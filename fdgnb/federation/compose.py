@@ -107,9 +107,7 @@ ORDERED = ("build", "sample", "batch", "gradients", "step", "finish", "adapt", "
 
 
 def hooks_of(cls, apart=()):
-    """{hook: whether it is replaced} of the hooks that a method overrides; False: it builds on what lies beneath.
-
-    Classes `apart` do not count."""
+    "{hook: whether it replaces what lies beneath} of the hooks that a method overrides, but for classes `apart`."
     classes = [c for c in own_classes(cls) if c not in apart]
     overridden = {hook for c in classes for hook in HOOKS if hook in vars(c)}
     replaced = {hook for c in classes for hook in vars(c).get("replaces", ())}

@@ -153,9 +153,7 @@ def source_digest(obj) -> str:
 
 # %% ../../nbs/runs/08_versions.ipynb #vers00g1
 def name_object(given) -> str:
-    """What a run calls an object that it was given, own:NAME-DIGEST; of a network own:NAME-DIGEST-WEIGHTS.
-
-    The digest of a network is that of its structure and code, without its numbers."""
+    "What a run calls an object that it was given, own:NAME-DIGEST; of a network own:NAME-DIGEST-WEIGHTS."
     named = given
     while isinstance(named, functools.partial): named = named.func
     name = getattr(named, "__name__", type(named).__name__).strip("<>")
