@@ -235,16 +235,7 @@ def explain_os(error):
     return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
 
 
-def exists(path):
-    "Whether something is at a path; not where its name is one that no file can have."
-    try: return Path(path).exists()
-    except (OSError, ValueError): return False
-
-
-def is_folder(path):
-    "Whether a path is that of a folder; not where its name is one that no folder can have."
-    try: return Path(path).is_dir()
-    except (OSError, ValueError): return False
+exists, is_folder = os.path.exists, os.path.isdir           # False also of a name that no file can have
 
 
 def is_regular(path):
