@@ -84,34 +84,29 @@ def read_globals(f):
     return [f.__globals__[name] for name in names if name in f.__globals__]
 
 
-def describe_function(f, seen):
-    "A function in words: its text and what it holds, in a notebook also the globals that it reads."
-    home = f.__module__ or ""
-    held = [f.__qualname__, *([] if home.partition(".")[0] in USED else enclosed(f))]
-    if is_own(home): held += [*read_function(f), f.__defaults__, f.__kwdefaults__]
-    if is_own(home) and not read_module(home): held += read_globals(f)
-    return describe(held, seen)
-
-
-def describe_class(cls, seen):
-    "A class in words: what it and the classes beneath it hold, so far as they are read."
-    words = [f"{cls.__module__}.{cls.__qualname__}"]
-    for c in cls.__mro__:
-        if not is_own(c.__module__): continue
-        seen[id(c)] = c
-        held = {k: v for k, v in vars(c).items() if isinstance(v, FunctionType) or not k.startswith("__")}
+def contents(value):
+    "What an object is made of: words, and values in their turn; of what is not read its name and what it holds."
+    if isinstance(value, FunctionType):
+        home = value.__module__ or ""
+        held = [value.__qualname__, *([] if home.partition(".")[0] in USED else enclosed(value))]
+        if is_own(home): held += [*read_function(value), value.__defaults__, value.__kwdefaults__]
+        return held + read_globals(value) if is_own(home) and not read_module(home) else held
+    if isinstance(value, type):
+        held = {k: v for k, v in vars(value).items() if isinstance(v, FunctionType) or not k.startswith("__")}
         for k in ("name", "admitted"): held.pop(k, None)       # set when a method is registered
-        words += [c.__qualname__, describe(held, seen)]
-    return words
-
-
-def describe_network(net, seen):
-    "A network in words: classes, layers, hooks, what they hold and the shapes of its numbers."
-    numbers = [(k, v.dtype, v.shape, v.requires_grad) for held in (net._parameters, net._buffers)
-               for k, v in held.items() if v is not None]
-    hooks = [*net._forward_pre_hooks.values(), *net._forward_hooks.values()]
-    held = {k: v for k, v in vars(net).items() if k not in EMPTY}
-    return [str(numbers), *(describe(value, seen) for value in (type(net), net._modules, held, hooks))]
+        name = f"{value.__module__}.{value.__qualname__}"
+        return [name, *value.__bases__, held if is_own(value.__module__) else {}]
+    if isinstance(value, nn.Module):                           # without its numbers
+        numbers = {**value._parameters, **value._buffers}
+        shapes = [(k, str((v.dtype, v.shape, v.requires_grad))) for k, v in numbers.items() if v is not None]
+        hooks = [*value._forward_pre_hooks.values(), *value._forward_hooks.values()]
+        return [type(value), shapes, value._modules, hooks, {k: v for k, v in vars(value).items() if k not in EMPTY}]
+    if isinstance(value, functools.partial): return [value.func, value.args, value.keywords]
+    if isinstance(value, ModuleType): return [value.__name__, is_own(value.__name__) and read_module(value.__name__)]
+    if isinstance(value, Registry): return [value.kind]
+    inner = [getattr(value, k) for k in INNER if hasattr(value, k)]
+    held = inner or getattr(value, "__dict__", None)
+    return [type(value), re.sub(r" at 0x\w+", "", repr(value)) if held is None else held]
 
 
 def describe(value, seen):
@@ -119,23 +114,13 @@ def describe(value, seen):
     if isinstance(value, PLAIN): return repr(value)
     if isinstance(value, (list, tuple)): return [describe(v, seen) for v in value]
     if isinstance(value, (set, frozenset)): return sorted((describe(v, seen) for v in value), key=str)
-    if isinstance(value, dict) and not isinstance(value, Registry):
-        return [(describe(k, seen), describe(v, seen)) for k, v in value.items()]
+    if isinstance(value, dict) and not isinstance(value, Registry): return describe([*value.items()], seen)
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), str(value.shape), "" if value.is_meta else digest({"": value.to_dense()})]
     if isinstance(value, np.ndarray): return [str(value.dtype), describe(value.tolist(), seen)]
     if id(value) in seen: return "again"
     seen[id(value)] = value
-    if isinstance(value, FunctionType): return describe_function(value, seen)
-    if isinstance(value, type): return describe_class(value, seen)
-    if isinstance(value, nn.Module): return describe_network(value, seen)
-    if isinstance(value, ModuleType): return [value.__name__, is_own(value.__name__) and read_module(value.__name__)]
-    if isinstance(value, Registry): return value.kind
-    if isinstance(value, functools.partial): return describe([value.func, value.args, value.keywords], seen)
-    inner = [getattr(value, k) for k in INNER if hasattr(value, k)]
-    held = inner or getattr(value, "__dict__", None)
-    if held is None: held = re.sub(r" at 0x\w+", "", repr(value))
-    return describe([type(value), held], seen)
+    return describe(contents(value), seen)
 
 
 def own_modules(obj) -> list:
