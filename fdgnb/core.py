@@ -101,32 +101,26 @@ class Registry(dict):
         "Put what is decorated under a name."
         check_words(self.kind, [name])
         def put(obj):
-            is_own = _module_of(obj) == "__main__"
-            if is_own: self.load()                                 # modules are made of modules' objects
-            old = super(Registry, self).get(name)
-            if is_own: self.beneath.setdefault(name, old)
+            home = _module_of(obj)
+            if home == "__main__":
+                self.load()                                        # modules are made of modules' objects
+                self.beneath.setdefault(name, dict.get(self, name))
             elif name in self.beneath: self.beneath[name] = obj
-            if is_own or old is None or _module_of(old) == _module_of(obj): self[name] = obj
-            elif _module_of(old) != "__main__":
-                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {_module_of(old)} and in "
-                                 f"{_module_of(obj)}; choose another name")
+            there = _module_of(dict.get(self, name, obj))
+            if home in ("__main__", there): self[name] = obj
+            elif there != "__main__":
+                raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {there} and in {home}; choose another")
             return obj
         return put
 
-    def leave_notebook(self):
-        "Where another notebook runs than the one that registered: put back what was there before it."
-        with self.lock:
-            running = sys.modules["__main__"]
-            if self.notebook is running: return
-            for name, old in self.beneath.items():
-                self.pop(name, None)
-                if old is not None: self[name] = old
-            self.notebook, self.beneath = running, {}
-
     def load(self):
-        "Import every module of `package`, once; returns the registry."
-        self.leave_notebook()
+        "Forget what another notebook registered; import every module of `package`, once; returns the registry."
         with self.lock:                                            # another thread waits until all are there
+            running = sys.modules["__main__"]
+            if self.notebook is not running:
+                for name in self.beneath: self.pop(name, None)
+                self.update({name: old for name, old in self.beneath.items() if old is not None})
+                self.notebook, self.beneath = running, {}
             package, self.package = self.package, None
             try:
                 modules = iter_modules(import_module(package).__path__) if package else ()
@@ -241,16 +235,7 @@ def explain_os(error):
     return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
 
 
-def exists(path):
-    "Whether something is at a path; not where its name is one that no file can have."
-    try: return Path(path).exists()
-    except (OSError, ValueError): return False
-
-
-def is_folder(path):
-    "Whether a path is that of a folder; not where its name is one that no folder can have."
-    try: return Path(path).is_dir()
-    except (OSError, ValueError): return False
+exists, is_folder = os.path.exists, os.path.isdir           # False also of a name that no file can have
 
 
 def is_regular(path):

@@ -42,32 +42,18 @@ class Expect(nn.Module):
         super().__init__()
         self.name, self.channels, self.size, self.exact = name, channels, size, exact
 
-    def extra_repr(self):
-        limit = f", {'exactly' if self.exact else 'at least'} {self.size} px" if self.size else ""
-        return f"{self.channels} channels{limit}"
-
     def forward(self, x):
-        self.check_axes(x)
-        if self.size: self.check_side(*x.shape[2:])
-        return x
-
-    def check_axes(self, x):
-        "FdgnbError unless images (or vectors) of the right number of channels."
-        axes = 4 if self.size else 2
-        if x.ndim == axes and x.shape[1] == self.channels: return
-        wanted = f"(N, {self.channels}, H, W)" if self.size else f"(N, {self.channels})"
-        remedy = ""
-        if self.size and x.ndim == 2: remedy = ": choose backbone='mlp2' for vectors"
-        if not self.size and x.ndim == 4: remedy = ": choose another backbone for images"
-        raise FdgnbError(f"{self.name} takes a batch {wanted}, not {tuple(x.shape)}{remedy}")
-
-    def check_side(self, h, w):
-        "FdgnbError unless images are as large as the backbone needs."
+        if x.ndim != (4 if self.size else 2) or x.shape[1] != self.channels:
+            wanted = f"(N, {self.channels}, H, W)" if self.size else f"(N, {self.channels})"
+            remedy = "backbone='mlp2' for vectors" if x.ndim == 2 else "another backbone"
+            raise FdgnbError(f"{self.name} takes a batch {wanted}, not {tuple(x.shape)}: choose {remedy}")
+        if not self.size: return x
+        h, w = x.shape[2:]
         if self.exact and (h, w) != (self.size, self.size):
-            raise FdgnbError(f"this {self.name} was built for {self.size} x {self.size} px, not {h} x {w}: build it "
-                             f"with size=")
+            raise FdgnbError(f"this {self.name} was built for {self.size} x {self.size} px, not {h} x {w}: set size=")
         if min(h, w) < self.size:
             raise FdgnbError(f"{self.name} takes images of at least {self.size} px, not {h} x {w}")
+        return x
 
 
 class Pool(nn.Module):
@@ -75,8 +61,6 @@ class Pool(nn.Module):
     def __init__(self, size):
         super().__init__()
         self.size = size
-
-    def extra_repr(self): return f"{self.size}"
 
     def forward(self, x):
         if x.shape[-2:] == (self.size, self.size): return x
@@ -121,9 +105,7 @@ def set_generator(model, generator):
 
 # %% ../nbs/03_models.ipynb #8f727bad
 def own_dropout(model):
-    """Replace torch's dropouts and torchvision's and timm's per-sample stochastic depth; returns the model.
-
-    FdgnbError for kinds that cannot be replaced."""
+    "Replace all dropouts and stochastic depth by samples in a model, which is returned; FdgnbError on other kinds."
     kind, reads = type(model).__name__, "reads the global random state"
     if isinstance(model, nn.modules.dropout._DropoutNd):
         if "Alpha" in kind: raise FdgnbError(f"{kind} {reads} and has no replacement here: use nn.Dropout")
@@ -170,14 +152,16 @@ def get(
     an unknown name or option, on weights that are not here, and on a size that the backbone cannot take."""
     build = MODELS.get(name)
     takes = inspect.signature(build).parameters
-    own = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state", "pretrained")]
+    known = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state", "pretrained")]
     for k in options:
-        if k not in own: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, own)}")
+        if k not in known: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, known)}")
     if n_classes < 1 or in_channels < 1:
         raise FdgnbError(f"{name} needs at least one class and one channel, not {n_classes} and {in_channels}")
     if "size" in takes: options["size"] = size or build.input[-1]
     if "pretrained" in takes: options["pretrained"] = pretrained
     elif pretrained: options["state"] = read_weights(weights_file(name, pretrained))
+    if pretrained and in_channels != 3 == build.input[0]:
+        raise FdgnbError(f"the pretrained {name} takes 3 channels, not {in_channels}")
     net = build(n_classes, in_channels, **options)
     if size and hasattr(net.features, "check"):
         net.features.check(torch.empty(1, in_channels, size, size, device="meta"))
@@ -190,26 +174,27 @@ def weights_dir():
     return Path(os.environ.get("FDGNB_WEIGHTS") or data/"weights")
 
 
-def weights_file(name, which=True):
-    "Path of torchvision's weights file for backbone `name`; FdgnbError where torchvision has none."
+def published_weights(name, which=True):
+    "torchvision's weights of backbone `name`, V1 or those of a name; FdgnbError where it has none."
     models = torchvision_models()
-    if name not in models.list_models(module=models):
-        raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
+    if name not in torchvision_names(): raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
     table = models.get_model_weights(name).__members__
     which = "IMAGENET1K_V1" if which is True else which
     if which not in table: raise FdgnbError(f"{name} has no weights {which!r}{nearest(which, table)}")
-    return weights_dir()/table[which].url.rsplit("/", 1)[-1]
+    return table[which]
+
+
+def weights_file(name, which=True):
+    "Path of torchvision's weights file for backbone `name`."
+    return weights_dir()/published_weights(name, which).url.rsplit("/", 1)[-1]
 
 
 def scale_of_weights(name, which=True):
     "(mean, deviation) of the channels that a backbone's pretrained weights were trained with; None: nobody says."
-    if name.startswith("timm:"):
-        about = import_timm().get_pretrained_cfg(split_name(name.removeprefix("timm:"))[0])
-    elif name not in torchvision_names(): return None
-    else:
-        url, table = f"/{weights_file(name, which).name}", torchvision_models().get_model_weights(name)
-        about = next(weights for weights in table if weights.url.endswith(url)).transforms()
-    return about and (tuple(about.mean), tuple(about.std))
+    if name.startswith("timm:"): known = import_timm().get_pretrained_cfg(split_name(name.removeprefix("timm:"))[0])
+    elif name in torchvision_names(): known = published_weights(name, which).transforms()
+    else: return None
+    return known and (tuple(known.mean), tuple(known.std))
 
 
 def read_weights(path):
@@ -222,8 +207,7 @@ def read_weights(path):
         raise FdgnbError(f"no weights file {path.name}: get it from {url} and put it into {path.parent}")
     digits = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
     if digits and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digits[1]):
-        wrong = f"its SHA-256 does not start with {digits[1]}"
-        raise FdgnbError(f"{path} is damaged: {wrong}; get the file again")
+        raise FdgnbError(f"{path} is damaged: its SHA-256 does not start with {digits[1]}; get the file again")
     try: return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e: raise FdgnbError(f"{path} is not a torch weights file ({type(e).__name__})") from e
 
@@ -235,55 +219,19 @@ def fill(model, state, name):
         raise FdgnbError(f"the weights do not fit {name}: {str(e).splitlines()[-1].strip()}") from e
     return model
 
-
-def _three_channels(name, in_channels, state):
-    "FdgnbError where weights for color images are to be used with another number of channels."
-    if state is not None and in_channels != 3:
-        raise FdgnbError(f"the pretrained {name} takes 3 channels, not {in_channels}")
-
 # %% ../nbs/03_models.ipynb #ac07dc8e
 def n_parameters(model):
     "Number of parameters (batch-norm statistics are buffers, not parameters)."
     return sum(p.numel() for p in model.parameters())
 
 
-def _on_meta(model, size, n):
-    "A copy of the network in evaluation on the meta device, and a batch of `n` samples for it."
-    shape = (model.in_channels, size, size) if isinstance(size, int) else size
-    return deepcopy(model).to("meta").eval(), torch.zeros(n, *shape, device="meta")
-
-
 def count_flops(model, size):
-    "FLOPs of a forward pass of one sample, two per multiply-add, by torch's counter; size as in `summarize_layers`."
+    "FLOPs of a forward pass of one sample, two per multiply-add; size: side in pixels, (C, H, W) or (D,)."
     from torch.utils.flop_counter import FlopCounterMode
-    model, x = _on_meta(model, size, 1)
+    shape = (model.in_channels, size, size) if isinstance(size, int) else size
+    model, x = deepcopy(model).to("meta").eval(), torch.zeros(1, *shape, device="meta")
     with FlopCounterMode(display=False) as counter: model(x)
     return counter.get_total_flops()
-
-
-def summarize_layers(model, size, batch=2):
-    """DataFrame of the layers in the order they run: name, kind, shape of the output (no batch), parameters.
-
-    size: side in pixels, or (C, H, W), or (D,)."""
-    import pandas as pd
-    model, x = _on_meta(model, size, batch)
-    attentions = [n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
-    inside = tuple(n + "." for n in attentions)                           # runs without calling its parts
-    layers = {n: m for n, m in model.named_modules()
-              if not n.startswith(inside) and (n in attentions or not list(m.children()))}
-    rows = []
-
-    def note(name):
-        def hook(m, _, out):
-            out = out[0] if isinstance(out, tuple) else out
-            rows.append((name, type(m).__name__, tuple(out.shape[1:]), n_parameters(m)))
-        return hook
-
-    for name, m in layers.items(): m.register_forward_hook(note(name))
-    model(x)
-    bare = [(n, "Parameter", tuple(p.shape), p.numel()) for n, p in model.named_parameters()
-            if n.rpartition(".")[0] not in layers and not n.startswith(inside)]
-    return pd.DataFrame(bare + rows, columns=["layer", "kind", "shape", "parameters"])
 
 
 @contextmanager
@@ -389,64 +337,44 @@ def alexnet_bn(n_classes, in_channels=3):
 _torchvision_lock = threading.Lock()
 
 
-def _has_op(name):
-    "Is `torchvision::name` known to torch?"
-    return hasattr(torch.ops.torchvision, name)
-
-
-def _load_torchvision_ops():
-    "Try to load torchvision's compiled library, as torchvision itself does; quiet when it cannot."
-    for lib in sorted(Path(find_spec("torchvision").origin).parent.glob("_C.*")):
-        try: torch.ops.load_library(lib)
-        except (ImportError, OSError): pass
-
-
 def torchvision_models():
     """`torchvision.models`, imported at the first call.
 
     Where torchvision's compiled library cannot load, its operators `nms` and `qnms` are declared first."""
     with _torchvision_lock:
         if "torchvision" not in sys.modules:
-            if find_spec("torchvision") is None:
-                raise FdgnbError("torchvision is not installed: pip install torchvision")
-            _load_torchvision_ops()
+            for library in sorted(Path(find_spec("torchvision").origin).parent.glob("_C.*")):
+                try: torch.ops.load_library(library)
+                except (ImportError, OSError): pass
             schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             for op in ("nms", "qnms"):
-                if not _has_op(op): torch.library.define(f"torchvision::{op}", schema)
+                if not hasattr(torch.ops.torchvision, op): torch.library.define(f"torchvision::{op}", schema)
         return import_module("torchvision.models")
 
 # %% ../nbs/03_models.ipynb #d8003788
-def _resnet(name, n_classes, in_channels, state):
-    "torchvision's ResNet `name` as a Net; `state`: its 1000-class ImageNet weights, or None."
-    _three_channels(name, in_channels, state)
-    net = torchvision_models().get_model(name)
-    if state is not None: fill(net, state, name)
-    if in_channels != 3:
-        net.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    parts, d = dict(net.named_children()), net.fc.in_features
-    del parts["fc"]
-    features = chain(check=Expect(name, in_channels, 1), **parts, flat=nn.Flatten())
-    return Net(name, features, nn.Linear(d, n_classes), d, n_classes, in_channels)
+def resnet(name, source):
+    "Register torchvision's ResNet `name` as a backbone; GA starts from its V1 weights, FedSB from 'IMAGENET1K_V2'."
+    @backbone(name, (3, 224, 224), source)
+    def build(n_classes, in_channels=3, state=None):
+        net = torchvision_models().get_model(name)
+        if state is not None: fill(net, state, name)
+        if in_channels != 3:
+            net.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
+            nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+        parts, d = dict(net.named_children()), net.fc.in_features
+        del parts["fc"]
+        features = chain(check=Expect(name, in_channels, 1), **parts, flat=nn.Flatten())
+        return Net(name, features, nn.Linear(d, n_classes), d, n_classes, in_channels)
 
 
-@backbone("resnet18", (3, 224, 224), "GA; FedSB; FedKA, Tables 4 and 5")
-def resnet18(n_classes, in_channels=3, state=None):
-    "torchvision's ResNet-18: 512 features."
-    return _resnet("resnet18", n_classes, in_channels, state)
-
-
-@backbone("resnet50", (3, 224, 224), "GA; FedSB; FDSE, Table A8")
-def resnet50(n_classes, in_channels=3, state=None):
-    "torchvision's ResNet-50: 2048 features. GA starts from the V1 weights, FedSB from 'IMAGENET1K_V2'."
-    return _resnet("resnet50", n_classes, in_channels, state)
+resnet("resnet18", "GA; FedSB; FedKA, Tables 4 and 5")
+resnet("resnet50", "GA; FedSB; FDSE, Table A8")
 
 # %% ../nbs/03_models.ipynb #0be3fc44
 @backbone("vgg11", (3, 32, 32), "FedBR, CIFAR-10 and PACS")
 def vgg11(n_classes, in_channels=3, state=None):
     "The convolutions of torchvision's VGG-11, averaged over the map: 512 features; images from 32 px."
     vgg = torchvision_models().vgg
-    _three_channels("vgg11", in_channels, state)
     layers = vgg.make_layers(vgg.cfgs["A"])
     if in_channels != 3: layers[0] = nn.Conv2d(in_channels, 64, 3, padding=1)
     for m in layers:
@@ -465,7 +393,6 @@ def _vit(name, patch, n_classes, in_channels, size, state, depth=12, heads=12, d
     vit = torchvision_models().vision_transformer
     if size % patch:
         raise FdgnbError(f"{name} takes images whose side is a multiple of {patch} px, not {size}")
-    _three_channels(name, in_channels, state)
     net = vit.VisionTransformer(size, patch, depth, heads, dim, 4*dim)
     if state is not None: fill(net, vit.interpolate_embeddings(size, patch, state), name)
     if in_channels != 3:
@@ -477,22 +404,16 @@ def _vit(name, patch, n_classes, in_channels, size, state, depth=12, heads=12, d
     return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels)
 
 
-@backbone("vit_b_16", (3, 224, 224), "FedSB")
-def vit_b_16(n_classes, in_channels=3, size=224, state=None):
-    "torchvision's ViT-B/16: 768 features, built for one image size."
-    return _vit("vit_b_16", 16, n_classes, in_channels, size, state)
+def vit(name, patch, source):
+    "Register the Vision Transformer ViT-B with patches of so many pixels as a backbone, built for one image size."
+    @backbone(name, (3, 224, 224), source)
+    def build(n_classes, in_channels=3, size=224, state=None):
+        return _vit(name, patch, n_classes, in_channels, size, state)
 
 
-@backbone("vit_b_32", (3, 224, 224), "FedSB")
-def vit_b_32(n_classes, in_channels=3, size=224, state=None):
-    "torchvision's ViT-B/32: 768 features, built for one image size."
-    return _vit("vit_b_32", 32, n_classes, in_channels, size, state)
-
-
-@backbone("vit_b_8", (3, 224, 224), "FDSE, Table A8")
-def vit_b_8(n_classes, in_channels=3, size=224):
-    "ViT-B with patches of 8 pixels: 768 features, built for one image size; no published weights."
-    return _vit("vit_b_8", 8, n_classes, in_channels, size, None)
+vit("vit_b_16", 16, "FedSB")
+vit("vit_b_32", 32, "FedSB")
+vit("vit_b_8", 8, "FDSE, Table A8")
 
 # %% ../nbs/03_models.ipynb #229ac0d5
 class Attention(nn.Module):
@@ -573,20 +494,14 @@ def cct_7_3x1(n_classes, in_channels=3, size=32):
     return _cct("cct_7_3x1", n_classes, in_channels, size)
 
 # %% ../nbs/03_models.ipynb #835685eb
-def find_head(module):
-    "The name of the linear layer of a module that was made last; None without one."
-    linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
-    return linear[-1] if linear else None
-
-
 def wrap(module, n_classes, name="own", in_channels=3, layer=None):
-    """A `Net` of a module that ends in a linear layer: the module without it as features, the layer as head.
-
-    layer: the name of that layer; None: the one that was made last."""
-    last = find_head(module) if layer is None else layer
-    if last is None: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
-    features, head = own_dropout(module), module.get_submodule(last)
-    path, _, key = last.rpartition(".")
+    "A `Net` of a module that ends in a linear layer, its head; layer: its name; None: the one that was made last."
+    if layer is None:
+        linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
+        if not linear: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
+        layer = linear[-1]
+    features, head = own_dropout(module), module.get_submodule(layer)
+    path, _, key = layer.rpartition(".")
     if features is head: features = nn.Identity()
     else: setattr(features.get_submodule(path), key, nn.Identity())
     if head.out_features != n_classes: head = nn.Linear(head.in_features, n_classes)
@@ -602,9 +517,7 @@ def attempt(f, says):
 
 
 def trial(net, x, name=None):
-    """What a copy of a network gives for a batch in evaluation: without numbers, or with them where that cannot be.
-
-    FdgnbError where the shapes do not fit, or the network raises."""
+    "What a copy of a network gives for a batch in evaluation, without numbers where it can; FdgnbError if it raises."
     says = f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"
     try: return attempt(lambda: deepcopy(net).to("meta").eval()(x.to("meta")), says)
     except FdgnbError: copy = deepcopy(net).eval()
@@ -646,9 +559,7 @@ def join(module, n_classes, name, in_channels, x):
 
 
 def as_net(module, n_classes, name, in_channels, shape):
-    """A `Net` of any module by the rules above; FdgnbError where none holds.
-
-    shape: of a sample, (C, H, W) or (D,)."""
+    "A `Net` of any module by the rules above, FdgnbError where none holds; shape: of a sample, (C, H, W) or (D,)."
     x = torch.rand(2, *shape, generator=generator(0, purpose="trial"), device="cpu")
     module = own_dropout(module)
     if is_split(module, x): net = join(module, n_classes, name, in_channels, x)
@@ -658,17 +569,14 @@ def as_net(module, n_classes, name, in_channels, shape):
             raise FdgnbError(f"{name} does not end in a linear layer: give it two modules, features and head, of "
                              "which it computes the one after the other")
         net = wrap(module, n_classes, name, in_channels, layer)
-    logits = trial(net, x, name)
-    if not torch.is_tensor(logits) or logits.shape != (2, n_classes):
-        gives = list(logits.shape[1:]) if torch.is_tensor(logits) else type(logits).__name__
-        raise FdgnbError(f"{name} gives {gives} for a sample, not {n_classes} logits, one a class")
+    shape = list(getattr(trial(net, x, name), "shape", [None]))[1:]
+    if shape != [n_classes]:
+        raise FdgnbError(f"{name} gives {shape} for a sample, not {n_classes} logits, one a class")
     return net
 
 
 def add_backbone(name, build, input=(3, 28, 28), source="your own"):
-    """Register `build(n_classes, in_channels) -> module` as backbone `name`; what is no `Net` becomes one.
-
-    input: the shape of its usual input. FdgnbError on a network that cannot be split."""
+    "Register `build(n_classes, in_channels) -> module` as backbone `name`; input: the shape of its usual input."
     if name in MODELS and not hasattr(MODELS[name], "own"):
         raise FdgnbError(f"backbone {name!r} is there already: choose another name")
     def built(n_classes, in_channels=input[0]):
@@ -688,14 +596,6 @@ def find_given(name):
     if name in GIVEN: return GIVEN[name]
     raise FdgnbError(f"the run was given its network as an object, {name}: load(folder, backbone=) takes it, or the "
                      "function that makes it")
-
-
-def call_builder(build, n_classes, in_channels, name):
-    "The network that a function gives; FdgnbError where it raises or gives none."
-    says = f"{name}({n_classes}, {in_channels}), asked for a network of so many classes and channels, raises"
-    module = attempt(lambda: build(n_classes, in_channels), says)
-    if isinstance(module, nn.Module): return module
-    raise FdgnbError(f"{name}({n_classes}, {in_channels}) gives {echo(module, 60)}, no torch.nn.Module")
 
 
 def copy_network(module, name):
@@ -719,10 +619,12 @@ def check_draws(net, x, name):
 
 
 def build_given(given, n_classes, in_channels, shape, name="own"):
-    """The `Net` of a network, copied with its weights, or of a function (n_classes, in_channels) -> network.
-
-    shape: of a sample. FdgnbError on what cannot be a backbone."""
-    module = given if isinstance(given, nn.Module) else call_builder(given, n_classes, in_channels, name)
+    "The `Net` of a network, copied with its weights, or of a function (n_classes, in_channels) -> network."
+    module, call = given, f"{name}({n_classes}, {in_channels})"
+    if not isinstance(given, nn.Module):
+        says = f"{call}, asked for a network of so many classes and channels, raises"
+        module = attempt(lambda: given(n_classes, in_channels), says)
+        if not isinstance(module, nn.Module): raise FdgnbError(f"{call} gives {echo(module, 60)}, no torch.nn.Module")
     return as_net(copy_network(module, name), n_classes, name, in_channels, shape)
 
 # %% ../nbs/03_models.ipynb #tvcode0001
@@ -732,18 +634,9 @@ def torchvision_names():
     return models.list_models(module=models)
 
 
-def replace_input(net, in_channels):
-    "Give a network a first convolution of another number of channels."
-    name, old = next((name, m) for name, m in net.named_modules() if isinstance(m, nn.Conv2d))
-    shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
-    path, _, key = name.rpartition(".")
-    setattr(net.get_submodule(path), key, nn.Conv2d(*shape, bias=old.bias is not None))
-
-
 def build_torchvision(name, in_channels, size, state):
-    "torchvision's network with its 1000 classes; `state`: its weights, or None."
+    "torchvision's network with its 1000 classes, the first convolution for so many channels; state: weights, or None."
     models, options = torchvision_models(), {}
-    _three_channels(name, in_channels, state)
     if name.startswith("vit_"): options = dict(image_size=size)
     if name in ("googlenet", "inception_v3"):                          # their further classifiers are left out
         options = dict(aux_logits=False, init_weights=state is None, transform_input=state is not None)
@@ -753,7 +646,11 @@ def build_torchvision(name, in_channels, size, state):
     if state is not None and name.startswith("vit_"):
         state = models.vision_transformer.interpolate_embeddings(size, net.patch_size, state)
     if state is not None: fill(net, {k: v for k, v in state.items() if not k.lower().startswith("aux")}, name)
-    if in_channels != 3: replace_input(net, in_channels)
+    if in_channels != 3:
+        layer, old = next((layer, m) for layer, m in net.named_modules() if isinstance(m, nn.Conv2d))
+        shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+        path, _, key = layer.rpartition(".")
+        setattr(net.get_submodule(path), key, nn.Conv2d(*shape, bias=old.bias is not None))
     return net
 
 
@@ -793,15 +690,10 @@ def packaged_file(name):
 
 @functools.cache
 def read_packaged(name):
-    """The state dict that an installed package has for timm's network `name`, under timm's keys.
-
-    It is read once in a process: copy it before a change. Both libraries list the same layers in the same order."""
-    file = packaged_file(name)
-    state = read_weights(file)
+    "The state dict that an installed package has for timm's network `name`, under timm's keys: both have one order."
+    state = read_weights(packaged_file(name))
     with torch.device("meta"): keys = list(import_timm().create_model(name).state_dict())
-    last_word = lambda key: key.rpartition(".")[2]
-    if list(map(last_word, keys)) != list(map(last_word, state)): raise FdgnbError(f"{file.name} does not fit {name}")
-    return dict(zip(keys, state.values()))
+    return dict(zip(keys, state.values(), strict=True))
 
 
 def find_timm_file(name):
@@ -815,19 +707,17 @@ def build_timm(name, in_channels, size, pretrained):
     timm = import_timm()
     if pretrained not in (False, True, "packaged"):
         raise FdgnbError(f"timm:{name} has no weights {pretrained!r}{nearest(pretrained, ('packaged',))}")
-    _three_channels(f"timm:{name}", in_channels, pretrained or None)
     options = dict(num_classes=0, in_chans=in_channels)
     if timm.get_pretrained_cfg_value(name, "fixed_input_size"): options["img_size"] = size
-    file = find_timm_file(name) if pretrained is True else None
-    if file: options["pretrained_cfg_overlay"] = dict(file=str(file))
     if pretrained == "packaged":
         inner = {k: v for k, v in read_packaged(name).items() if not k.startswith("classifier.")}
         return fill(timm.create_model(name, **options), inner, f"timm:{name}")
+    file = find_timm_file(name) if pretrained else None
+    if file: options["pretrained_cfg_overlay"] = dict(file=str(file))
     try: return timm.create_model(name, **options, pretrained=pretrained)
     except (OSError, RuntimeError, ValueError, TypeError) as e:
-        why = " ".join(str(e).split())[:120]
-        what = f"{name} with its weights" if pretrained else name
-        raise FdgnbError(f"timm cannot make {what}: {why}") from None
+        kind = f"{name} with its weights" if pretrained else name
+        raise FdgnbError(f"timm cannot make {kind}: {' '.join(str(e).split())[:120]}") from None
 
 # %% ../nbs/03_models.ipynb #timmcode04
 def split_name(name):
@@ -838,32 +728,20 @@ def split_name(name):
     raise FdgnbError(f"timm:{name}: wanted the number of a block behind the @, like 'timm:tf_efficientnet_lite0@6'")
 
 
-def check_cut(name, body, first):
-    "FdgnbError unless a network of timm can be cut before its block `first`."
-    families = import_timm().models
-    if not isinstance(body, (families.efficientnet.EfficientNet, families.mobilenetv3.MobileNetV3)):
-        raise FdgnbError(f"timm:{name} cannot be cut at a block: only timm's EfficientNets and MobileNetV3s can")
-    if not 1 <= first <= len(body.blocks):
-        raise FdgnbError(f"timm:{name} can be cut at block 1 to {len(body.blocks)}, not at {first}")
-
-
 def take_first(body, first):
     "The stem and the blocks before block `first` of a network, images -> feature maps."
     return chain(conv_stem=body.conv_stem, bn1=body.bn1, blocks=body.blocks[:first])
 
 
-def take_rest(body, first):
-    "The network from block `first` on, feature maps -> features, in place."
-    body.conv_stem, body.bn1 = nn.Identity(), nn.Identity()
-    body.blocks = body.blocks[first:]
-    return body
-
-
 def shape_before(name, first, side):
-    "The shape (C, h, w) of what block `first` of timm's network `name` takes, of images of `side` pixels."
+    "The shape (C, h, w) of what block `first` of timm's network `name` takes; FdgnbError where it cannot be cut there."
+    families = import_timm().models
     with torch.device("meta"):
         body = import_timm().create_model(name, num_classes=0).eval()
-        check_cut(name, body, first)
+        if not isinstance(body, (families.efficientnet.EfficientNet, families.mobilenetv3.MobileNetV3)):
+            raise FdgnbError(f"timm:{name} cannot be cut at a block: only timm's EfficientNets and MobileNetV3s can")
+        if not 1 <= first <= len(body.blocks):
+            raise FdgnbError(f"timm:{name} can be cut at block 1 to {len(body.blocks)}, not at {first}")
         return tuple(take_first(body, first)(torch.zeros(1, 3, side, side)).shape[1:])
 
 
@@ -872,7 +750,9 @@ def build_rest(name, first, channels, in_channels, pretrained):
     if in_channels != channels:
         raise FdgnbError(f"timm:{name}@{first} takes feature maps of {channels} channels, not {in_channels}: "
                          f"load={{'encoder': 'timm:{name}', 'blocks': {first}}} makes them of images")
-    return take_rest(build_timm(name, 3, None, pretrained), first)
+    body = build_timm(name, 3, None, pretrained)
+    body.conv_stem, body.bn1, body.blocks = nn.Identity(), nn.Identity(), body.blocks[first:]
+    return body
 
 # %% ../nbs/03_models.ipynb #timmcode03
 @functools.cache

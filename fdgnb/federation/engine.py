@@ -125,9 +125,7 @@ def find_engine(name):
 # %% ../../nbs/federation/09_engine.ipynb #alloccode1
 @functools.cache
 def keep_large_blocks(size=2**30):
-    """Have glibc keep blocks up to `size` bytes when they are freed; whether it does.
-
-    False on other C libraries, and with FDGNB_MALLOC=0."""
+    "Have glibc keep blocks up to `size` bytes when they are freed; whether it does, which FDGNB_MALLOC=0 forbids."
     if os.environ.get("FDGNB_MALLOC") == "0": return False
     try: mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError): return False

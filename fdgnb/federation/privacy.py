@@ -25,33 +25,19 @@ def count_drawn(settings, clients):
     return min(settings.per_round or clients, clients)
 
 
-def sum_clipped(server, uploads):
-    "The sum of the clients' clipped changes, by the names in the model that they sent."
-    before, total = server.model, {}
-    for _, upload in uploads:
-        sent = {q: v for q, v in part(upload, "model").items() if is_vector(v)}
-        change = clip_change({q: v - before[q] for q, v in sent.items()}, server.settings.dp_clip)
-        total = {q: total[q] + v for q, v in change.items()} if total else change
-    return total
-
-
-def draw_noise(server, total):
-    "Standard normal numbers in the shapes and types of a sum; another sum, or other settings, have others."
-    s, noise = server.settings, {}
-    given = digest(total), s.dp_clip, s.dp_noise, s.per_round
-    for q, v in total.items():
-        drawn = draw_normal(make_key(server.seed, server.round, "noise", q, *given), v.numel())
-        noise[q] = torch.from_numpy(drawn).view(v.shape).to(v.dtype).to(v.device)
-    return noise
-
-
 def aggregate_privately(server, uploads):
     "Add the mean of the clients' clipped changes, with noise, to the global model: in place of `aggregate`."
-    s, model = server.settings, server.model
-    total = sum_clipped(server, uploads) or {q: torch.zeros_like(v) for q, v in model.items() if is_vector(v)}
-    m, noise = count_drawn(s, len(server.clients)), draw_noise(server, total)
-    for q in total:
-        model[q] = model[q] + (total[q] + s.dp_noise*s.dp_clip*noise[q])/m
+    s, model, total = server.settings, server.model, {}
+    for _, upload in uploads:
+        sent = {q: v for q, v in part(upload, "model").items() if is_vector(v)}
+        change = clip_change({q: v - model[q] for q, v in sent.items()}, s.dp_clip)
+        total = {q: total[q] + v for q, v in change.items()} if total else change
+    total = total or {q: torch.zeros_like(v) for q, v in model.items() if is_vector(v)}
+    m, covered = count_drawn(s, len(server.clients)), (digest(total), s.dp_clip, s.dp_noise, s.per_round)
+    for q, v in total.items():
+        drawn = draw_normal(make_key(server.seed, server.round, "noise", q, *covered), v.numel())
+        noise = torch.from_numpy(drawn).view(v.shape).to(v.dtype).to(v.device)
+        model[q] = model[q] + (v + s.dp_noise*s.dp_clip*noise)/m
         if not q.endswith("running_var"): continue
         model[q] = model[q].clamp(min=0)
         counter = q.removesuffix("running_var") + "num_batches_tracked"

@@ -6,10 +6,10 @@
 __all__ = []
 
 # %% ../../nbs/federation/07_uploads.ipynb #uploads03
-import math, torch
+import math, sys, torch
 from torch.nn.utils import get_total_norm
-from fdgnb.core import FdgnbError, echo
-from fdgnb.vectors import is_vector, nbytes
+from ..core import FdgnbError, echo
+from ..vectors import is_vector, nbytes
 
 # %% ../../nbs/federation/07_uploads.ipynb #uploads06
 NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -24,13 +24,10 @@ def describe_entry(v):
 
 def describe_oddity(v):
     "Why a value is no dense tensor of real numbers, in words; '' where it is one."
-    if not isinstance(v, torch.Tensor): return describe_entry(v)
-    if v.is_nested: return "a nested tensor"
-    if v.is_quantized: return "a quantized tensor"
-    if v.layout != torch.strided: return f"a tensor of layout {str(v.layout).removeprefix('torch.')}"
-    if v.is_meta: return "a tensor without storage (meta)"
-    if type(v.detach()) not in (torch.Tensor, torch.nn.Parameter): return f"a {type(v).__name__}"
-    return "" if v.dtype in NUMBERS else describe_entry(v)
+    if not isinstance(v, torch.Tensor) or v.is_nested: return f"a {type(v).__name__}"
+    is_plain = type(v.detach()) in (torch.Tensor, torch.nn.Parameter) and v.layout == torch.strided and not v.is_meta
+    if is_plain and v.dtype in NUMBERS: return ""
+    return f"a {type(v).__name__}, {describe_entry(v)}, {str(v.layout).removeprefix('torch.')} on {v.device}"
 
 
 def check_entries(payload, whose):
@@ -48,52 +45,36 @@ def check_entries(payload, whose):
 MOST = 1e12                                                  # no statistic, feature or loss of a sound run
 
 
-def find_infinite(tensors):
-    "The name of the first of {name: tensor} that holds a number that is not finite; None where all are."
+def find_infinite(tensors, most=sys.float_info.max):
+    "The name of the first of {name: tensor} that holds NaN or a number beyond `most`; None where none does."
     vectors = {k: v for k, v in tensors.items() if is_vector(v)}
-    if get_total_norm(list(vectors.values())).isfinite(): return None          # else also where squares overflow
-    return next((k for k, v in vectors.items() if not v.isfinite().all()), None)
-
-
-def find_huge(tensors):
-    "The name of one of {name: finite tensor} that holds a number beyond `MOST`; None where none does."
-    vectors = {k: v for k, v in tensors.items() if is_vector(v)}
-    for k, v in tensors.items():
-        if k not in vectors and v.numel() and max(abs(int(v.min())), int(v.max())) > MOST: return k
-    if get_total_norm(list(vectors.values())) <= MOST: return None
-    return next((k for k, v in vectors.items() if (v.abs() > MOST).any()), None)
-
-
-def check_scalars(payload, samples, whose):
-    "FdgnbError on a scalar of a payload that is not one number, or as `n` no number of a client's samples."
-    for k, v in payload.items():
-        if not k.startswith("scalars."): continue
-        if v.numel() != 1: raise FdgnbError(f"{whose} holds {k!r} as {describe_entry(v)}: wanted one number")
-        if k != "scalars.n": continue
-        n = float(v)
-        if not n.is_integer() or not 1 <= n <= samples:
-            raise FdgnbError(f"{whose} states {k!r} as {n:g}: wanted a whole number of samples, at most "
-                             f"the {samples} that it trains on")
+    if float(get_total_norm(list(vectors.values()))) <= most: return None      # else also where squares overflow
+    return next((k for k, v in vectors.items() if v.numel() and not float(v.abs().max()) <= most), None)
 
 
 def check_numbers(payload, whose, samples, round, loss=0., may_explode=False):
     """FdgnbError naming the first entry of a client's payload whose numbers cannot be.
 
-    samples: that it trains on. loss: the mean of its steps. may_explode: the run goes on when it diverges."""
-    has_loss = math.isfinite(loss)                                         # not without a step
-    known = {k: v for k, v in payload.items() if has_loss or k != "scalars.loss"}
-    check_scalars(payload, samples, whose)
-    where = find_infinite(known)
+    samples: that it trains on. loss: the mean of its steps, not finite without one. may_explode: its model, for the
+    run goes on when it diverges."""
+    scalars = {k: v for k, v in payload.items() if k.startswith("scalars.")}
+    for k, v in scalars.items():
+        if v.numel() != 1: raise FdgnbError(f"{whose} holds {k!r} as {describe_entry(v)}: wanted one number")
+    n = float(scalars.get("scalars.n", 1))
+    if not n.is_integer() or not 1 <= n <= samples:
+        raise FdgnbError(f"{whose} states 'scalars.n' as {n:g}: wanted a whole number of samples, at most "
+                         f"the {samples} that it trains on")
+    known = {k: v for k, v in payload.items() if k != "scalars.loss" or math.isfinite(loss)}
+    model = {k: v for k, v in known.items() if may_explode and k.startswith("model.")}
+    rest = {k: v if is_vector(v) else v.double() for k, v in known.items() if k not in model or not is_vector(v)}
+    where = find_infinite(model) or find_infinite(rest, MOST)
     if where:
-        raise FdgnbError(f"{whose} is not finite after round {round + 1} ({where}): "
+        why = f"beyond {MOST:g}" if payload[where].isfinite().all() else "not finite"
+        raise FdgnbError(f"{whose} is {why} after round {round + 1} ({where}): "
                          "try a smaller lr, or clip=10; the last checkpoint is kept")
     below = ("running_var", "num_batches_tracked")
     where = next((k for k, v in known.items() if k.endswith(below) and v.numel() and v.min() < 0), None)
     if where: raise FdgnbError(f"{whose} holds {where!r} with numbers below 0 after round {round + 1}")
-    where = find_huge({k: v for k, v in known.items() if not (may_explode and k.startswith("model.") and is_vector(v))})
-    if where:
-        raise FdgnbError(f"{whose} holds {where!r} with numbers beyond {MOST:g} after round {round + 1}: "
-                         "try a smaller lr, or clip=10; the last checkpoint is kept")
 
 
 def pack(payload, client, what="upload"):

@@ -6,62 +6,40 @@
 __all__ = []
 
 # %% ../../nbs/runs/11_imports.ipynb #im00impo01
-import importlib, os, secrets, sys, threading, traceback
+import hashlib, importlib, os, sys, threading, traceback
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from ..core import FdgnbError, echo, root
-from .versions import is_installed, own_parts
-from .records import file_digest
+from .versions import is_installed, own_modules
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code01
 IMPORTED = []                                                    # the names of all that `import_modules` was given
 
 
-def find_file(word):
-    """The .py file that a word names, below the current folder or the repository's; None: a module's name.
-
-    FdgnbError where it is neither."""
-    if not word.endswith(".py") and not {"/", os.sep} & {*word}:
-        if all(part.isidentifier() for part in word.split(".")): return None
-        raise FdgnbError(f"imports: {echo(word)}: wanted names of modules, or paths of .py files")
-    path = Path(os.path.expanduser(word))
-    file = next((p for p in (path, root()/path) if p.suffix == ".py" and p.is_file()), None)
-    if not file: raise FdgnbError(f"imports: {echo(word)}: no such .py file")
-    if not file.stem.isidentifier():
-        raise FdgnbError(f"imports: {echo(word)}: wanted a file name of letters, digits and _")
-    return file.resolve()
-
-
-def explain_error(error, name, word):
-    "What went wrong while a module was imported, as an FdgnbError of one line."
-    if isinstance(error, FdgnbError): return FdgnbError(f"imports: {word}: {error}")
-    if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-        return FdgnbError(f"imports: no module {name!r} is found; a file is named by its path, with .py")
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    where = "" if isinstance(error, SyntaxError) else f" ({Path(at.filename).name}, line {at.lineno})"
-    return FdgnbError(f"imports: {word}: {type(error).__name__}: {error}{where}")
-
-
 def load_module(name, word):
-    "The module of a name; FdgnbError in one line where there is none, or where it raises."
+    "The module of a name; FdgnbError of one line on anything that it raises."
     importlib.invalidate_caches()
-    try:
-        return import_module(name)
+    try: return import_module(name)
     except (Exception, SystemExit) as e:
-        raise explain_error(e, name, word) from None
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        is_outside = isinstance(e, (FdgnbError, SyntaxError)) or "importlib" in at.filename
+        where = "" if is_outside else f" ({Path(at.filename).name}, line {at.lineno})"
+        kind = "" if isinstance(e, FdgnbError) else f"{type(e).__name__}: "
+        raise FdgnbError(f"imports: {word}: {kind}{e}{where}") from None
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code02
 def import_word(word):
-    "Import the module that a word names, and return its name; FdgnbError where another has the file's name."
-    file = find_file(word)
-    if file is None:
+    "Import what a word names, a module or a .py file below the current folder or the repository's; returns its name."
+    if not word.endswith(".py") and not {"/", os.sep} & {*word}:
         load_module(word, word)
         return word
+    path = Path(os.path.expanduser(word))
+    file = next((p.resolve() for p in (path, root()/path) if p.suffix == ".py" and p.is_file()), None)
+    if not file: raise FdgnbError(f"imports: {echo(word)}: no such .py file")
     if str(file.parent) not in sys.path: sys.path.append(str(file.parent))
-    found = getattr(load_module(file.stem, word), "__file__", None) or "no file"
-    if Path(found).resolve() != file:
-        raise FdgnbError(f"imports: {word}: another module is named {file.stem!r} ({found}): rename the file")
+    loaded = getattr(load_module(file.stem, word), "__file__", None) or "no file"
+    if Path(loaded).resolve() != file:
+        raise FdgnbError(f"imports: {word}: another module is named {file.stem!r} ({loaded}): rename the file")
     return file.stem
 
 
@@ -78,46 +56,26 @@ def import_modules(words):
     return names
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code03
-def own_modules(o):
-    "Names of the modules that a registered class or function is made of, but fdgnb's and libraries'."
-    homes = {v.__name__ if isinstance(v, ModuleType) else v.__module__ for v in own_parts(o)}
-    return sorted(filter(None, homes))
-
-
-def spec_of(name, within=None):
-    "What the import system finds under a name, in a package's path; None where it finds nothing."
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, within) if hasattr(finder, "find_spec") else None
-        if spec: return spec
-    return None
-
-
 def is_importable(name):
-    "Whether a process that looks where this one does finds the module that goes by a name here."
-    module, parent = sys.modules.get(name), sys.modules.get(name.rpartition(".")[0])
-    file = getattr(module, "__file__", None)
-    if not file or name == "__main__": return False
-    spec = spec_of(name, getattr(parent, "__path__", None))
-    if not spec or not spec.origin: return False
-    return Path(spec.origin).resolve() == Path(file).resolve()
+    "Whether a module comes from a file, in which another process would find it."
+    return name != "__main__" and bool(getattr(sys.modules.get(name), "__file__", None))
 
 
 def get_member(module, qualname):
     "What a module, which is imported, holds under a qualified name; None where it holds no such thing."
-    found = import_module(module)
-    for part in qualname.split("."): found = getattr(found, part, None)
-    return found
+    member = import_module(module)
+    for part in qualname.split("."): member = getattr(member, part, None)
+    return member
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code04
-PROCESS = secrets.token_hex(8)                                        # of this process
-KNOWN = {}                                                            # {module: checksum} that it was sent
+KNOWN = {}                                                            # {module: checksum} that this process has
 LOCK = threading.Lock()                                               # of a worker with several threads
 
 
 def checksum(name):
     "A checksum of a module's file, where it has one."
     file = getattr(sys.modules[name], "__file__", None)
-    return file_digest(Path(file).read_bytes()) if file else ""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def find_neighbors(modules):
@@ -132,25 +90,23 @@ def pack_modules(modules):
     "What another process needs to import modules as they are here, for `unpack_modules`; pickles as plain words."
     path = list(dict.fromkeys(str(Path(p).absolute()) for p in sys.path))
     sums = {m: checksum(m) for m in {*modules, *find_neighbors(modules)}}
-    return dict(process=PROCESS, path=path, modules=sorted(modules), sums=sums)
+    KNOWN.update(sums)
+    return dict(path=path, modules=sorted(modules), sums=sums)
 
 
 def unpack_modules(needs):
     """Import in this process what `pack_modules` names in another one; FdgnbError where that cannot be.
 
-    The other's folders go before this one's; in the process that carried it, nothing happens."""
+    The other's folders go before this one's; in the process that packed it, nothing happens."""
     with LOCK:
         sums = needs["sums"]
-        if needs["process"] == PROCESS or sums.items() <= KNOWN.items(): return
+        if sums.items() <= KNOWN.items(): return
         theirs = [p for p in needs["path"] if os.path.exists(p)]
         sys.path[:] = [*theirs, *(p for p in sys.path if p not in theirs)]
         if sums.keys() & KNOWN.keys():                                   # edited since: all anew
             for m in sums: sys.modules.pop(m, None)
         KNOWN.update(dict.fromkeys(sums))                                # until all are there
-        try:
-            for m in needs["modules"]: load_module(m, m)
-        except FdgnbError as e:
-            raise FdgnbError(f"in a worker process: {e}") from None
+        for m in needs["modules"]: load_module(m, f"{m} in a worker process")
         for m in sums.keys() & sys.modules.keys():
             if checksum(m) != sums[m]: raise FdgnbError(f"imports: another {m} is found in a worker process")
         KNOWN.update(sums)

@@ -6,14 +6,10 @@
 __all__ = []
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0003
-import copy, dis, functools, hashlib, inspect, re, sys
+import dis, functools, hashlib, inspect, re, sys
 import numpy as np
 import torch
-from collections import OrderedDict
 from dataclasses import replace
-from functools import lru_cache
-from importlib.machinery import PathFinder
-from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from torch import nn
@@ -22,107 +18,42 @@ from ..data.augment import AUGMENTATIONS, Augment
 from ..data.catalogue import DATASETS
 from ..data.partitions import PARTITIONS, steps_of
 from ..federation.compose import Sum, own_classes
-from ..federation.loop import Method
 from ..models import MODELS
 from ..settings import is_given
 from ..vectors import digest
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0006
-USED = {*"kornia numpy pandas scipy sklearn timm torch torchvision".split()}    # libraries that we use, too
-
-
-def _codes_in(code):
-    "A code object and those inside it."
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType): yield from _codes_in(const)
-
-
-def _imports_in(code, package):
-    "The names of what a code object imports, some of which are modules."
-    for part in _codes_in(code):
-        steps = [s for s in dis.get_instructions(part) if s.opname != "EXTENDED_ARG"]
-        for level, names, step in zip(steps, steps[1:], steps[2:]):
-            if step.opname != "IMPORT_NAME": continue
-            try: base = resolve_name("."*level.argval + step.argval, package)
-            except ImportError: continue                       # relative, outside of a package
-            yield from (base, *(f"{base}.{n}" for n in names.argval or ()))
-
-
-def _place_of(module):
-    "The file or folder of a module, imported or not; '' where it has none."
-    found = sys.modules.get(module)
-    if found: return getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
-    if not module or module in sys.modules: return ""          # made by `exec`, or kept from import
-    parent = module.rpartition(".")[0]
-    if not parent: spec = find_spec(module)
-    else:
-        place = Path(_place_of(parent))                        # it is not imported to look into it
-        folder = place.parent if place.name == "__init__.py" else place
-        spec = PathFinder.find_spec(module, [str(folder)]) if folder.is_dir() and place != Path() else None
-    if not spec: return ""
-    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-
-
-def _top(module): return module.partition(".")[0]
+USED = {*"kornia numpy pandas scipy sklearn timm torch torchvision".split()}    # libraries whose code is not read
 
 
 def is_installed(module: str) -> bool:
     "Whether a module is Python's, or lies where libraries are installed."
-    top = _top(module)
-    if top in sys.stdlib_module_names or top.startswith("_cython_"): return True    # its part of compiled libraries
-    return bool({"site-packages", "dist-packages"} & {*Path(_place_of(top)).parts})
+    top = module.partition(".")[0]
+    loaded = sys.modules.get(top)
+    places = [getattr(loaded, "__file__", None) or "", *getattr(loaded, "__path__", ())]
+    folders = {part for place in places for part in Path(place).parts}
+    return top in sys.stdlib_module_names or not folders.isdisjoint(("site-packages", "dist-packages"))
 
 
-def _is_own(module, packages=()):
-    "Whether a module is neither ours nor a library's; packages: libraries that count as one's own."
-    top = _top(module)
-    return top != "fdgnb" and (top == "__main__" or top in packages or not is_installed(top))
+def is_own(module):
+    "Whether the code of a module is read: it is neither ours nor that of a library that we use."
+    return module.partition(".")[0] not in {"fdgnb", "builtins", *USED} | sys.stdlib_module_names
 
 
-@lru_cache(maxsize=None)
-def _imports_of(text, package):
-    "The names of what a file's text imports; none where it is no Python."
-    try: code = compile(text, "text", "exec")
-    except (SyntaxError, ValueError): return []                # it is just being edited
-    return [*_imports_in(code, package)]
+def read_module(name):
+    "A digest of a module's text; None of a notebook, which has none."
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and name != "__main__" else None
 
 
-def _read_modules(names, packages):
-    "[(name, digest of its file)] of the modules of one's own among some names, and of all that they import."
-    found, todo = {}, list(names)
-    for name in todo:                                          # grows meanwhile
-        if not name or name in found or _top(name) in ("__main__", "__mp_main__"): continue
-        place = Path(_place_of(name))
-        if not _is_own(name, packages) or not place.is_file(): continue
-        text, parent = place.read_bytes(), name.rpartition(".")[0]
-        found[name] = hashlib.sha256(text).hexdigest()
-        todo.append(parent)
-        if place.suffix == ".py": todo += _imports_of(text, name if place.stem == "__init__" else parent)
-    return sorted(found.items())
-
-# %% ../../nbs/runs/08_versions.ipynb #vers0007
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
-GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-INNER = ("__func__", "fget", "fset", "__wrapped__")
-MADE = set("""__doc__ __module__ __dict__ __weakref__ __qualname__ __firstlineno__ __static_attributes__ __annotations__
-    __annotate__ __annotate_func__ __annotations_cache__ __dataclass_params__ __dataclass_fields__ __match_args__
-    __abstractmethods__ _abc_impl __slotnames__ _render_traceback_ admitted name""".split())    # set later, by Python
+def codes_in(code):
+    "A code object and those inside it."
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType): yield from codes_in(const)
 
 
-def _without_address(value): return re.sub(r" at 0x\w+", "", repr(value))
-
-
-def _home_of(obj):
-    "The name of the module of a class, function or module; of an object that of its class; '' of Python's own."
-    if isinstance(obj, ModuleType): return obj.__name__
-    if not isinstance(obj, (type, FunctionType)): obj = type(obj)
-    home = obj.__module__ or ""
-    made_by_exec = isinstance(obj, FunctionType) or getattr(obj, "__flags__", 0) & 512
-    return "__main__" if home == "builtins" and made_by_exec else home
-
-
-def _enclosed(function):
+def enclosed(function):
     "The values that a function encloses."
     values = []
     for cell in function.__closure__ or ():
@@ -130,119 +61,90 @@ def _enclosed(function):
         except ValueError: pass                                # a variable that has no value
     return values
 
-
-def _named(function, packages):
-    "[(name, value)] of the globals that a function, and those within it, read; of a module what they name of it."
-    codes = [*_codes_in(function.__code__)]
-    names = {s.argval for code in codes for s in dis.get_instructions(code) if s.opname in GLOBAL}
-    held = function.__globals__
-    found = [(name, held[name]) for name in sorted(names) if name in held]
-    modules = [v for v in (*(v for _, v in found), *_enclosed(function)) if isinstance(v, ModuleType)]
-    words, seen = sorted({n for code in codes for n in code.co_names}), set()
-    for module in modules:                                     # grows meanwhile
-        if module in seen or not _is_own(module.__name__, packages): continue
-        seen.add(module)
-        inside = [(name, vars(module)[name]) for name in words if name in vars(module)]
-        found += inside
-        modules += [v for _, v in inside if isinstance(v, ModuleType)]
-    return found
+# %% ../../nbs/runs/08_versions.ipynb #vers0007
+PLAIN = bool, int, float, complex, str, bytes, type(None)
+INNER = "__func__", "__self__", "fget", "fset", "__wrapped__"
+EMPTY = vars(nn.Module())
 
 
-def _read_numbers(value):
-    "A tensor or array in words."
-    if isinstance(value, np.ndarray) and value.dtype == object: return value.tolist()
-    try:
-        flat = value if isinstance(value, np.ndarray) else value.detach().cpu().flatten().view(torch.uint8).numpy()
-    except (RuntimeError, TypeError): return repr(value)       # sparse, or without numbers
-    return str(value.dtype), tuple(value.shape), hashlib.sha256(flat.tobytes()).hexdigest()
+def read_function(f):
+    "The text of a function's module and its line, in a notebook its source; names and constants tell lambdas apart."
+    text, code = read_module(f.__module__), f.__code__
+    told = [text, code.co_firstlineno]
+    if not text:
+        try: told = [inspect.getsource(f)]
+        except (OSError, TypeError): told = [code.co_code]     # of a command, which keeps none
+    return told + [(c.co_names, [v for v in c.co_consts if not isinstance(v, CodeType)]) for c in codes_in(code)]
 
 
-def _parts_of(value, packages):
-    "What an object is made of: its name, and values in their turn; of what is ours or a library's its name."
-    name, home = getattr(value, "__qualname__", "").rpartition("<locals>.")[2], _home_of(value)
-    is_own = _is_own(home, packages)
-    if isinstance(value, (ModuleType, Registry)): return type(value).__name__, getattr(value, "__name__", value)
-    if type(value) in (list, dict): return type(value).__name__, *(value.items() if type(value) is dict else value)
-    if type(value) is set: return "set", *sorted(value, key=_without_address)
-    is_hooks = isinstance(value, OrderedDict) and bool(value) and all(type(k) is int for k in value)
-    if is_hooks: return "hooks", *value.values()                                          # torch numbers them
-    if isinstance(value, (torch.Tensor, np.ndarray)): return type(value), _read_numbers(value)
+def read_globals(f):
+    "The values of the globals that a function reads."
+    steps = [step for code in codes_in(f.__code__) for step in dis.get_instructions(code)]
+    names = sorted({step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")})
+    return [f.__globals__[name] for name in names if name in f.__globals__]
+
+
+def contents(value):
+    "What an object is made of: words, and values in their turn; of what is not read its name and what it holds."
     if isinstance(value, FunctionType):
-        if not is_own: return name, *(_enclosed(value) if _top(home) == "fdgnb" else ())
-        defaults = value.__defaults__, value.__kwdefaults__
-        return name, value.__code__, *defaults, *_named(value, packages), *_enclosed(value), *vars(value).items()
+        home = value.__module__ or ""
+        held = [value.__qualname__, *([] if home.partition(".")[0] in USED else enclosed(value))]
+        if is_own(home): held += [*read_function(value), value.__defaults__, value.__kwdefaults__]
+        return held + read_globals(value) if is_own(home) and not read_module(home) else held
     if isinstance(value, type):
-        if not is_own: return value.__module__, name
-        return name, value.__bases__, *((k, v) for k, v in vars(value).items() if k not in MADE)
+        held = {k: v for k, v in vars(value).items() if isinstance(v, FunctionType) or not k.startswith("__")}
+        for k in ("name", "admitted"): held.pop(k, None)       # set when a method is registered
+        name = f"{value.__module__}.{value.__qualname__}"
+        return [name, *value.__bases__, held if is_own(value.__module__) else {}]
+    if isinstance(value, nn.Module):                           # without its numbers
+        numbers = {**value._parameters, **value._buffers}
+        shapes = [(k, str((v.dtype, v.shape, v.requires_grad))) for k, v in numbers.items() if v is not None]
+        hooks = [*value._forward_pre_hooks.values(), *value._forward_hooks.values()]
+        return [type(value), shapes, value._modules, hooks, {k: v for k, v in vars(value).items() if k not in EMPTY}]
+    if isinstance(value, functools.partial): return [value.func, value.args, value.keywords]
+    if isinstance(value, ModuleType): return [value.__name__, is_own(value.__name__) and read_module(value.__name__)]
+    if isinstance(value, Registry): return [value.kind]
     inner = [getattr(value, k) for k in INNER if hasattr(value, k)]
-    if inner: return type(value), *inner, getattr(value, "__self__", None), getattr(value, "__dict__", None)
-    try: made = value.__reduce_ex__(4)                         # as it would be pickled
-    except Exception: return type(value), _without_address(value), getattr(value, "__dict__", None)
-    if isinstance(made, str): return type(value), made
-    return type(value), *made[:3], *map(list, filter(None, made[3:5]))
+    held = inner or getattr(value, "__dict__", None)
+    return [type(value), re.sub(r" at 0x\w+", "", repr(value)) if held is None else held]
 
 
-def _word_of(value, places, objects):
-    "What stands for a value: its words, or its place among the objects, where it is described."
-    inner = lambda values: [_word_of(v, places, objects) for v in values]
-    if type(value) in PLAIN: return repr(value)
-    if type(value) is tuple: return inner(value)
-    if type(value) is frozenset: return inner(sorted(value, key=_without_address))
-    if isinstance(value, CodeType):
-        table = getattr(value, "co_exceptiontable", b"")
-        names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
-        return inner((value.co_code, table, value.co_flags, value.co_argcount, names, value.co_consts))
-    if id(value) not in places:
-        places[id(value)] = len(objects)
-        objects.append(value)
-    return places[id(value)]
+def describe(value, seen):
+    "An object in words that are the same whenever it is made; seen: {id: what was met on the way}, for circles."
+    if isinstance(value, PLAIN): return repr(value)
+    if isinstance(value, (list, tuple)): return [describe(v, seen) for v in value]
+    if isinstance(value, (set, frozenset)): return sorted((describe(v, seen) for v in value), key=str)
+    if isinstance(value, dict) and not isinstance(value, Registry): return describe([*value.items()], seen)
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), str(value.shape), "" if value.is_meta else digest({"": value.to_dense()})]
+    if isinstance(value, np.ndarray): return [str(value.dtype), describe(value.tolist(), seen)]
+    if id(value) in seen: return "again"
+    seen[id(value)] = value
+    return describe(contents(value), seen)
 
 
-def _packages_of(obj):
-    "The packages that a class, function or object comes from: a library among them counts as one's own."
-    if hasattr(obj, "func"): return _packages_of(obj.func)
-    if isinstance(obj, FunctionType) and _top(_home_of(obj)) == "fdgnb":
-        return {p for v in _enclosed(obj) if callable(v) and v is not obj for p in _packages_of(v)}
-    classes = own_classes(obj) if isinstance(obj, type) and issubclass(obj, Method) else [obj]
-    return {_top(getattr(c, "__module__", None) or "") for c in classes} - sys.stdlib_module_names - USED
-
-
-def _describe(obj):
-    "What an object says in this process, in words; the parts of one's own that it is made of; its packages."
-    places, objects, packages = {}, [], _packages_of(obj)
-    words = [_word_of(obj, places, objects)]
-    for value in objects:                                      # grows meanwhile
-        words.append([_word_of(part, places, objects) for part in _parts_of(value, packages)])
-    kinds = type, FunctionType, ModuleType
-    return words, [v for v in objects if isinstance(v, kinds) and _is_own(_home_of(v), packages)], packages
-
-
-def own_parts(obj) -> list:
-    "The classes, functions and modules of your own that a class, function or object is made of."
-    return _describe(obj)[1]
+def own_modules(obj) -> list:
+    "Names of the modules that a class, function or object is made of, but ours and those of libraries that we use."
+    seen = {}
+    describe(obj, seen)
+    parts = [v for v in seen.values() if isinstance(v, (type, FunctionType, ModuleType))]
+    homes = {v.__name__ if isinstance(v, ModuleType) else v.__module__ for v in parts}
+    return sorted(home for home in homes if home and is_own(home))
 
 
 def source_digest(obj) -> str:
-    "A digest of a class's, function's or object's source: the text of modules, and what it says in this process."
-    words, parts, packages = _describe(obj)
-    names = [*map(_home_of, parts)]
-    for f in parts:
-        if isinstance(f, FunctionType): names += _imports_in(f.__code__, f.__globals__.get("__package__") or "")
-    what = words, _read_modules(names, packages)
-    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+    "A digest of the source of a class, function or object, and of what it holds."
+    return hashlib.blake2b(repr(describe(obj, {})).encode(), digest_size=8).hexdigest()
 
 # %% ../../nbs/runs/08_versions.ipynb #vers00g1
 def name_object(given) -> str:
-    """What a run calls an object that it was given, own:NAME-DIGEST; of a network own:NAME-DIGEST-WEIGHTS.
-
-    The digest of a network is that of its structure and code, without its numbers."""
+    "What a run calls an object that it was given, own:NAME-DIGEST; of a network own:NAME-DIGEST-WEIGHTS."
     named = given
     while isinstance(named, functools.partial): named = named.func
     name = getattr(named, "__name__", type(named).__name__).strip("<>")
     if not isinstance(given, nn.Module): return f"own:{name}-{source_digest(given)[:8]}"
-    structure = source_digest(copy.deepcopy(given).train().to("meta"))
     weights = {k: v for k, v in given.state_dict().items() if torch.is_tensor(v)}
-    return f"own:{name}-{structure[:8]}-{digest(weights)[:8]}"
+    return f"own:{name}-{source_digest(given)[:8]}-{digest(weights)[:8]}"
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0013
 def parts_of(cls: type) -> list:
@@ -254,7 +156,7 @@ def is_ours(obj) -> bool:
     "Whether a function or class, and every one that it encloses, is the library's; what was made of some is not."
     if not isinstance(obj, (type, FunctionType)) or not f"{obj.__module__}.".startswith("fdgnb."): return False
     if isinstance(obj, type): return True
-    return all(is_ours(v) for v in _enclosed(obj) if callable(v) and v is not obj)
+    return all(is_ours(v) for v in enclosed(obj) if callable(v) and v is not obj)
 
 
 def _method_versions(cls):
@@ -267,13 +169,13 @@ def _method_versions(cls):
 def _named_parts(settings, data):
     "{'kind name': object} of what a run goes through, methods apart."
     backbone = settings.backbone or "cnn2"
-    found = {"data set": type(data)}
-    if not is_given(backbone): found[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
+    parts = {"data set": type(data)}
+    if not is_given(backbone): parts[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
     if settings.augment != "none" and not is_given(settings.augment):
-        found[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
-    if data.name in DATASETS: found[f"data set {data.name}"] = DATASETS[data.name]
-    for name, *_ in steps_of(settings.partition): found[f"partition {name}"] = PARTITIONS.get(name)
-    return found
+        parts[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
+    if data.name in DATASETS: parts[f"data set {data.name}"] = DATASETS[data.name]
+    for name, *_ in steps_of(settings.partition): parts[f"partition {name}"] = PARTITIONS.get(name)
+    return parts
 
 
 def versions_of(plan, data) -> dict:
@@ -289,4 +191,4 @@ def versions_of(plan, data) -> dict:
 def reads_rounds(cls: type) -> bool:
     "Whether a class's own functions use a name or an attribute `rounds`."
     functions = [inspect.unwrap(f) for f in vars(cls).values() if isinstance(f, FunctionType)]
-    return any("rounds" in code.co_names for f in functions for code in _codes_in(f.__code__))
+    return any("rounds" in code.co_names for f in functions for code in codes_in(f.__code__))
