@@ -337,7 +337,7 @@ def pack(rec):
 def unpack(packed):
     "The record of `pack`, its scores in the order in which tables show them."
     if "error" in packed: return packed
-    order = [*POINTS, "adapted", *RULES, *packed["domains"], "target", "ALL", "AVG", "rounds"]
+    order = [*POINTS, *RULES, *packed["domains"], "target", "ALL", "AVG", "rounds"]
     places = {k: i for i, k in enumerate(order)}
     place = lambda k: places.get(k, len(order))
     rows_of = lambda scores: {point: resolve_repeats(rows) for point, rows in scores.items()}

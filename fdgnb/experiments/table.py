@@ -250,7 +250,7 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
 def check_choice(rule, point, rows, columns, base):
     "FdgnbError on a word that `table` does not know."
     axes = "label", "method", "dataset", "target"
-    given = {"selection rule": (rule, RULES), "point": (point, (*POINTS, "adapted")), "rows": (rows, axes),
+    given = {"selection rule": (rule, RULES), "point": (point, POINTS), "rows": (rows, axes),
              "columns": (columns, axes)}
     for what, (word, known) in given.items():
         if not isinstance(word, str) or word not in known:
@@ -399,7 +399,7 @@ def table(
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
     wide = add_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
     gaps = int(wide.drop(columns=POOLED, errors="ignore").isna().to_numpy().sum())
-    oracle = ", an oracle: it looks at the target's labels" if RULES[rule].startswith("ORACLE") else ""
+    oracle = ", an oracle: it looks at the target's labels" if RULES[rule].uses_target else ""
     how = f"rule {rule}{oracle}, {point} model"
     return Table(*summarize_cells(cells, averages, labels, names),
                  extra=compare_rows(wide, base, lower_is_better(metric)),
@@ -482,7 +482,7 @@ def all_points(results, metric="accuracy", **kw):
     """Avg (or the single column) of every label after the last round, by evaluation point, in percent.
 
     aggregated: the server's model; local: mean over the clients' own models; adapted: to the target."""
-    there = [p for p in (*POINTS, "adapted") if len(scores(results, "last", p, metric))]
+    there = [p for p in POINTS if len(scores(results, "last", p, metric))]
     return pd.DataFrame({p: avg_of(table(results, "last", p, metric=metric, **kw)) for p in there})
 
 # %% ../../nbs/experiments/06_table.ipynb #describecd1
@@ -493,7 +493,7 @@ def remark_labels(results, rule="source_val"):
         rows = [r["scores"]["aggregated"].get(rule, {}) for r in g.record]
         score = np.mean([row.get("target", row.get("ALL", np.nan)) for row in rows])
         share = np.mean([r.get("largest", np.nan) for r in g.record])
-        if score <= share: low.append(f"{label} ({100*score:.1f} of {100*share:.1f} %)")
+        if score <= share and score < 1: low.append(f"{label} ({100*score:.1f} of {100*share:.1f} %)")
         if np.mean([still_rises(r["curves"]["val"]) for r in g.record]) > .5: rising.append(label)
     lines = [f"not above the share of the largest class: {', '.join(low)}: try {REMEDIES}"]*bool(low)
     return lines + [f"validation still rises at the end: {', '.join(rising)}: try {LONGER}"]*bool(rising)

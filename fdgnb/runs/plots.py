@@ -8,12 +8,13 @@ __all__ = []
 # %% ../../nbs/runs/04_plots.ipynb #ee057721
 import io, sys, textwrap, warnings
 import numpy as np
+from collections import Counter
 from functools import lru_cache, wraps
-from ..core import FdgnbError, nearest
+from ..core import FdgnbError
 from ..data.domain import has_class
-from ..vectors import KINDS
-from .metrics import POINTS, args_of, column, confusion_counts, domains_of, oracle_column, format_bytes
-from .metrics import score_row, check_seeds_alone, scored_labels, select, source_and_target, traffic, values
+from ..vectors import KINDS, flatten
+from .metrics import BOTH, POINTS, RULES, args_of, column, confusion_counts, domains_of, oracle_column, format_bytes
+from .metrics import score_row, scored_labels, select, source_and_target, traffic, values
 from .records import arrays
 
 # %% ../../nbs/runs/04_plots.ipynb #ba138a42
@@ -170,7 +171,7 @@ def draw_lines(ax, run, metric, sources=True):
     names, target = source_and_target(run.sizes)
     c, m = colors(domains_of(run)), marks(domains_of(run))
     own = dict(marker=m.get(target), ms=3.5, zorder=3)
-    for point, style, width in zip(POINTS, ("-", "--"), (1., .55)):
+    for point, style, width in zip(BOTH, ("-", "--"), (1., .55)):
         v = values(run.history, run.sizes, point, metric=metric)
         if point == "aggregated" and sources:
             for d in names: draw_line(ax, v[column(d)], c=c[d], lw=.9, alpha=.8)
@@ -233,10 +234,19 @@ def as_list(runs):
     return list(runs) if isinstance(runs, (list, tuple)) else [runs]
 
 
+def check_seeds_alone(runs):
+    "Refuse runs that differ in anything but the seed, or that repeat one."
+    args = [flatten(args_of(r)) for r in runs]
+    for seed, n in Counter(a.pop("seed") for a in args).items():
+        if n > 1: raise FdgnbError(f"seed {seed} is there {n} times: a mean over seeds takes each once")
+    for name in sorted({name for a in args for name in a}):
+        words = list(dict.fromkeys(repr(a.get(name)) for a in args))
+        if len(words) > 1: raise FdgnbError(f"runs differ in more than the seed: {name} is {' and '.join(words)}")
+
+
 def bar_groups(runs, point):
     "{label: runs over seeds}; FdgnbError of no runs, of several targets or data sets, of an unknown point."
-    known = (*POINTS, "adapted")
-    if point not in known: raise FdgnbError(f"unknown point {point!r}{nearest(point, known)}")
+    POINTS.get(point)
     labeled = runs if isinstance(runs, dict) else {"": runs}
     groups = {label: as_list(group) for label, group in labeled.items()}
     if not groups: raise FdgnbError("no runs to draw")
@@ -316,11 +326,6 @@ def draw_bar_axes(ax, labels, level, what="chance"):
     ax.tick_params(axis="x", length=0)
 
 
-WORDS = dict(last="last round", source_val="round of best source validation",
-             top5="mean of the five best rounds on the target (oracle)",
-             target="best round on the target (oracle)")
-
-
 def bars_title(groups, rule, point):
     "What `domain_bars` shows: the method where all share one, data, target, rule, point; the seeds."
     runs = [r for group in groups.values() for r in group]
@@ -331,7 +336,7 @@ def bars_title(groups, rule, point):
     n = max(map(len, groups.values()))
     over = f"{n} seeds" if len(groups) == 1 else "seeds"
     seeds = f"; mean and standard deviation over {over}" if n > 1 else ""
-    return f"{what}\n{WORDS[rule]}, {point}{seeds}"
+    return f"{what}\n{RULES[rule].words}, {point}{seeds}"
 
 
 @styled
@@ -475,7 +480,7 @@ def overview_plot(run, rule="last", point="aggregated"):
     draw_accuracy(a, run)
     draw_bars(b, run, rule, point)
     a.set_title("accuracy on test samples")
-    b.set_title(f"{WORDS[rule]}, {point}")
+    b.set_title(f"{RULES[rule].words}, {point}")
     fig.legend(handles=legend_handles(run), loc="outside right center")
     fig.suptitle(describe_run(run))
     return fig
