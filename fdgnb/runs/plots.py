@@ -14,8 +14,8 @@ from functools import lru_cache, wraps
 from ..core import FdgnbError
 from ..data.domain import has_class
 from ..vectors import KINDS, flatten
-from .metrics import (BOTH, POINTS, RULES, args_of, column, confusion_counts, domains_of, format_bytes, oracle_column,
-                      score_row, scored_labels, select, source_and_target, traffic, values)
+from .metrics import BOTH, POINTS, RULES, args_of, column, confusion_counts, domains_of, format_bytes
+from .metrics import oracle_column, score_row, scored_labels, select, source_and_target, traffic, values
 from .records import arrays
 
 # %% ../../nbs/runs/04_plots.ipynb #ba138a42
