@@ -329,26 +329,6 @@ def remarks(run):
         out.append(f"only {n} samples validate: of the rounds within one sample of the best the latest is selected")
     return out
 
-
-def summarize(run):
-    """A run in one sentence of Markdown: last round, round of best source validation, the oracle's.
-
-    Under it the `remarks`."""
-    args, t = args_of(run), rules_table(run)
-    score = t[oracle_column(run.sizes)]
-    tested = "tested on every client's own test samples (mean over the clients)"
-    if args["target"]: tested = f"tested on **{args['target']}**, which no client holds"
-    first = f"**{args['method']}** on **{args['dataset']}**, {tested}: "
-    diverged = getattr(run, "diverged", None)
-    if diverged: first = f"**Diverged in round {diverged}: what follows is no result.** {first}"
-    last, selected = t.loc["last", "rounds"], t.loc["source_val", "rounds"]
-    if not last: return first + "not evaluated."
-    first += f"**{100*score['last']:.1f} %** after the last of {last} rounds"
-    if selected:
-        first += f", {100*score['source_val']:.1f} % in round {selected}, which validation on the sources selects"
-    first += f". The best round on those samples, an oracle, has {100*score['target']:.1f} %."
-    return "\n\n".join([first, *remarks(run)])
-
 # %% ../../nbs/runs/02_metrics.ipynb #9c11425b
 def rounds_to(run, threshold, point="aggregated", domain=None):
     """The first round that reaches `threshold` (a fraction), or None.
@@ -502,28 +482,8 @@ def recalls(counts, classes):
     return tabulate_recalls(counts.sum(1), counts.diagonal(), counts.sum(0), classes)
 
 
-def label_recalls(label, predicted, classes):
-    "What `recalls` says, of several labels a sample: label and predicted are zeros and ones (N, C)."
-    return tabulate_recalls(label.sum(0), (label*predicted).sum(0), predicted.sum(0), classes)
-
-
 def tabulate_recalls(samples, right, predicted, classes):
     "The table of `recalls` from numbers by class."
     recall = np.where(samples > 0, right/np.maximum(samples, 1), np.nan)
     found = dict(samples=samples, right=right, recall=recall, predicted=predicted)
     return pd.DataFrame(found, pd.Index(list(map(str, classes)), name="class"))
-
-
-def describe_classes(counts, classes):
-    "A confusion matrix in a sentence of Markdown: accuracy beside balanced accuracy and largest class."
-    t = recalls(counts, classes)
-    total = t.samples.sum()
-    beside = f"chance is {100*(1/len(t)):.1f} %"
-    if t.samples.nunique() > 1:
-        share = f"{100*(t.samples.max()/total):.1f} %"
-        beside = f"calling all of them *{t.samples.idxmax()}*, the largest class, would have {share}"
-    out = (f"Accuracy **{100*(t.right.sum()/total):.1f} %**, balanced accuracy (mean recall of the classes) "
-           f"**{100*t.recall.mean():.1f} %** on {total} samples; {beside}.")
-    predicted = t.index[t.predicted > 0]
-    if len(predicted) == 1: out += f" **The model predicts one class only: {predicted[0]}.**"
-    return out
