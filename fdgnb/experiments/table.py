@@ -15,8 +15,8 @@ from shutil import get_terminal_size
 from ..core import FdgnbError, atomic_write, echo, escape_cell, escape_markup, nearest, path_of, writing
 from ..settings import format_value
 from ..data.partitions import POOLED
-from ..runs.metrics import (LONGER, MEANS, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names,
-                            write_csv)
+from ..runs.metrics import LONGER, MEANS, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
+from ..runs.metrics import write_csv
 from .store import has_metric, metric_names, scores
 from .pictures import ADAPTED, table_plot
 from .statistics import is_copy, gain_of, mean_ranks
@@ -231,7 +231,9 @@ def check_results(results):
 def check_choice(results, rule, point, rows, columns, base, metric):
     "FdgnbError on a word that `table` does not know, or a metric that some records do not have."
     check_results(results)
-    RULES.get(rule), POINTS.get(point), metric_names([metric])
+    RULES.get(rule)
+    POINTS.get(point)
+    metric_names([metric])
     for what, word in dict(rows=rows, columns=columns).items():
         known = "label", "method", "dataset", "target"
         if word not in known: raise FdgnbError(f"unknown {what} {echo(word)}{nearest(word, known)}")
@@ -400,10 +402,10 @@ def curves_of(results):
 def avg_of(t): return 100*t.mean["Avg" if "Avg" in t.mean else t.mean.columns[0]]
 
 
-def all_rules(results, rules=tuple(RULES), **kw):
+def all_rules(results, rules=None, **kw):
     "Avg (or the single column) of every label under each selection rule, side by side, in percent."
     point, metric = kw.get("point", "aggregated"), kw.get("metric", "accuracy")
-    there = [r for r in rules if len(scores(results, r, point, metric))]       # source_val: with validation
+    there = [r for r in rules or RULES if len(scores(results, r, point, metric))]         # source_val: with validation
     return pd.DataFrame({r: avg_of(table(results, r, **kw)) for r in there})
 
 
