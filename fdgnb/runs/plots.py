@@ -9,7 +9,6 @@ __all__ = []
 import io, sys, textwrap, warnings
 import numpy as np
 import pandas as pd
-from collections import Counter
 from functools import lru_cache, wraps
 from ..core import FdgnbError
 from ..data.domain import has_class
@@ -238,8 +237,8 @@ def bar_groups(runs, point):
 def check_seeds_alone(runs):
     "Refuse runs that differ in anything but the seed, or that repeat one."
     args = [flatten(args_of(r)) for r in runs]
-    for seed, n in Counter(a.pop("seed") for a in args).items():
-        if n > 1: raise FdgnbError(f"seed {seed} is there {n} times: a mean over seeds takes each once")
+    seeds = [a.pop("seed") for a in args]
+    if len({*seeds}) < len(seeds): raise FdgnbError(f"seeds {seeds}: a mean over seeds takes each once")
     for name in sorted({name for a in args for name in a}):
         words = list(dict.fromkeys(repr(a.get(name)) for a in args))
         if len(words) > 1: raise FdgnbError(f"runs differ in more than the seed: {name} is {' and '.join(words)}")
