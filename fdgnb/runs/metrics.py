@@ -97,7 +97,8 @@ def count_validation(sizes):
 class Last(Rule):
     uses, words = "nothing", "last round"
 
-    def select(self, history, sizes): return values(history, sizes, metric=ranking_metric(history)).index[-1:]
+    def select(self, history, sizes):
+        return sorted(history["round"][history.metric == ranking_metric(history)].unique())[-1:]
 
 
 @RULES.register("source_val")
@@ -175,6 +176,7 @@ def check_rule(rule):
 
 def chosen_rounds(history, sizes, last):
     "{rule: round} of the rules that name a round and have one; `last`: the rounds done so far."
+    history = history[history.point == "aggregated"]
     rounds = {rule: select(history, sizes, rule) for rule, known in RULES.items() if known.one_round}
     return dict(last=last) | {rule: chosen[0] for rule, chosen in rounds.items() if chosen}
 
