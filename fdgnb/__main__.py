@@ -16,7 +16,7 @@ from .core import FdgnbError, echo, one_line, read_regular, root
 from .settings import Settings, format_value, kind_of, read_word, read_yaml
 from .federation.compose import method_class
 from .runs.callbacks import Callback
-from .runs.metrics import args_of, remarks
+from .runs.metrics import RULES, args_of, remarks
 from .runs.selected import can_adapt
 from .runs.plan import RunPage, read_hyper, read_page
 from .runs.versions import is_installed
@@ -196,7 +196,8 @@ def compare(
     given = read_command(ComparePage, options, config, hyper, defaults)
     lines, names, folder = plan_comparison(given)
     store = Store(root()/given["store"] if given.get("store") else None)
-    made = make_runs(lines, store, given.get("jobs"), retry=given["retry"], metrics=given["metric"])
+    metrics = [given["metric"], RULES[given["rule"]].metric]
+    made = make_runs(lines, store, given.get("jobs"), retry=given["retry"], metrics=metrics)
     failed = made[made.state != "done"]
     for r in failed.itertuples():
         print(one_line(f"{r.label}, target {r.target}, seed {r.seed}: {r.error}"), file=sys.stderr)

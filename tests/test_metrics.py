@@ -11,7 +11,8 @@ import fdgnb
 from conftest import run, says
 from fdgnb.runs import plots
 from fdgnb.runs.callbacks import Metrics
-from fdgnb.runs.metrics import METRICS, rules_table, show
+from fdgnb.__main__ import main
+from fdgnb.runs.metrics import METRICS, RULES, rules_table, show
 
 SIZES = dict(a=dict(train=80, val=10, test=10), b=dict(train=240, val=30, test=30), t=dict(target=20))
 EVEN = dict(a=dict(val=20, test=10), b=dict(val=20, test=10), t=dict(target=5))
@@ -61,6 +62,35 @@ def test_accuracy_selects_whatever_is_shown_and_a_domain_may_be_called_like_a_co
     odd = pd.DataFrame([(1, d, s, "aggregated", "accuracy", v) for d, s, v in rows], columns=COLUMNS)
     found = table(odd, sizes).loc["last", ["target (domain)", "ALL (domain)", "target", "ALL", "AVG"]]
     assert found.tolist() == [1., 0., .5, .25, .5]
+
+
+VAL_F1 = """
+from fdgnb.runs.metrics import RULES, Rule, best_rounds, values
+
+@RULES.register("val_f1")
+class ValidationF1(Rule):
+    metric = "macro_f1"
+    def select(self, history, sizes):
+        return best_rounds(values(history, sizes, split="val", metric="macro_f1")["AVG"])
+"""
+
+
+def test_a_rule_of_ones_own_is_known_everywhere(small, tmp_path, capsys):
+    "In a run's table, its weights, records, tables and the command."
+    (tmp_path/"val_f1_rule.py").write_text(VAL_F1)
+    words = ["compare", "--rule", "val_f1", "--methods", "fedavg", "--target", "inked", "--seeds", 1, "--rounds", 2,
+             "--limit", 40, "--scale", "smoke", "--jobs", 1, "--no-pooled", "--store", tmp_path/"s", "--out", tmp_path]
+    try:
+        assert main([*map(str, words), "--imports", str(tmp_path/"val_f1_rule.py")]) == 0
+        assert "rule val_f1" in " ".join(capsys.readouterr().out.split())
+        done = run("fedavg", small, rounds=3, eval_every=1, out=tmp_path/"run", callbacks=[Metrics("macro_f1")])
+        f1 = done.history.query("split == 'val' and metric == 'macro_f1'").groupby("round")["value"].mean()
+        assert done.table()["rounds"]["val_f1"] == str(f1.idxmax()) and f1.is_unique
+        logits = done.predict(small["blended"].x, rule="val_f1")
+        assert fdgnb.load(tmp_path/"run").predict(small["blended"].x, rule="val_f1").equal(logits)
+        right = (logits.argmax(1) == small["blended"].y).float().mean().item()
+        assert done.table()["target"]["val_f1"] == pytest.approx(right)
+    finally: RULES.pop("val_f1", None)
 
 
 # ---- metrics

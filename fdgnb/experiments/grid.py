@@ -239,7 +239,7 @@ class ComparePage(Shared):
     hyper: object = hp(None, "a dict of hyper-parameters and settings; None: no more than is named")
     methods: object = hp("fedavg", "names of list_methods(), also with values, parted by commas or blanks")
     seeds: int = hp(2, "how many seeds, from 0", low=1)
-    rule: str = hp("source_val", "how a round is selected", choices=tuple(RULES))
+    rule: str = hp("source_val", "how a round is selected: last, source_val, top5, target, or one that you registered")
     metric: str = hp("accuracy", "what is compared, accuracy or a name of runs.metrics.METRICS")
     base: str = hp("fedavg", "the label that gains are over")
     pooled: bool = hp(True, "a row of one network trained on all sources' data together: the price of not moving them")
@@ -284,6 +284,7 @@ def plan_comparison(given):
 
     What has no value is left out; modules of the user's are imported."""
     import_modules(given.get("imports", ""))                       # before anything of theirs is named
+    RULES.get(given.get("rule", "source_val"))
     names = split_names(given.get("methods", "fedavg"))
     base, target = given.get("base", "fedavg"), given.get("target")
     if base not in names and base != "fedavg": raise FdgnbError(f"base={echo(base)}{nearest(base, names)}")

@@ -164,7 +164,7 @@ def choices_plot(table, marks, metric="accuracy", color=None):
     own = [color[label] for label in table.index]
     ax.hlines(rows, table.min(axis=1), table.max(axis=1), color="0.85", lw=3, zorder=0)
     for choice in table:
-        mark, name = marks[choice]
+        mark, name = marks.get(choice, ("v", choice))
         is_oracle = "oracle" in name
         ax.scatter(table[choice], rows, s=36, marker=mark, edgecolors=own, facecolors="none" if is_oracle else own)
         ax.plot([], [], mark, ms=6, color="0.3", mfc="none" if is_oracle else "0.3", label=name)

@@ -22,18 +22,15 @@ def paired_gain(scores, base, draws=2000, seed=0):
     if not groups: return np.nan, np.nan, np.nan
     mean = float(np.mean([g.mean() for g in groups]))
     rng = np.random.default_rng(seed)
-    drawn = np.mean([rng.choice(widen(g), (draws, len(g))).mean(1) for g in groups], axis=0)
+    drawn = []
+    for g in groups:
+        factor = (len(g)/max(len(g) - 1, 1))**.5
+        widened = g.mean(0) + (g - g.mean(0))*factor
+        drawn.append(rng.choice(widened, (draws, len(g))).mean(1))
     if max(map(len, groups)) < 2: return mean, np.nan, np.nan
-    low, high = np.percentile(drawn, [2.5, 97.5])
+    low, high = np.percentile(np.mean(drawn, axis=0), [2.5, 97.5])
     if high - low < 1e-9: return mean, np.nan, np.nan                # no seed differs from another
     return mean, float(low), float(high)
-
-
-def widen(g):
-    "Values by seed with their deviations from the mean times sqrt(n/(n - 1)), for a bootstrap of few seeds."
-    mean = g.mean(0)
-    factor = (len(g)/max(len(g) - 1, 1))**.5
-    return mean + (g - mean)*factor
 
 
 def split_by_target(differences):
@@ -100,26 +97,19 @@ def is_copy(wide, label, base):
     return len(apart) > 0 and not apart.any()
 
 
-def follow_chain(start, own, worth):
-    "Sets that become smaller: each one's intersection with a member of `own`, that which is worth most."
-    chain = [start]
-    while True:
-        smaller = {chain[-1] & o for o in own} - {chain[-1]}
-        if not smaller: return chain
-        chain.append(max(smaller, key=lambda a: (worth(a), sorted(a))))
-
-
 def intersect_sets(own, worth, most=200):
     """Sets of seeds that labels share: intersections of `own`, their sets; all of them, or beyond `most`
     those of one chain from each set, which intersects with what leaves the most worth."""
     own = set(own)
     shared = set(own)
-    while True:
-        more = {a & b for a in shared for b in own} - shared
-        if not more: return shared
+    while more := {a & b for a in shared for b in own} - shared:
         if len(shared | more) > most: break
         shared |= more
-    for s in own: shared.update(follow_chain(s, own, worth))
+    if not more: return shared
+    for seeds in own:
+        while smaller := {seeds & other for other in own} - {seeds}:
+            seeds = max(smaller, key=lambda a: (worth(a), sorted(a)))
+            shared.add(seeds)
     return shared
 
 
@@ -143,11 +133,6 @@ def whole_blocks(wide, base=None, most=200):
     best = max(fits, key=lambda s: (len(s)*len(fits[s]), len(fits[s]), sorted(s)), default=frozenset())
     return wide.loc[seed.isin(best), fits.get(best, [])]
 
-# %% ../../nbs/experiments/05_statistics.ipynb #93c3c0fc
-def find_twins(wide):
-    "{label: the first one that has the same score in every block, mostly itself}."
-    return {label: next(k for k in wide if wide[k].equals(wide[label])) for label in wide}
-
 # %% ../../nbs/experiments/05_statistics.ipynb #rankcode01
 def mean_ranks(
     wide: pd.DataFrame,                # scores of blocks (column, seed) by label
@@ -159,31 +144,22 @@ def mean_ranks(
     Ties to a thousandth of a point share their place, as records are rounded. Labels that are the same in
     every block (FedAvg, and what differs from it at test time alone) take one."""
     whole = whole_blocks(wide, base)
-    twin = find_twins(whole)
+    twin = {label: next(k for k in whole if whole[k].equals(whole[label])) for label in whole}
     means = whole[list(dict.fromkeys(twin.values()))].groupby(level=0).mean()
     places = means.round(5).rank(axis=1, ascending=lower).mean()
     return pd.Series({label: places[same] for label, same in twin.items()}, dtype=float)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #indomcd002
-def average_seeds(blocks):
-    "Blocks (column, seed) by label as one number a seed, the mean over all columns."
-    means = blocks.groupby(level=1).mean()
-    means.index = pd.MultiIndex.from_product([["mean"], means.index])
-    return means
-
-
 def p_by_seeds(wide, base):
-    """p of `p_value` of each label over a base by the seeds' means over all columns, one number a seed.
-
-    It assumes nothing of the clients that share a seed's run. wide: blocks (column, seed) by label."""
+    "p of each label over a base by the seeds' means, which assumes nothing of the clients that share a seed's run."
     return pd.Series({label: gain_by_t(wide, label, base, True)[3] for label in wide}, dtype=float)
 
 
 def gain_by_t(wide, label, base, by_seeds=False):
-    "As `gain_of`, with the interval of t (`t_interval`). by_seeds: one number a seed, as in `p_by_seeds`."
+    "As `gain_of`, with the interval of t (`t_interval`). by_seeds: one number a seed, the mean over all columns."
     both = pair_of(wide, label, base)
     if both is None: return np.full(4, np.nan)
-    if by_seeds: both = average_seeds(both)
+    if by_seeds: both = pd.concat({"mean": both.groupby(level=1).mean()})
     scores, rival = both[[label]], both[base]
     return np.array([*t_interval(scores, rival), p_value(scores, rival)])
 
@@ -219,10 +195,8 @@ def check_by_seeds(t, kinds, level):
     decided = kinds.index[kinds.isin(["beats", "worse"])]
     if decided.empty: return ""
     wide = t.runs.pivot_table(index=["column", "seed"], columns="label", values="score")
-    by_seeds = replace(t, extra=t.extra.assign(p=p_by_seeds(wide, t.base)))
-    alone = judge(by_seeds, level)[decided]
-    still = decided[alone == kinds[decided]]
-    untested = decided[alone == "untested"]
+    alone = judge(replace(t, extra=t.extra.assign(p=p_by_seeds(wide, t.base))), level)[decided]
+    still, untested = decided[alone == kinds[decided]], decided[alone == "untested"]
     line = (f"* of these, with each of the {wide.index.get_level_values(1).nunique()} seeds as one number, "
             f"as its clients share a run, still shown: {', '.join(still) or 'none'}")
     return line + (f"; without a test: {', '.join(untested)}" if len(untested) else "")

@@ -12,8 +12,7 @@ import pandas as pd
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
-from ..core import (FdgnbError, atomic_write, echo, escape_cell, escape_markup, nearest, path_of,
-                        writing)
+from ..core import FdgnbError, atomic_write, echo, escape_cell, escape_markup, nearest, path_of, writing
 from ..settings import format_value
 from ..data.partitions import POOLED
 from ..runs.metrics import LONGER, MEANS, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
@@ -74,13 +73,6 @@ def gain_text(gain, low, high):
     return text if np.isnan(low) else f"{text} [{100*low:+.1f}, {100*high:+.1f}]"
 
 
-def find_best(means, lower=False):
-    "The labels of the largest (lower: the least) of some fractions, as they are printed."
-    printed = {label: float(f"{100*v:.1f}") for label, v in means.items()}
-    best = (min if lower else max)(printed.values(), default=None)
-    return {label for label, v in printed.items() if v == best}
-
-
 TEX = {"\\": r"\textbackslash ", "^": r"\textasciicircum ", "~": r"$\sim$", "±": r"$\pm$", "–": "--", "≥": r"$\geq$",
        "†": r"$\dagger$", "✓": r"$\surd$", "✗": r"$\times$", "▲": r"$\triangle$", "▼": r"$\nabla$"}
 TEX = str.maketrans(TEX | {sign: f"\\{sign}" for sign in "%_&#{}$"})                   # signs as LaTeX has them
@@ -98,20 +90,6 @@ def markdown_of(body, caption):
     "A table of texts as GitHub's, the caption above; names of one line, without its rules."
     def name(value): return escape_markup(" ".join(str(value).split()))
     return f"{escape_markup(caption)}\n\n{body.rename(index=name, columns=name).to_markdown(disable_numparse=True)}\n"
-
-
-def save_table(t, folder, stem, tidy=False):
-    """Write a `Table` as stem.csv, .tex and .md; FdgnbError where the folder cannot be written.
-
-    tidy: its numbers too, stem_runs.csv (a line per run and column) and stem_mean.csv (`list_means`)."""
-    body = t.text("{}").rename(index=escape_cell, columns=escape_cell)                     # its cells are ours
-    texts = {".csv": body.rename_axis("method").to_csv(), ".tex": t.to_latex(), ".md": t.to_markdown()}
-    if tidy:
-        texts["_runs.csv"] = write_csv(t.runs)
-        texts["_mean.csv"] = write_csv(list_means(t))
-    folder = path_of(folder, "folder", "the path of a folder")
-    with writing(folder):
-        for end, text in texts.items(): atomic_write(folder/f"{stem}{end}", text)
 
 # %% ../../nbs/experiments/06_table.ipynb #1a4f3f04
 @dataclass(repr=False)
@@ -135,8 +113,9 @@ class Table:
     def best(self, column: str) -> set:
         "The labels of a column's best mean, as printed, of those with every column and as many seeds as any."
         whole = self.mean.notna().all(axis=1) & (self.n[column] == self.n[column].max())
-        rivals = self.mean[column][whole].drop(POOLED, errors="ignore")
-        return find_best(rivals, lower_is_better(self.metric))
+        printed = self.mean[column][whole].drop(POOLED, errors="ignore").map(lambda v: float(f"{100*v:.1f}"))
+        best = printed.min() if lower_is_better(self.metric) else printed.max()
+        return {*printed.index[printed == best]}
 
     def text(self, bold: str = "**{}**", pm: str = "±") -> pd.DataFrame:
         "The table as texts, the best of a column in bold."
@@ -167,8 +146,13 @@ class Table:
         return table_plot(self.mean, self.sd, self.metric, **kw)
 
     def save(self, folder: str | Path, stem: str, tidy: bool = False):
-        "Write stem.csv, .tex and .md; tidy: also the numbers behind them (`save_table`)."
-        save_table(self, folder, stem, tidy)
+        "Write stem.csv, .tex and .md; tidy: also its numbers, stem_runs.csv and stem_mean.csv (`list_means`)."
+        body = self.text("{}").rename(index=escape_cell, columns=escape_cell)                  # its cells are ours
+        texts = {".csv": body.rename_axis("method").to_csv(), ".tex": self.to_latex(), ".md": self.to_markdown()}
+        if tidy: texts |= {"_runs.csv": write_csv(self.runs), "_mean.csv": write_csv(list_means(self))}
+        folder = path_of(folder, "folder", "the path of a folder")
+        with writing(folder):
+            for end, text in texts.items(): atomic_write(folder/f"{stem}{end}", text)
 
 # %% ../../nbs/experiments/06_table.ipynb #meanscode1
 def list_scores(cells, columns, rule, point, metric="accuracy"):
@@ -203,17 +187,6 @@ def add_gaps(wide, columns, seeds):
     return wide.reindex(pd.MultiIndex.from_product([columns, seeds], names=wide.index.names))
 
 
-def describe_gaps(gaps, results):
-    "How many cells have no score, why, and how the table shows it; '' where none is lacking."
-    if not gaps: return ""
-    states = results.state[results.state != "done"].value_counts() if "state" in results else {}
-    lacking = ", ".join(f"{n} {state}" for state, n in states.items())
-    cells = f"{gaps} cell without a score" if gaps == 1 else f"{gaps} cells without a score"
-    why = f" (runs: {lacking})" if lacking else ""
-    return (f"{cells}{why}: (n) marks a mean over fewer seeds, bold is of methods with every target and no fewer "
-            "seeds, ranks of those with most seeds, over the seeds that they share")
-
-
 def describe_divergence(results):
     "How many runs diverged: those that were stopped for it, and those that went on and are in the table; '' of none."
     errors = results.error if "error" in results else []
@@ -223,14 +196,8 @@ def describe_divergence(results):
     return ", ".join(f"{n} DIVERGED run{'s'*(n > 1)} {where}" for where, n in counts.items() if n)
 
 
-def describe_libraries(results):
-    "Which versions of torch the runs had; '' where all had one."
-    versions = sorted({r["provenance"]["libraries"]["torch"] for r in results.record if r and "provenance" in r})
-    return f"torch {' and '.join(versions)}" if len(versions) > 1 else ""
-
-
 def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
-    "What a table shows, in a sentence."
+    "What a table shows, in a sentence; how many cells have no score, why, and how the table shows it."
     what = "Accuracy" if metric == "accuracy" else metric
     held_out = tidy.target.notna().all()
     where = "held-out domain" if held_out else "clients' own test samples (a seed's clients share a run)"
@@ -243,39 +210,34 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
     if POOLED in set(results.label):
         parts.append(f"{POOLED}: one network on all sources' data together, not ranked, not tested")
-    parts += [describe_gaps(gaps, results), describe_divergence(results), describe_libraries(results)]
+    if gaps:
+        states = results.state[results.state != "done"].value_counts() if "state" in results else {}
+        why = ", ".join(f"{n} {state}" for state, n in states.items())
+        parts.append(f"{gaps} cell{'s'*(gaps > 1)} without a score{f' (runs: {why})' if why else ''}: (n) marks a mean "
+                     "over fewer seeds, bold is of methods with every target and no fewer seeds, ranks of those with "
+                     "most seeds, over the seeds that they share")
+    versions = {r["provenance"]["libraries"]["torch"] for r in results.record if r and "provenance" in r}
+    parts += [describe_divergence(results), f"torch {' and '.join(sorted(versions))}" if len(versions) > 1 else ""]
     return "; ".join(filter(None, parts))
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519
-def check_choice(rule, point, rows, columns, base):
-    "FdgnbError on a word that `table` does not know."
-    axes = "label", "method", "dataset", "target"
-    given = {"selection rule": (rule, RULES), "point": (point, (*POINTS, "adapted")), "rows": (rows, axes),
-             "columns": (columns, axes)}
-    for what, (word, known) in given.items():
-        if not isinstance(word, str) or word not in known:
-            raise FdgnbError(f"unknown {what} {echo(word)}{nearest(word, known)}")
-    if not isinstance(base, str): raise FdgnbError(f"base={echo(base)}: wanted the label of a row")
-
-
 def check_results(results):
     "FdgnbError where there are no lines with a record, or its lack."
-    columns = {"label", "method", "dataset", "target", "seed", "record"}
-    if not isinstance(results, pd.DataFrame) or not columns <= {*results}:
-        raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
-
-# %% ../../nbs/experiments/06_table.ipynb #tabcode002
-def explain_empty(results, rule, point, metric):
-    "What to do where a rule has no scores at a point."
-    there = results.record.notna().any() and not scores(results, "last", point, metric).empty
-    hint = "rule='last', of methods that adapt" if point == "adapted" else "run it first"
-    if there and rule == "source_val": hint = "no validation samples to select by, rule='last'"
-    return hint if metric == "accuracy" else f"{hint}, on samples of which {metric} is defined"
+    names = {"label", "method", "dataset", "target", "seed", "record"}
+    if isinstance(results, pd.DataFrame) and names <= {*results}: return
+    raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
 
 
-def check_measured(results, metric, point):
-    "FdgnbError where a metric is unknown, or some of the records do not have it."
+def check_choice(results, rule, point, rows, columns, base, metric):
+    "FdgnbError on a word that `table` does not know, or a metric that some records do not have."
+    check_results(results)
+    RULES.get(rule)
+    POINTS.get(point)
     metric_names([metric])
+    for what, word in dict(rows=rows, columns=columns).items():
+        known = "label", "method", "dataset", "target"
+        if word not in known: raise FdgnbError(f"unknown {what} {echo(word)}{nearest(word, known)}")
+    if not isinstance(base, str): raise FdgnbError(f"base={echo(base)}: wanted the label of a row")
     if metric != "accuracy" and point == "local":
         raise FdgnbError(f"{metric} is measured of the aggregated and the adapted model: no point 'local'")
     records = [r for r in results.record if r]
@@ -284,34 +246,18 @@ def check_measured(results, metric, point):
         raise FdgnbError(f"{lacking} of {len(records)} records have no {metric}: "
                          f"run(grid, metrics=[{metric!r}]) measures it")
 
-
-def count_data_sets(results):
-    """{name: how many data sets have it} of the runs with a record.
-
-    Domains that are held out together are one domain then, and the data another's: compared for each such group."""
-    digests = {}
-    for r in results.itertuples():
-        together = target_name(r.target) if isinstance(r.target, (list, tuple)) else None
-        if r.record: digests.setdefault((r.dataset, together), set()).add(r.record["args"].get("data"))
-    names = {name for name, _ in digests}
-    return {name: max(len(found) for (own, _), found in digests.items() if own == name) for name in names}
-
-
-def check_data_sets(results, columns):
-    "FdgnbError on several data sets where the columns do not tell them apart, or on two of one name."
-    several = count_data_sets(results)
-    total = sum(several.values())
-    if total > 1 and columns != "dataset":
-        raise FdgnbError(f"{total} data sets in one table: choose one, or columns='dataset'")
-    if total > len(several):
-        raise FdgnbError("data sets of one name that are not the same: give them names of their own")
-
-
+# %% ../../nbs/experiments/06_table.ipynb #tabcode002
 def check_cells(results, cells, rows, columns):
     "FdgnbError where a table would put different things into one cell."
     if cells.target.isna().nunique() > 1:
         raise FdgnbError("in-domain runs and held-out domains in one table: choose one of the two")
-    check_data_sets(results, columns)
+    done = results[results.record.notna()]                             # domains held out together make another data set
+    data = done.assign(data=[r["args"].get("data") for r in done.record],
+                       together=[target_name(v) if isinstance(v, (list, tuple)) else "" for v in done.target])
+    several = data.groupby(["dataset", "together"]).data.nunique(dropna=False).groupby(level=0).max()
+    if several.sum() > 1 and columns != "dataset":
+        raise FdgnbError(f"{several.sum()} data sets in one table: choose one, or columns='dataset'")
+    if several.max() > 1: raise FdgnbError("data sets of one name that are not the same: give them names of their own")
     held = cells[cells.target.notna()].dropna(subset=["n"])            # all of a target's samples are tested
     sizes = held.groupby(["dataset", "part", "seed"]).n.nunique()
     if (sizes > 1).any():
@@ -321,12 +267,6 @@ def check_cells(results, cells, rows, columns):
     if len(twice):
         hint = "choose, or give them labels of their own" if rows == "label" else "rows='label'"
         raise FdgnbError(f"several runs of {twice.label.iloc[0]!r} with one target and seed: {hint}")
-
-# %% ../../nbs/experiments/06_table.ipynb #924dc760
-def columns_of(results, cells, columns):
-    "The names of a table's columns in the order of the grid, those without any run too."
-    planned = results[columns].map(target_name if columns == "target" else str)
-    return list(dict.fromkeys([*planned.dropna(), *cells.column]))
 
 # %% ../../nbs/experiments/06_table.ipynb #1f0b8fe9
 def compare_rows(wide, base, lower=False):
@@ -378,20 +318,20 @@ def table(
     not all there has (n) at its means; one that lacks a column has no bold, gain, Avg or ALL; a mean over
     targets is blank where one is missing. What a method does at test time is a row of its own in
     `add_adapted` results. Raises FdgnbError where different things would stand in one cell."""
-    check_choice(rule, point, rows, columns, base)
-    check_results(results)
-    check_measured(results, metric, point)
+    check_choice(results, rule, point, rows, columns, base, metric)
     tidy = scores(results, rule, point, metric)
     if tidy.empty:
-        why = explain_empty(results, rule, point, metric)
-        raise FdgnbError(f"no run of the grid has scores under {rule!r} at {point!r}: {why}")
+        hint = "run it first" if scores(results, "last", point, metric).empty else "rule='last' has some"
+        if point == "adapted": hint = "rule='last', of methods that adapt"
+        raise FdgnbError(f"no run of the grid has {metric} under {rule!r} at {point!r}: {hint}")
     tidy = tidy.assign(own=tidy.label, label=tidy[rows].map(target_name))
     parts = place_scores(tidy)
     shown = dict(label="own", target="column").get(columns, columns)
     parts = parts.assign(part=parts.column, column=parts[shown].map(str))
     check_cells(results, parts, rows, columns)
     labels = list(dict.fromkeys(results[rows].map(target_name)))
-    names = columns_of(results, parts, columns)
+    planned = results[columns].map(target_name if columns == "target" else str).dropna()
+    names = list(dict.fromkeys([*planned, *parts.column]))                               # those without any run too
     if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {base!r}{nearest(base, labels)}")
     cells = parts if columns == "target" else pool_targets(parts, results, rows)
     averages = average_columns(cells, parts, tidy, len(names))
@@ -399,7 +339,7 @@ def table(
     wide = cells.pivot_table(index=["column", "seed"], columns="label", values="value")
     wide = add_gaps(wide, sorted(names), sorted({*results.seed})).reindex(columns=labels)
     gaps = int(wide.drop(columns=POOLED, errors="ignore").isna().to_numpy().sum())
-    oracle = ", an oracle: it looks at the target's labels" if RULES[rule].startswith("ORACLE") else ""
+    oracle = ", an oracle: it looks at the target's labels" if RULES[rule].uses_target else ""
     how = f"rule {rule}{oracle}, {point} model"
     return Table(*summarize_cells(cells, averages, labels, names),
                  extra=compare_rows(wide, base, lower_is_better(metric)),
@@ -408,34 +348,22 @@ def table(
                  inside=columns == "target" and bool(tidy.target.isna().all()))
 
 # %% ../../nbs/experiments/06_table.ipynb #99057a39
-def adapted_scores(scores):
-    "The scores after adaptation as those of every rule at the point `aggregated`; {} where there are none."
-    last = scores.get("adapted", {}).get("last")
-    return dict(aggregated=dict.fromkeys(RULES, last)) if last else {}
-
-
-def adapted_record(record):
-    "A record whose scores, of accuracy and every further metric, are those after adaptation."
-    metrics = {m: dict(v, scores=adapted_scores(v["scores"])) for m, v in record.get("metrics", {}).items()}
-    return record | dict(scores=adapted_scores(record["scores"]), metrics=metrics)
+def adapt_scores(part):
+    "A record, or what it has of a metric, whose scores are those after adaptation, under every rule."
+    last = part["scores"].get("adapted", {}).get("last")
+    return part | dict(scores=dict(aggregated=dict.fromkeys(RULES, last)) if last else {})
 
 
 def add_adapted(results):
     "Results, and a line 'label (adapted)' for each run whose method adapts the last model to the target."
     check_results(results)
-    more = results[[bool(r and adapted_scores(r["scores"])) for r in results.record]]
-    more = more.assign(label=more.label + ADAPTED, record=[adapted_record(r) for r in more.record])
+    more = results[[bool(r and r["scores"].get("adapted", {}).get("last")) for r in results.record]]
+    records = [adapt_scores(r) | dict(metrics={m: adapt_scores(v) for m, v in r.get("metrics", {}).items()})
+               for r in more.record]
+    more = more.assign(label=more.label + ADAPTED, record=records)
     return pd.concat([results, more]).sort_index(kind="stable", ignore_index=True)
 
 # %% ../../nbs/experiments/06_table.ipynb #7bd6a3a1
-def participation(record):
-    "The share of the clients that is drawn in a round."
-    args = record["args"]
-    clients = len(record["samples"]) - bool(args["target"])
-    drawn = args["settings"]["per_round"]
-    return min(drawn, clients)/clients if drawn else 1.
-
-
 def cost_of(results, of):
     """A `Table`'s gains beside what they cost over the base: by label gain, low, high, bytes, flops.
 
@@ -445,7 +373,10 @@ def cost_of(results, of):
     for r in results.itertuples():
         if not r.record: continue
         sent = sum(v for kinds in r.record["bytes"].values() for v in kinds.values())
-        flops = r.record["flops_round"]*r.record["rounds"]*participation(r.record)
+        args = r.record["args"]
+        clients = len(r.record["samples"]) - bool(args["target"])
+        drawn = min(args["settings"]["per_round"] or clients, clients)                       # in a round
+        flops = r.record["flops_round"]*r.record["rounds"]*(drawn/clients)
         costs.append(dict(label=r.label, bytes=sent, flops=flops))
     mean = pd.DataFrame(costs).groupby("label").mean().reindex(of.extra.index)
     if of.base not in mean.index: raise FdgnbError(f"no run of the base {of.base!r} to compare costs with")
@@ -471,10 +402,10 @@ def curves_of(results):
 def avg_of(t): return 100*t.mean["Avg" if "Avg" in t.mean else t.mean.columns[0]]
 
 
-def all_rules(results, rules=tuple(RULES), **kw):
+def all_rules(results, rules=None, **kw):
     "Avg (or the single column) of every label under each selection rule, side by side, in percent."
     point, metric = kw.get("point", "aggregated"), kw.get("metric", "accuracy")
-    there = [r for r in rules if len(scores(results, r, point, metric))]       # source_val: with validation
+    there = [r for r in rules or RULES if len(scores(results, r, point, metric))]         # source_val: with validation
     return pd.DataFrame({r: avg_of(table(results, r, **kw)) for r in there})
 
 
@@ -482,7 +413,7 @@ def all_points(results, metric="accuracy", **kw):
     """Avg (or the single column) of every label after the last round, by evaluation point, in percent.
 
     aggregated: the server's model; local: mean over the clients' own models; adapted: to the target."""
-    there = [p for p in (*POINTS, "adapted") if len(scores(results, "last", p, metric))]
+    there = [p for p in POINTS if len(scores(results, "last", p, metric))]
     return pd.DataFrame({p: avg_of(table(results, "last", p, metric=metric, **kw)) for p in there})
 
 # %% ../../nbs/experiments/06_table.ipynb #describecd1
@@ -493,7 +424,7 @@ def remark_labels(results, rule="source_val"):
         rows = [r["scores"]["aggregated"].get(rule, {}) for r in g.record]
         score = np.mean([row.get("target", row.get("ALL", np.nan)) for row in rows])
         share = np.mean([r.get("largest", np.nan) for r in g.record])
-        if score <= share: low.append(f"{label} ({100*score:.1f} of {100*share:.1f} %)")
+        if score <= share and score < 1: low.append(f"{label} ({100*score:.1f} of {100*share:.1f} %)")
         if np.mean([still_rises(r["curves"]["val"]) for r in g.record]) > .5: rising.append(label)
     lines = [f"not above the share of the largest class: {', '.join(low)}: try {REMEDIES}"]*bool(low)
     return lines + [f"validation still rises at the end: {', '.join(rising)}: try {LONGER}"]*bool(rising)

@@ -11,14 +11,12 @@ import numpy as np
 import pandas as pd
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from ..core import FdgnbError, echo, exists, nearest, path_of, writing
 from ..vectors import flatten
 from ..settings import check_value, hp
-from ..federation.compose import hooks_of
-from ..federation.node import adapt_copy, adapts_now, collect_logits
-from .metrics import METRICS, POINTS, compute_metrics, ranking_metric, select, values, write_csv
+from ..federation.node import collect_logits
+from .metrics import METRICS, POINTS, RULES, compute_metrics, ranking_metric, select, values, write_csv
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
 HISTORY_COLUMNS = ["round", "client", "split", "point", "metric", "value"]
@@ -44,80 +42,60 @@ class Callback:
 
 
 class Told(Callback):
-    "A callback of a function f(run, rows)."
-    def __init__(self, f): self.round = f
+    "A callback of a function f(run, rows), or of what has a callback's methods and does not derive from it."
+    def __init__(self, given):
+        self.name = getattr(given, "__name__", type(given).__name__)
+        parts = ("told_last", "start", "round", "end", "reason", "lacks")
+        vars(self).update({k: getattr(given, k) for k in parts if hasattr(given, k)} or dict(round=given))
 
-    def __repr__(self): return getattr(self.round, "__name__", type(self.round).__name__)
-
-
-def callback_name(c):
-    "What messages call a callback."
-    return repr(c) if isinstance(c, Callback) else type(c).__name__
-
-
-def ask_callback(c, what, run):
-    "What a callback says where it has such a method; one that does not derive from Callback may lack it."
-    method = getattr(c, what, None)
-    return method(run) if callable(method) else None
+    def __repr__(self): return self.name
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0006
-def is_callback(c):
-    "Whether something has the methods that a run calls."
-    return all(callable(getattr(c, name, None)) for name in ("start", "round", "end"))
-
-
-def takes_two(c):
-    "Whether something can be called with a run and its rows."
-    if not callable(c): return False
-    try: inspect.signature(c).bind(None, None)
-    except TypeError: return False
+def as_callback(given):
+    "What a run tells; FdgnbError on what is neither a function of a run and its rows nor a callback."
+    if isinstance(given, Callback): return given
+    try:
+        is_whole = all(callable(getattr(given, name, None)) for name in ("start", "round", "end"))
+        if isinstance(given, type): raise TypeError
+        if not is_whole: inspect.signature(given).bind(None, None)
+    except TypeError:
+        raise FdgnbError(f"callbacks: {echo(given, 80)} is neither a function f(run, rows) nor a Callback()") from None
     except ValueError: pass                                     # a function of C that does not say
-    return True
+    return Told(given)
 
 
 def as_callbacks(given):
-    "A list of `Callback`s from one of callbacks and functions, told_last last; FdgnbError otherwise."
+    "A list of `Callback`s from one of callbacks and functions, told_last last."
     if not isinstance(given, (list, tuple)): raise FdgnbError(f"callbacks={echo(given, 80)}: wanted a list")
-    for c in given:
-        if isinstance(c, type) or not is_callback(c) and not takes_two(c):
-            raise FdgnbError(f"callbacks: {echo(c, 80)} is neither a function f(run, rows) nor a Callback()")
-    found = [c if is_callback(c) else Told(c) for c in given]
-    return sorted(found, key=lambda c: getattr(c, "told_last", False) is True)
+    return sorted(map(as_callback, given), key=lambda c: c.told_last)
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0007
-def wants_stop(c, said):
+def wants_stop(c, answer):
     "Whether an answer stops the run: True does, None and False do not, anything else is an FdgnbError."
-    if said is None or isinstance(said, (bool, np.bool_)): return bool(said)
-    rows = "; told_last = True adds no rows" if isinstance(said, list) else ", or a list of rows"
-    raise FdgnbError(f"callbacks: {callback_name(c)} returned {echo(said, 60)} ({type(said).__name__}): wanted "
-                     f"True to stop the run, None or False to go on{rows}")
+    if answer is None or isinstance(answer, (bool, np.bool_)): return bool(answer)
+    raise FdgnbError(f"callbacks: {c} returned {echo(answer, 60)}: wanted True to stop the run, None or False to go "
+                     "on, or, unless it has told_last, a list of rows")
 
 
-def find_fault(row, round):
-    "What is wrong with a row that a callback adds after a round; '' where nothing is."
-    if not isinstance(row, (tuple, list)) or len(row) != len(HISTORY_COLUMNS):
-        return f"wanted ({', '.join(HISTORY_COLUMNS)})"
-    at, *words, value = row
-    if not isinstance(at, (numbers.Integral, np.integer)) or at != round:
-        return f"its round is {echo(at, 40)}, the run's is {round}"
-    for name, word in zip(HISTORY_COLUMNS[1:], words):
-        if not isinstance(word, str) or not word: return f"its {name} is {echo(word, 40)}, wanted a name"
-    point, known = row[3], (*POINTS, "adapted", "training")
-    if point not in known: return f"unknown point {point!r}{nearest(point, known)}"
-    if isinstance(value, (numbers.Real, np.floating)) and not isinstance(value, bool): return ""
-    return f"its value is {echo(value, 40)} ({type(value).__name__}), wanted a number"
-
-
-def check_rows(c, said, run):
+def check_rows(c, added, run):
     "The rows that a callback adds, as tuples of plain numbers; FdgnbError where one is none or is there."
     there = {row[:5] for row in run.rows if row[0] == run.round}
     out = []
-    for row in said:
-        why = find_fault(row, run.round)
-        if not why and tuple(row[:5]) in there: why = "the history has it already: is a callback given twice?"
-        if why: raise FdgnbError(f"callbacks: {callback_name(c)} adds the row {echo(row, 120)}: {why}")
-        there.add(tuple(row[:5]))
-        out.append((int(row[0]), *row[1:5], float(row[5])))
+    for row in added:
+        where = f"callbacks: {c} adds the row {echo(row, 120)}"
+        if not isinstance(row, (tuple, list)) or len(row) != len(HISTORY_COLUMNS):
+            raise FdgnbError(f"{where}: wanted ({', '.join(HISTORY_COLUMNS)})")
+        round, *names, value = row
+        if round != run.round: raise FdgnbError(f"{where}: its round is {echo(round)}, the run's is {run.round}")
+        for column, name in zip(HISTORY_COLUMNS[1:], names):
+            if not isinstance(name, str) or not name: raise FdgnbError(f"{where}: its {column} is {echo(name)}")
+        point, known = names[2], [*POINTS, "training"]
+        if point not in known: raise FdgnbError(f"{where}: unknown point {echo(point)}{nearest(point, known)}")
+        if not isinstance(value, numbers.Real): raise FdgnbError(f"{where}: its value is {echo(value)}, no number")
+        place = (int(round), *names)
+        if place in there: raise FdgnbError(f"{where}: the history has it already: is a callback given twice?")
+        there.add(place)
+        out.append((*place, float(value)))
     return out
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0005
@@ -127,9 +105,9 @@ def start_and_end(callbacks, run):
     with ExitStack() as stack:
         who = []
         for c in callbacks:
-            said = c.start(run)
+            answer = c.start(run)
             stack.callback(c.end, run)
-            if wants_stop(c, said): who.append(c)
+            if wants_stop(c, answer): who.append(c)
         yield who
 
 
@@ -137,55 +115,36 @@ def tell(callbacks, run, rows):
     "Tell all callbacks of a round: the list of those that stop the run. What they add is in `run.rows` then."
     who = []
     for c in callbacks:
-        said = c.round(run, list(rows))
-        if isinstance(said, list) and getattr(c, "told_last", False) is not True:
-            more = check_rows(c, said, run)
+        answer = c.round(run, list(rows))
+        if isinstance(answer, list) and not c.told_last:
+            more = check_rows(c, answer, run)
             run.rows += more
             rows = [*rows, *more]
-        elif wants_stop(c, said):
+        elif wants_stop(c, answer):
             who.append(c)
     return who
 
 
 def stop_line(who, run, played=True):
     "The line that a stop prints: which callbacks, after which round, and the reasons that they give."
-    names = " and ".join(map(callback_name, who))
-    reasons = [ask_callback(c, "reason", run) for c in who]
+    names = " and ".join(map(repr, who))
     done = f"round {run.round} of {run.fed.rounds}"
-    first = f"{names} stopped the run after {done}"
-    if not played: first = f"no round was played after {done} for {names}"
-    return "; ".join([first, *filter(None, reasons)])
+    first = f"{names} stopped the run after {done}" if played else f"no round was played after {done} for {names}"
+    return "; ".join(filter(None, [first, *(c.reason(run) for c in who)]))
 
 
 def warn_of_gaps(callbacks, run):
     "A warning for each callback that misses something of the rounds that were played before this call."
     for c in callbacks if run.round else ():
-        lacking = ask_callback(c, "lacks", run)
-        if lacking: warnings.warn(f"{callback_name(c)}: {lacking}", stacklevel=3)
-
-# %% ../../nbs/runs/10_callbacks.ipynb #cbcode0002
-def predict_probabilities(net, client, split, predict=None):
-    """Probabilities of the classes (N, C) and labels (N,) or (N, C) of a network on a split, as arrays.
-
-    predict: logits of a batch, if not the network's."""
-    logits, labels = collect_logits(predict or net, client, split)
-    found = logits.sigmoid() if client.multilabel else logits.softmax(1)
-    return found.cpu().numpy(), labels.cpu().numpy()
-
-
-def adapt_network(fed, net):
-    "(network, predict) of a received network after the method's adaptation to the target, as it is scored."
-    method, client = fed.method, fed.target_client
-    net = adapt_copy(method, client, net).eval()
-    if "predict" not in hooks_of(type(method)): return net, None
-    return net, lambda x: method.predict(net, x, client)
+        lacking = c.lacks(run)
+        if lacking: warnings.warn(f"{c}: {lacking}", stacklevel=3)
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0009
 class MetricError(FdgnbError): "What a metric raised; no fault of the run."
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0010
 class Metrics(Callback):
-    "Measure further metrics, on test samples and target, of the aggregated and the adapted model."
+    "Measure further metrics on test samples and target; what a rule of `RULES` selects by, on validation samples too."
     def __init__(
         self,
         *names: str,          # of fdgnb.runs.metrics.METRICS, such as recall, precision, auroc (by class), macro_f1
@@ -195,6 +154,7 @@ class Metrics(Callback):
         self.names, self.every = names, check_value("every", every, hp(1, "rounds", low=1))
 
     def start(self, run):
+        self.classes = run.fed.data.classes
         single = [n for n in self.names if getattr(METRICS[n], "single_label", False)]
         if single and run.fed.data.multilabel:
             raise FdgnbError(f"metric {single[0]!r} is defined for one class a sample, and those of "
@@ -202,25 +162,28 @@ class Metrics(Callback):
 
     def round(self, run, rows):
         if run.round % self.every and run.round != run.fed.rounds: return
+        for_rules = [n for n in self.names if n in {rule.metric for rule in RULES.values()}]
         out = []
         for client in run.fed.everyone:
-            split = "target" if client.n("target") else "test"
-            if not client.n(split): continue
-            net = run.model_of(client.id)
-            points = dict(aggregated=(net, None))
-            adapts = client is run.fed.target_client and adapts_now(run.fed.method, client, run.round - 1)
-            if adapts: points["adapted"] = adapt_network(run.fed, net)
-            for point, (net, predict) in points.items():
-                found = self.measure(*predict_probabilities(net, client, split, predict), run.fed.data.classes)
-                out += [(run.round, client.id, split, point, name, v) for name, v in found.items() if not np.isnan(v)]
+            splits = dict(target=self.names) if client.n("target") else dict(test=self.names, val=for_rules)
+            for split, names in splits.items():
+                if not names or not client.n(split): continue
+                net = run.model_of(client.id)
+                for point, predictor in POINTS.items():
+                    predict = predictor(run, client, net)
+                    if predict is None: continue
+                    found = self.measure(names, predict, client, split)
+                    out += [(run.round, client.id, split, point, name, v) for name, v in found.items() if v == v]
         return out
 
-    def measure(self, p, y, classes=None):
-        "{name: value} for probabilities (N, C) and labels (N,); MetricError where a metric raises."
+    def measure(self, names, predict, client, split):
+        "{name: value} on a client's samples; MetricError where a metric raises."
+        logits, labels = collect_logits(predict, client, split)
+        p = logits.sigmoid() if client.multilabel else logits.softmax(1)
         try:
-            return compute_metrics(self.names, p, y, classes)
+            return compute_metrics(names, p.cpu().numpy(), labels.cpu().numpy(), self.classes)
         except Exception as e:
-            raise MetricError(f"metric {', '.join(self.names)}: {type(e).__name__}: {e}") from e
+            raise MetricError(f"metric {', '.join(names)}: {type(e).__name__}: {e}") from e
 
     def lacks(self, run):
         gone = [n for n in self.names if n not in set(run.history.metric)]
@@ -253,9 +216,7 @@ class Patience(Callback):
         score = values(history, run.sizes, split="val", metric=ranking_metric(history))["ALL"].dropna()
         return (score.idxmax(), done[done > score.idxmax()]) if len(score) else (None, done[:0])
 
-    def round(self, run, rows):
-        _, later = self.look_back(run)
-        return sum(later > self.since) >= self.rounds
+    def round(self, run, rows): return sum(self.look_back(run)[1] > self.since) >= self.rounds
 
     def reason(self, run):
         best, later = self.look_back(run)
@@ -266,6 +227,14 @@ class Patience(Callback):
     def __repr__(self): return f"Patience({self.rounds})"
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0004
+def import_logger(name, package):
+    "A library that draws curves; FdgnbError where it cannot be imported."
+    try:
+        return import_module(name)
+    except ImportError as e:
+        raise FdgnbError(f"{name} cannot be imported ({e}): pip install {package}") from None
+
+
 def curve_name(row):
     "The name of a row's curve: metric/point/split/client."
     _, client, split, point, metric, _ = row
@@ -297,15 +266,14 @@ class Csv(Callback):
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0008
 class TensorBoard(Callback):
-    "Write the scalars of every round for TensorBoard; FdgnbError where it is not installed."
+    "Write the scalars of every round for TensorBoard."
     told_last = True
 
     def __init__(
         self,
         folder: str | Path,   # where its files go
     ):
-        if not find_spec("tensorboard"):
-            raise FdgnbError("tensorboard is not installed: pip install fdgnb[track]")
+        import_logger("tensorboard", "fdgnb[track]")
         self.folder = path_of(folder, "TensorBoard", "the path of a folder")
 
     def start(self, run):
@@ -320,18 +288,14 @@ class TensorBoard(Callback):
 
 
 class WandB(Callback):
-    "Log the scalars of every round to Weights & Biases, and the run's arguments; FdgnbError where it is not there."
+    "Log the scalars of every round to Weights & Biases, and the run's arguments."
     told_last = True
 
     def __init__(
         self,
         **kw,                 # arguments of wandb.init
     ):
-        self.kw = kw
-        try:
-            self.wandb = import_module("wandb")
-        except ImportError:
-            raise FdgnbError("wandb is not installed: pip install wandb") from None
+        self.wandb, self.kw = import_logger("wandb", "wandb"), kw
 
     def start(self, run): self.at = self.wandb.init(config=run.fed.args(), **self.kw)
 
@@ -339,32 +303,27 @@ class WandB(Callback):
 
     def end(self, run): self.at.finish()
 
-# %% ../../nbs/runs/10_callbacks.ipynb #mlflowcod1
-def plain_name(name):
-    "A name as MLflow takes it."
-    return re.sub(r"[^\w./ -]", "_", name)
-
 # %% ../../nbs/runs/10_callbacks.ipynb #mlflowcod2
 class MLflow(Callback):
-    "Log the scalars of every round to MLflow, and the run's arguments; FdgnbError where it is not there."
+    "Log the scalars of every round to MLflow, and the run's arguments."
     told_last = True
 
     def __init__(
         self,
         **kw,                 # arguments of mlflow.start_run
     ):
-        self.kw = kw
-        try:
-            self.mlflow = import_module("mlflow")
-        except ImportError as e:
-            raise FdgnbError(f"mlflow cannot be imported ({e}): pip install mlflow") from None
+        self.mlflow, self.kw = import_logger("mlflow", "mlflow"), kw
+
+    def log_name(self, name):
+        "A name as MLflow takes it."
+        return re.sub(r"[^\w./ -]", "_", name)
 
     def start(self, run):
         within = self.mlflow.active_run() is not None
         self.mlflow.start_run(**dict(nested=within) | self.kw)
-        self.mlflow.log_params({plain_name(k): str(v)[:250] for k, v in flatten(run.fed.args()).items()})
+        self.mlflow.log_params({self.log_name(k): str(v)[:250] for k, v in flatten(run.fed.args()).items()})
 
     def round(self, run, rows):
-        self.mlflow.log_metrics({plain_name(curve_name(r)): r[5] for r in rows}, step=run.round)
+        self.mlflow.log_metrics({self.log_name(curve_name(r)): r[5] for r in rows}, step=run.round)
 
     def end(self, run): self.mlflow.end_run()

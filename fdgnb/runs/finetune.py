@@ -8,9 +8,9 @@ __all__ = ['finetune']
 # %% ../../nbs/runs/12_finetune.ipynb #ftimport01
 import copy, torch
 import pandas as pd
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from torch import nn
 from ..core import FdgnbError, echo, exists, generator, nearest, path_of, writing
 from ..vectors import tagged
 from ..settings import Settings, hp, make
@@ -38,14 +38,10 @@ class TuneCall:
 
 def entries_of(net, which):
     "The names of the parameters that are trained; FdgnbError where the network has none of them."
-    names = [k for k, _ in net.named_parameters()]
-    if which == "head": names = [k for k in names if k.startswith("head.")]
-    if which == "bn":
-        layers = tuple(f"{name}." for name in batchnorms(net))
-        names = [k for k in names if k.startswith(layers)]
+    parts = dict(all="", head="head.", bn=tuple(f"{name}." for name in batchnorms(net)))
+    names = [k for k, _ in net.named_parameters() if k.startswith(parts[which])]
     if names: return names
-    what = dict(head="head", bn="BatchNorm layer").get(which, "parameter")
-    raise FdgnbError(f"finetune: which={which!r}, and this network has no {what}: use which='all'")
+    raise FdgnbError(f"finetune: which={which!r}, and this network has no such part: use which='all'")
 
 
 class Tuning(Method):
@@ -69,65 +65,46 @@ class Tuning(Method):
 def open_models(run):
     "The models of a run, or of the folder of one; FdgnbError on anything else."
     if isinstance(run, Deployable): return run
-    if isinstance(run, nn.Module):
-        raise FdgnbError("finetune: a network does not say what it was trained on: give the run, and domain= for the "
-                         "model of one of its clients")
     folder = path_of(run, "finetune", "a run, or the folder of one")
     return Tuned.read(folder) if exists(folder/TUNED) else Kept(folder)
 
 
-def renumber_labels(data, domain, classes):
-    "Labels of a data set's domain as the run numbers its classes, by their names."
-    place = []
-    for name in map(str, data.classes):
-        if name not in classes: raise FdgnbError(f"finetune: the run has no class {echo(name)}{nearest(name, classes)}")
-        place.append(classes.index(name))
-    if not domain.multilabel: return torch.tensor(place)[domain.y]
-    lost = [name for name in classes if name not in map(str, data.classes)]
-    if lost: raise FdgnbError(f"finetune: the labels have no column {echo(lost[0])}, which is one of the run's classes")
-    return domain.y[:, torch.tensor(place).argsort()]
-
-
-def check_kind(models, domain):
-    "FdgnbError where the run is of one class a sample and the site of several labels, or the reverse."
-    has = {True: "several labels a sample", False: "one class a sample"}
-    if domain.multilabel != models.multilabel:
-        raise FdgnbError(f"finetune: the run has {has[models.multilabel]}, {domain.name!r} {has[domain.multilabel]}")
-
-
-def read_like(models, data, size):
-    "The data of a new site, a folder read by the run's white and window; FdgnbError on a data set of another white."
-    about = models.about
+def read_like(about, data, site):
+    "(the data of a new site, its domain), a folder read by the run's size, white and window."
+    shape = shape_of(about)
+    how = dict(size=shape[1] if len(shape) == 3 and not isinstance(data, Dataset) else None)
     encodes = not isinstance(data, Dataset) and encodes_images(about.get("encoder"))
-    how = about["encoder"] if encodes else dict(size=size)
-    own = {k: about[k] for k in ("white", "window") if about.get(k) is not None}
-    data = get_dataset(data, **how, **own if is_path(data) and (encodes or about.get("size")) else {})
+    if encodes: how = dict(about["encoder"])
+    if is_path(data) and (encodes or about.get("size")):
+        how |= {k: about[k] for k in ("white", "window") if about.get(k) is not None}
+    data = get_dataset(data, **how)
     white = about.get("white", data.white)
-    if data.white == white or data.white == 255 < white: return data
-    raise FdgnbError(f"finetune: {data.name} was read with {data.white} as white, the run's images with {white}: read "
-                     f"them with white={white}, or give the folder")
+    if data.white != white and not data.white == 255 < white:
+        raise FdgnbError(f"finetune: {data.name} was read with {data.white} as white, the run's images with {white}: "
+                         f"read them with white={white}, or give the folder")
+    if site is None and len(data.names) > 1:
+        raise FdgnbError(f"finetune: {data.name} has {len(data.names)} domains, name the site: site={data.names[0]!r}")
+    return data, data.first if site is None else data[site]
 
 
 def read_site(models, data, site):
     "(Domain of the new site, its labels as the run numbers them); FdgnbError on what is no such thing."
+    classes = models.classes
+    names, domain = classes, data                                # of a Domain they are the run's already
     if not isinstance(data, Domain):
-        shape, size = shape_of(models.about), None
-        if len(shape) == 3 and not isinstance(data, Dataset): size = shape[1]
-        data = read_like(models, data, size)
-        if site is None and len(data.names) > 1:
-            raise FdgnbError(f"finetune: {data.name} has {len(data.names)} domains, "
-                             f"name the site: site={data.names[0]!r}")
-        domain = data.first if site is None else data[site]
-        check_kind(models, domain)
-        return domain, renumber_labels(data, domain, models.classes)
-    check_kind(models, data)
-    if data.multilabel and data.y.shape[1] != len(models.classes):
-        raise FdgnbError(f"finetune: labels of {data.y.shape[1]} columns, the run has {len(models.classes)} classes")
-    if data.multilabel: return data, data.y
-    most = len(models.classes) - 1
-    low, high = int(data.y.min()), int(data.y.max())
-    if low < 0 or high > most: raise FdgnbError(f"finetune: labels {low} to {high}, the run's classes are 0 to {most}")
-    return data, data.y
+        data, domain = read_like(models.about, data, site)
+        names = list(map(str, data.classes))
+    if domain.multilabel != models.multilabel:
+        raise FdgnbError("finetune: of run and site one has several labels a sample, the other one class a sample")
+    for name in names:
+        if name not in classes: raise FdgnbError(f"finetune: the run has no class {echo(name)}{nearest(name, classes)}")
+    place = torch.tensor([classes.index(name) for name in names])
+    if domain.multilabel:
+        if domain.y.shape[1] == len(classes) == len(names): return domain, domain.y[:, place.argsort()]
+        raise FdgnbError(f"finetune: labels of {domain.y.shape[1]} columns, the run has {len(classes)} classes")
+    low, high = int(domain.y.min()), int(domain.y.max())
+    if 0 <= low and high < len(names): return domain, place[domain.y]
+    raise FdgnbError(f"finetune: labels {low} to {high}, the run's classes are 0 to {len(names) - 1}")
 
 
 def part_site(domain, y, test, seed):
@@ -178,9 +155,8 @@ class Tuned(Deployable):
         out = path_of(out, "out", "the path of a folder")
         if exists(out/"selected.json") or exists(out/"record.json"):
             raise FdgnbError(f"{out} holds a run: choose another folder for the fine-tuned model")
-        told = dict(args=self.args, rows=self.rows)
-        with writing(out/TUNED):
-            return save_checkpoint(out/TUNED, {"model": self.net.state_dict()}, dict(about=self.about, tuned=told))
+        meta = dict(about=self.about, tuned=dict(args=self.args, rows=self.rows))
+        with writing(out/TUNED): return save_checkpoint(out/TUNED, {"model": self.net.state_dict()}, meta)
 
     @classmethod
     def read(cls, folder):
@@ -192,8 +168,8 @@ class Tuned(Deployable):
 
     def score(self, epoch, split="test"):
         "The accuracy after an epoch, as a word."
-        found = [v for e, s, m, v in self.rows if (e, s, m) == (epoch, split, "accuracy")]
-        return f"{100*found[0]:.1f} %" if found else "not scored"
+        at = {(e, s): v for e, s, metric, v in self.rows if metric == "accuracy"}
+        return f"{100*at[epoch, split]:.1f} %" if (epoch, split) in at else "not scored"
 
     def __repr__(self):
         a = self.args
@@ -210,30 +186,22 @@ def settings_of(about, call):
     return replace(settings, **own, lr=settings.lr/5 if call.lr is None else call.lr)
 
 
-def refuse_loss(client, epoch):
-    "The FdgnbError of a rate that is too large."
-    return FdgnbError(f"finetune: the loss is not finite in epoch {epoch}, or exploded: choose a smaller rate than "
-                      f"lr={client.settings.lr:g}")
-
-
-def pass_over(method, net, client, down, epoch):
-    "One epoch; FdgnbError where its loss is not finite."
-    try: return client_update(method, net, client, down, epoch - 1)
-    except FdgnbError: pass
-    raise refuse_loss(client, epoch)
-
-
 def train(net, client, call):
     "Train a network in place, an epoch a round; the rows of its history. FdgnbError where the loss explodes."
     method = Tuning()
     method.which = call.which
-    down, rows = tagged("model", net.state_dict()), []
+    down, rows, first = tagged("model", net.state_dict()), [], None
     for epoch in range(call.epochs + 1):
-        if epoch: down = pass_over(method, net, client, down, epoch)
-        scored = assess(net.eval(), client, ("train", "test"), "local")
-        rows += [(epoch, split, metric, value) for _, split, _, metric, value in scored]
-        losses = [value for _, split, metric, value in rows if (split, metric) == ("train", "loss")]
-        if not losses[-1] <= 1e3*max(1., losses[0]): raise refuse_loss(client, epoch)
+        loss = float("inf")
+        with suppress(FdgnbError):                                     # of a loss that is not finite
+            if epoch: down = client_update(method, net, client, down, epoch - 1)
+            scored = assess(net.eval(), client, ("train", "test"), "local")
+            rows += [(epoch, split, metric, value) for _, split, _, metric, value in scored]
+            loss = next(value for _, split, _, metric, value in scored if (split, metric) == ("train", "loss"))
+        first = max(1., loss) if first is None else first
+        if loss <= 1e3*first: continue
+        raise FdgnbError(f"finetune: the loss is not finite in epoch {epoch}, or exploded: choose a smaller rate than "
+                         f"lr={client.settings.lr:g}")
     return rows
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0005
@@ -267,5 +235,5 @@ def finetune(
     client = Client(samples.name, parts, settings, call.seed, call.epochs, models.device)
     with one_thread(): scored = train(net, client, call)
     how = dict(vars(call), lr=settings.lr, site=samples.name, rule=rule, domain=domain)
-    told = dict(args=how | dict(n_train=client.n(), n_test=client.n("test")), rows=scored)
-    return Tuned(models.about, net, told, models.device)
+    how |= dict(n_train=client.n(), n_test=client.n("test"))
+    return Tuned(models.about, net, dict(args=how, rows=scored), models.device)

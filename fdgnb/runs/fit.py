@@ -272,8 +272,7 @@ def after_round(run, rows, callbacks):
     who = tell(callbacks, run, rows)
     run.stopped, run.reason = bool(who), stop_line(who, run) if who else ""
     final = run.stopped or run.round == run.fed.rounds
-    kept = run.chosen.get("last") == run.round                     # not without evaluation, nor after a stop
-    if final and not kept: keep_weights(run, partial(network_of, run.fed))
+    if final: keep_weights(run, partial(network_of, run.fed))      # a rule may go by what a callback added
     return run.stopped
 
 

@@ -8,12 +8,13 @@ __all__ = []
 # %% ../../nbs/runs/04_plots.ipynb #ee057721
 import io, sys, textwrap, warnings
 import numpy as np
+import pandas as pd
 from functools import lru_cache, wraps
-from ..core import FdgnbError, nearest
+from ..core import FdgnbError
 from ..data.domain import has_class
-from ..vectors import KINDS
-from .metrics import POINTS, args_of, column, confusion_counts, domains_of, oracle_column, format_bytes
-from .metrics import score_row, check_seeds_alone, scored_labels, select, source_and_target, traffic, values
+from ..vectors import KINDS, flatten
+from .metrics import BOTH, POINTS, RULES, args_of, column, confusion_counts, domains_of, format_bytes
+from .metrics import oracle_column, score_row, scored_labels, select, source_and_target, traffic, values
 from .records import arrays
 
 # %% ../../nbs/runs/04_plots.ipynb #ba138a42
@@ -114,19 +115,6 @@ def first_samples(domain, classes, skip=0):
     return [int(a[skip]) if len(a) > skip else None for a in at]
 
 
-def sheet_of(dataset, chosen, rows, step):
-    "The images of a sheet as one (H, W, 3), a cell every `step` pixels, white where there is no such sample."
-    sheet = np.ones((len(dataset.domains)*rows*step, len(chosen)*step, 3))
-    lines = [(d, r) for d in dataset.domains.values() for r in range(rows)]
-    for i, (d, r) in enumerate(lines):
-        for j, at in enumerate(first_samples(d, chosen, r)):
-            if at is None: continue
-            image = to_rgb(d.x[at:at + 1])[0]
-            h, w = image.shape[:2]
-            sheet[i*step:i*step + h, j*step:j*step + w] = image
-    return sheet
-
-
 @styled
 def sample_sheet(dataset, classes=12, rows=1):
     "Domains by classes: at most `classes` (spread over all), `rows` samples of each. For images."
@@ -136,8 +124,15 @@ def sample_sheet(dataset, classes=12, rows=1):
     n, domains = dataset.n_classes, dataset.domains
     step = dataset.size + 2                                             # pixels from one image to the next
     chosen = np.unique(np.linspace(0, n - 1, min(classes, n)).round().astype(int))
+    sheet = np.ones((rows*len(domains)*step, len(chosen)*step, 3))                       # white where a class lacks
+    for i, (d, r) in enumerate((d, r) for d in domains.values() for r in range(rows)):
+        for j, at in enumerate(first_samples(d, chosen, r)):
+            if at is None: continue
+            image = to_rgb(d.x[at:at + 1])[0]
+            h, w = image.shape[:2]
+            sheet[i*step:i*step + h, j*step:j*step + w] = image
     fig, ax = plt.subplots(figsize=(1.2 + .5*len(chosen), .4 + .5*rows*len(domains)))
-    ax.imshow(sheet_of(dataset, chosen, rows, step), interpolation="nearest" if step < 66 else "antialiased")
+    ax.imshow(sheet, interpolation="nearest" if step < 66 else "antialiased")
     label = [str(dataset.classes[c]) for c in chosen]
     turn = dict(rotation=45, ha="right") if max(map(len, label)) > 5 else {}
     ax.set_xticks((np.arange(len(chosen)) + .5)*step, label, **turn)
@@ -159,23 +154,20 @@ def baseline(run):
     return n.max()/n.sum(), "largest class"
 
 
-def draw_line(ax, v, **kw):
-    "Draw one column over the rounds in which it was scored."
-    v = v.dropna()
-    if len(v): ax.plot(v.index, v, **kw)
-
-
 def draw_lines(ax, run, metric, sources=True):
     "Draw a metric over the rounds: target and mean of the sources at both points, each source thin."
     names, target = source_and_target(run.sizes)
     c, m = colors(domains_of(run)), marks(domains_of(run))
-    own = dict(marker=m.get(target), ms=3.5, zorder=3)
-    for point, style, width in zip(POINTS, ("-", "--"), (1., .55)):
+
+    def draw(v, **kw): ax.plot(v.dropna(), **kw)                           # over the rounds in which it was scored
+
+    for point, style, width in zip(BOTH, ("-", "--"), (1., .55)):
         v = values(run.history, run.sizes, point, metric=metric)
         if point == "aggregated" and sources:
-            for d in names: draw_line(ax, v[column(d)], c=c[d], lw=.9, alpha=.8)
-        draw_line(ax, v["AVG"], c="k", ls=style, lw=2*width)
-        if target is not None: draw_line(ax, v["target"], c=c[target], ls=style, lw=2.6*width, **own)
+            for d in names: draw(v[column(d)], c=c[d], lw=.9, alpha=.8)
+        draw(v["AVG"], c="k", ls=style, lw=2*width)
+        if target is not None:
+            draw(v["target"], c=c[target], ls=style, lw=2.6*width, marker=m[target], ms=3.5, zorder=3)
     ax.set(xlabel="round", ylabel={"loss": "cross-entropy, nats"}.get(metric, metric))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.margins(x=.03)
@@ -228,38 +220,34 @@ def curves_plot(run):
     return fig
 
 # %% ../../nbs/runs/04_plots.ipynb #2ac98ab6
-def as_list(runs):
-    "One run, or a list of them, as a list."
-    return list(runs) if isinstance(runs, (list, tuple)) else [runs]
-
-
 def bar_groups(runs, point):
     "{label: runs over seeds}; FdgnbError of no runs, of several targets or data sets, of an unknown point."
-    known = (*POINTS, "adapted")
-    if point not in known: raise FdgnbError(f"unknown point {point!r}{nearest(point, known)}")
+    POINTS.get(point)
     labeled = runs if isinstance(runs, dict) else {"": runs}
-    groups = {label: as_list(group) for label, group in labeled.items()}
-    if not groups: raise FdgnbError("no runs to draw")
-    empty = [label for label, group in groups.items() if not group]
-    if empty: raise FdgnbError("no runs to draw" + "".join(f" of {label!r}" for label in empty if label))
+    groups = {label: list(group) if isinstance(group, (list, tuple)) else [group] for label, group in labeled.items()}
+    if not groups or not all(groups.values()): raise FdgnbError("no runs to draw")
     args = [args_of(r) for group in groups.values() for r in group]
-    for key, what in dict(dataset="data sets", target="targets").items():
-        found = dict.fromkeys(str(a[key] or "in-domain") for a in args)
-        if len(found) > 1: raise FdgnbError(f"runs of different {what} ({', '.join(found)}): one figure each")
+    for key in ("dataset", "target"):
+        there = dict.fromkeys(str(a[key] or "in-domain") for a in args)
+        if len(there) > 1: raise FdgnbError(f"runs of different {key}s ({', '.join(there)}): one figure each")
+    for group in groups.values(): check_seeds_alone(group)
     return groups
 
 
+def check_seeds_alone(runs):
+    "Refuse runs that differ in anything but the seed, or that repeat one."
+    args = [flatten(args_of(r)) for r in runs]
+    seeds = [a.pop("seed") for a in args]
+    if len({*seeds}) < len(seeds): raise FdgnbError(f"seeds {seeds}: a mean over seeds takes each once")
+    for name in sorted({name for a in args for name in a}):
+        words = list(dict.fromkeys(repr(a.get(name)) for a in args))
+        if len(words) > 1: raise FdgnbError(f"runs differ in more than the seed: {name} is {' and '.join(words)}")
+
+
 def bar_values(runs, rule, point):
-    "{column: (mean, std or nan)} of one run or of several over seeds, under one rule."
-    runs = as_list(runs)
-    check_seeds_alone(runs)
-    rows = [score_row(r, rule, point) for r in runs]
-    out = {}
-    for name in rows[0]:
-        if name in ("rounds", "uses"): continue
-        scores = np.array([row[name] for row in rows])
-        out[name] = scores.mean(), scores.std(ddof=1) if len(scores) > 1 else np.nan
-    return out
+    "{column: (mean, std or nan)} of runs over seeds, under one rule."
+    t = pd.DataFrame([score_row(r, rule, point) for r in runs]).drop(columns=["rounds", "uses"])
+    return {name: (t[name].mean(skipna=False), t[name].std(skipna=False)) for name in t}
 
 
 def bar_columns(run):
@@ -271,10 +259,9 @@ def bar_columns(run):
     return out | dict(ALL=("ALL", (.45,)*3), AVG=("AVG", (.65,)*3))
 
 
-def draw_bars(ax, runs, rule="last", point="aggregated", label=True):
-    "Draw bars by domain on `ax`; `runs` as for `domain_bars`."
+def draw_bars(ax, groups, rule="last", point="aggregated", label=True):
+    "Draw bars by domain on `ax`, of {label: runs over seeds}."
     import seaborn as sns
-    groups = bar_groups(runs, point)
     first = next(iter(groups.values()))[0]
     columns = bar_columns(first)
     several = sns.color_palette("mako", len(groups))
@@ -316,22 +303,16 @@ def draw_bar_axes(ax, labels, level, what="chance"):
     ax.tick_params(axis="x", length=0)
 
 
-WORDS = dict(last="last round", source_val="round of best source validation",
-             top5="mean of the five best rounds on the target (oracle)",
-             target="best round on the target (oracle)")
-
-
 def bars_title(groups, rule, point):
     "What `domain_bars` shows: the method where all share one, data, target, rule, point; the seeds."
     runs = [r for group in groups.values() for r in group]
     methods = {args_of(r)["method"] for r in runs}
-    what = describe_setting(runs[0])
-    if len(runs) == 1: what = describe_run(runs[0])
-    elif len(methods) == 1: what = f"{min(methods)} on {what}"
+    shown = f"{min(methods)} on {describe_setting(runs[0])}" if len(methods) == 1 else describe_setting(runs[0])
+    if len(runs) == 1: shown = describe_run(runs[0])
     n = max(map(len, groups.values()))
     over = f"{n} seeds" if len(groups) == 1 else "seeds"
     seeds = f"; mean and standard deviation over {over}" if n > 1 else ""
-    return f"{what}\n{WORDS[rule]}, {point}{seeds}"
+    return f"{shown}\n{RULES[rule].words}, {point}{seeds}"
 
 
 @styled
@@ -352,10 +333,10 @@ def domain_bars(runs, rule="last", point="aggregated"):
     return fig
 
 # %% ../../nbs/runs/04_plots.ipynb #777f0cfa
-def check_single(labels, what):
+def check_single(labels, picture):
     "FdgnbError where samples have several labels: a picture needs one class of each."
     if labels.ndim == 1: return
-    raise FdgnbError(f"{what} shows one class a sample, and these have several labels: see "
+    raise FdgnbError(f"{picture} shows one class a sample, and these have several labels: see "
                      "run.table(metric='macro_auroc'), or Metrics('recall', 'precision', 'auroc')")
 
 
@@ -413,15 +394,6 @@ def scatter_classes(ax, z, labels, classes):
             ax.scatter(*z[labels == i].T, color=c, lw=0, label=escape_label(k), **style)
 
 
-def scatter_domains(ax, z, domain, names, target):
-    "Points by domain; the target in front, with a frame."
-    for i, (d, c) in enumerate(colors(names).items()):
-        if not (domain == i).any(): continue
-        style = dict(s=18, lw=.5, edgecolor="k", zorder=3) if d == target else dict(s=13, lw=0, zorder=2)
-        label = f"{d} (target)" if d == target else escape_label(d) if len(names) <= MANY else None
-        ax.scatter(*z[domain == i].T, marker=marks(names)[d], color=c, label=label, **style)
-
-
 @styled
 def embedding(run):
     "t-SNE of at most 600 features of the final model, by class and by domain."
@@ -431,7 +403,12 @@ def embedding(run):
     z = tsne(a["features"], args_of(run)["seed"])
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.2, 3.4))
     scatter_classes(left, z, a["feature_label"], classes)
-    scatter_domains(right, z, a["feature_domain"], domains_of(run), target)
+    names, domain = domains_of(run), a["feature_domain"]
+    for i, (d, c) in enumerate(colors(names).items()):
+        if not (domain == i).any(): continue
+        style = dict(s=18, lw=.5, edgecolor="k", zorder=3) if d == target else dict(s=13, lw=0, zorder=2)
+        label = f"{d} (target)" if d == target else escape_label(d) if len(names) <= MANY else None
+        right.scatter(*z[domain == i].T, marker=marks(names)[d], color=c, label=label, **style)
     for ax, what in ((left, "by class"), (right, "by domain")):
         ax.set(xticks=[], yticks=[], title=f"features of {len(z)} samples {what}")
         ax.set(xlabel="t-SNE 1, no unit", ylabel="t-SNE 2, no unit")
@@ -473,9 +450,9 @@ def overview_plot(run, rule="last", point="aggregated"):
     import matplotlib.pyplot as plt
     fig, (a, b) = plt.subplots(1, 2, figsize=(10, 3), width_ratios=[1, 1.25])
     draw_accuracy(a, run)
-    draw_bars(b, run, rule, point)
+    draw_bars(b, bar_groups(run, point), rule, point)
     a.set_title("accuracy on test samples")
-    b.set_title(f"{WORDS[rule]}, {point}")
+    b.set_title(f"{RULES[rule].words}, {point}")
     fig.legend(handles=legend_handles(run), loc="outside right center")
     fig.suptitle(describe_run(run))
     return fig

@@ -33,9 +33,9 @@ class Row:
 
     def applies(self, scale, dataset, method):
         "Whether the row holds for a run; a row of a method holds for every sum (a+b) with it."
-        if self.data and dataset not in self.data: return False
-        if self.method and not {*split_sum(method)} & {*self.method}: return False
-        return self.scale in ("paper", scale)
+        of_data = not self.data or dataset in self.data
+        of_method = not self.method or bool({*split_sum(method)} & {*self.method})
+        return of_data and of_method and self.scale in ("paper", scale)
 
     def names_in(self, method):
         "The value's names in a run of `method`: a hyper-parameter in a sum says which parts it is bound to."
@@ -78,10 +78,8 @@ class Protocol:
     def values(self, scale="paper", dataset=None, method=None):
         "{name: value} of a run; in a sum, what is bound to one method is named 'method.name'."
         rows = [r for r in self.rows if r.applies(scale, dataset, method)]
-        out = {}
-        for row in sorted(rows, key=lambda r: r.rank):
-            for name in row.names_in(method): out[name] = copy.copy(row.value)
-        return out
+        rows.sort(key=lambda r: r.rank)
+        return {name: copy.copy(row.value) for row in rows for name in row.names_in(method)}
 
 # %% ../../nbs/runs/06_protocols.ipynb #protregcd1
 PROTOCOLS = Registry("protocol")
@@ -92,11 +90,10 @@ def resolve(protocol, scale=None, dataset=None, method=None):
 
     scale: smoke, cpu or paper (the default). dataset, method: names; others than the paper's get what the
     paper gives to all. Raises FdgnbError on an unknown protocol or scale."""
-    found = PROTOCOLS.get(protocol)
-    if scale is None or isinstance(scale, str) and not scale: scale = "paper"
-    if not isinstance(scale, str) or scale not in SCALES:
-        raise FdgnbError(f"unknown scale {echo(scale)}{nearest(scale, SCALES)}")
-    return found.values(scale, dataset, method)
+    known = PROTOCOLS.get(protocol)
+    if scale in (None, ""): scale = "paper"
+    if scale not in [*SCALES]: raise FdgnbError(f"unknown scale {echo(scale)}{nearest(scale, SCALES)}")
+    return known.values(scale, dataset, method)
 
 # %% ../../nbs/runs/06_protocols.ipynb #dcbcfcf3
 TO_READ = ("paper", "cpu", "smoke")
@@ -110,18 +107,6 @@ def list_protocols():
     return pd.DataFrame(rows).set_index("protocol")
 
 
-def value_row(name, of, by_scale):
-    "A line of `protocol_table`: one value, as printed and at each scale; `by_scale` maps scales to rows."
-    source = "; ".join(dict.fromkeys(r.source for r in by_scale.values()))
-    cells = {s: format_value(by_scale[s].value) if s in by_scale else "" for s in TO_READ}
-    return dict(what=name, of=of, **cells, source=source)
-
-
-def note_row(what, words, source=""):
-    "A line of `protocol_table`: something that is no setting."
-    return dict(what=what, of="", paper=words, cpu="", smoke="", source=source)
-
-
 def protocol_table(name):
     """DataFrame of a protocol: what, of which data sets and methods, value in paper, cpu and smoke, source.
 
@@ -130,12 +115,15 @@ def protocol_table(name):
     protocol = PROTOCOLS.get(name)
     values = {}                                                  # {(name, data sets, methods): {scale: row}}
     for row in protocol.rows: values.setdefault((row.name, row.data, row.method), {})[row.scale] = row
-    rows = [value_row(what, ", ".join(data + method), by_scale) for (what, data, method), by_scale in values.items()]
-    rows += [note_row(*note) for note in protocol.notes]
-    rows += [note_row("threshold", f"{share:.0%} on {data}") for data, share in protocol.thresholds.items()]
-    rows += [note_row(what, getattr(protocol, key))
-             for what, key in dict(selection="select", point="point", metric="metric").items()]
-    return pd.DataFrame(rows).set_index("what")
+    lines = []
+    for (what, data, method), by_scale in values.items():
+        cells = {s: format_value(by_scale[s].value) if s in by_scale else "" for s in TO_READ}
+        source = "; ".join(dict.fromkeys(r.source for r in by_scale.values()))
+        lines.append(dict(what=what, of=", ".join(data + method), **cells, source=source))
+    notes = [*protocol.notes, *(("threshold", f"{v:.0%} on {data}", "") for data, v in protocol.thresholds.items())]
+    notes += [("selection", protocol.select, ""), ("point", protocol.point, ""), ("metric", protocol.metric, "")]
+    lines += [dict(what=what, paper=words, source=source) for what, words, source in notes]
+    return pd.DataFrame(lines).fillna("").set_index("what")
 
 # %% ../../nbs/runs/06_protocols.ipynb #87c4a938
 SB_SETS = "pacs vlcs officehome terra_incognita"
@@ -178,8 +166,7 @@ SB_NOTES = (
     ("client", "one per source domain", "text, Evaluation"),
     ("target", "each domain in turn, whole", "text, Evaluation"),
     ("validation",
-     "a tenth of every source, under training augmentation, local models before the average, smoothed "
-     "loss", "code"),
+     "a tenth of every source, under training augmentation, local models before the average, smoothed loss", "code"),
     ("order",
      "batches are not shuffled: with S below a client's batches the rest is never seen",
      "code; the budget's variant='released'"),
@@ -189,10 +176,8 @@ SB_NOTES = (
     ("selection",
      "two rounds, of least and of best mean over the local validations; here one, by the aggregated "
      "model's, pooled", "code; ours"),
-    ("other backbones",
-     "ViT-B/16, ViT-B/32; ResNet-50 on PACS: backbone=...", "text, Implementation details"),
-    ("seeds",
-     "3 runs; the code's loop changes no seed, and leaves out the target Art", "text, Evaluation; code"),
+    ("other backbones", "ViT-B/16, ViT-B/32; ResNet-50 on PACS: backbone=...", "text, Implementation details"),
+    ("seeds", "3 runs; the code's loop changes no seed, and leaves out the target Art", "text, Evaluation; code"),
 )
 
 PROTOCOLS["fedsb"] = Protocol("fedsb", "Soltany et al., ICASSP 2025", "source_val", "aggregated",
@@ -251,15 +236,13 @@ GA_NOTES = (
     ("validation",
      "validation accuracy of the sources, weighted by a_k, ties to the later round; which model the paper "
      "reports is not known. Here: pooled over the sources, ties to the earlier round", "code; ours"),
-    ("DomainNet",
-     "the ten classes that FDSE uses too; not in the released code", "the authors, asked by users"),
+    ("DomainNet", "the ten classes that FDSE uses too; not in the released code", "the authors, asked by users"),
     ("baselines",
      "weigh domains by all of their images; FedProx and SCAFFOLD keep their learning rate to the end",
      "code; not copied"),
     ("rounds, once more", "the loop runs one more than it is asked: 41", "code"),
     ("PACS at scale cpu",
-     "a small network from random weights, at the rate of common: at .001 it learns little in 20 rounds",
-     "ours"),
+     "a small network from random weights, at the rate of common: at .001 it learns little in 20 rounds", "ours"),
     ("seeds", "only the split is seeded", "code"),
 )
 
@@ -311,11 +294,9 @@ KA_NOTES = (
     ("target",
      "each domain in turn; its images train without labels and are tested on; here all, official test "
      "images too", "text, Eq. 11; code; ours"),
-    ("validation",
-     "none: the maximum over the rounds of the accuracy on the target (an oracle)", "text, 4.3"),
+    ("validation", "none: the maximum over the rounds of the accuracy on the target (an oracle)", "text, 4.3"),
     ("samples",
-     "Amazon: 2,834, 1,199, 1,883 and 1,755 reviews; the set that is distributed has 2,000 a domain",
-     "text, 4.1"),
+     "Amazon: 2,834, 1,199, 1,883 and 1,755 reviews; the set that is distributed has 2,000 a domain", "text, 4.1"),
     ("backbone, once more", "ResNet-18 from nothing in Tables 4 and 5: backbone='resnet18'", "text, 4.4"),
     ("test images",
      "5,008 random ones of the target's training set, drawn anew each round; the network left in training "
@@ -400,8 +381,7 @@ BR_NOTES = (
      "RotatedMNIST's printed levels are above what these clients' images allow on these, as far as we ran: "
      "tables/18_rotated", "ours; the caption of Figure 5 says local test datasets"),
     ("test images, once more",
-     "CIFAR-10's have no upright set (angle 0 draws angles), CIFAR-100's are ten times the same; not "
-     "copied", "code"),
+     "CIFAR-10's have no upright set (angle 0 draws angles), CIFAR-100's are ten times the same; not copied", "code"),
     ("clean CIFAR-10", "without turning: partition=('lda', 10, .1, 'hsu')", "text, App. A"),
     ("state", "ten slots keep state, not clients", "code; not copied"),
     ("seeds", "one, the same for all methods", "text, App. A"),
@@ -467,8 +447,7 @@ DS_NOTES = (
     ("point", "local for FDSE, FedBN, LG-FedAvg, Ditto; aggregated for the rest", "code"),
     ("images", "neither scaled nor changed", "code"),
     ("order",
-     "PACS and DomainNet are not shuffled; some baselines stop after 100 rounds without gain",
-     "code; not copied"),
+     "PACS and DomainNet are not shuffled; some baselines stop after 100 rounds without gain", "code; not copied"),
     ("DomainNet", "the code's file has 1 local epoch, and none for FDSE", "code"),
     ("other backbones", "ResNet-50, ViT-B/8: backbone=...", "text, Table A8"),
     ("seeds", "5, of data and training alike: 2, 4388, 15, 333, 967", "text, Table 1; code"),

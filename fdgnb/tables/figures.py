@@ -15,7 +15,8 @@ from ..core import FdgnbError
 from ..experiments.execution import run
 from ..experiments.grid import grid
 from ..runs.fit import fit
-from ..runs.plots import WORDS, colors, styled
+from ..runs.metrics import RULES
+from ..runs.plots import colors, styled
 from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as, spread
 from .paper import at_hand, lies_here, spaced
 
@@ -206,7 +207,7 @@ def by_domain(runs, metric):
 def read_how(labels, metric):
     "({label: as a legend has it, with its point unless aggregated}, the rules in words)"
     how = {k: read_as(metric, k) for k in labels}
-    words = dict.fromkeys(WORDS[rule] for rule, _ in how.values())
+    words = dict.fromkeys(RULES[rule].words for rule, _ in how.values())
     return {k: k + f" ({point})"*(point != "aggregated") for k, (_, point) in how.items()}, " or ".join(words)
 
 

@@ -19,7 +19,7 @@ from ..experiments.grid import grid
 from ..experiments.statistics import verdicts
 from ..experiments.table import TEX, latex_of, table
 from ..experiments.store import Store
-from ..runs.metrics import ORACLE, RULES, style_names
+from ..runs.metrics import RULES, style_names
 from ..runs.protocols import SCALES
 from .ledger import HOURS, Records, bounds, called, first_of, judge, needs, net_of, ours, read_as
 from .ledger import PRICES, SEEDS, plan_of, short_of, spread, targets_in, wanted
@@ -396,6 +396,6 @@ def verdicts_of(report, base="FedAvg"):
         about = ", ".join(w for w in (name, *where, metric, f"scale {report.scale}") if w)
         domains = ", ".join(c for c in t.mean if c not in ("Avg", "ALL"))
         chosen = RULES[read_as(metric, base)[0]]
-        domains += f"; {chosen.format('test images')} choose the round"*(chosen == ORACLE)
+        domains += "; ORACLE: labels of the test images choose the round"*chosen.uses_target
         said.append(f"**{about}**: {domains}; {t.n.to_numpy().max():g} seeds\n\n{verdicts(t)}")
     return "\n\n".join(said)
