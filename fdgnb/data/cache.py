@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/02_cache.ipynb #22a93310
-import errno, hashlib, json, math, os, re, secrets, shutil, sys, tempfile, time, warnings
+import errno, hashlib, json, math, os, re, secrets, shutil, stat, sys, tempfile, time, warnings
 import numpy as np
 from platformdirs import user_cache_path
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +24,18 @@ def _writable(folder):
 
 
 def _protect(entry):
-    "Let an entry of the cache be read by its user alone, or also by a group that may write to the cache."
+    """Let an entry of the cache be read by its user alone, or also by a group that may write to the cache.
+
+    Of any other folder, and of files that the entry's manifest does not name, nothing is changed."""
     mode = 0o770 if entry.parent.stat().st_mode & 0o020 else 0o700
+    manifest = json.loads((entry/"manifest.json").read_text())
+    is_ours = isinstance(manifest, dict) and manifest.get("format") == 1 and "digest" in manifest
+    if not is_ours or not isinstance(manifest.get("files"), dict) or entry.is_symlink(): return
     entry.chmod(mode)
-    for file in entry.iterdir(): file.chmod(mode & 0o660)
+    for file in entry.iterdir():
+        is_named = file.name == "manifest.json" or file.name in manifest["files"]
+        with suppress(OSError):                          # removed meanwhile by another process
+            if is_named and stat.S_ISREG(file.lstat().st_mode): file.chmod(mode & 0o660)
 
 
 _private = set()                                         # the folders that this process has made private
@@ -42,9 +50,10 @@ def _claim(folder):
                          "a folder of your own, or, for a group, to one of root's")
     if folder in _private: return
     _private.add(folder)
-    with suppress(PermissionError):                      # root's, or of another member of the group
+    with suppress(PermissionError):                      # root's
         if not os.environ.get("FDGNB_CACHE"): folder.chmod(0o700)
-        for manifest in folder.glob("*/manifest.json"): _protect(manifest.parent)
+    for manifest in folder.glob("*/manifest.json"):
+        with suppress(OSError, ValueError): _protect(manifest.parent)       # of another member of the group, or gone
 
 # %% ../../nbs/data/02_cache.ipynb #16184c58
 def data_dir():
