@@ -327,7 +327,7 @@ def test_images_cut_and_flipped(form):
 def test_a_few_damaged_files_of_a_class_stop_nothing(files, lost, few):
     labels = [1]*files + [0]*50
     assert folders.are_few(labels, list(lost), ["damaged"]) == few
-    assert not folders.are_few(labels, list(lost), ["give the white= they have"])
+    assert not folders.are_few(labels, list(lost), [folders.NoScale("give the white= they have")])
 
 
 def test_a_damaged_text_is_skipped_with_a_line(home):
