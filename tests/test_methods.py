@@ -158,7 +158,7 @@ class Peeks(fdgnb.Method):
 
 
 @pytest.mark.parametrize("cls, said", [
-    (Keeps, "'keeps' keeps 'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "leaves a hook on 'head'"),
+    (Keeps, "'keeps' keeps 'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "another forward on 'head'"),
     (Draws, "global random generator of numpy (in batch)"), (Adapts, "generator of torch (in adapt)"),
     (Stays, "left the global model as it was"), (Peeks, "no labels here")])
 def test_what_a_client_leaves_or_may_not_see_is_refused(cls, said, small):
