@@ -64,7 +64,7 @@ class Peeks(fdgnb.Method):
 
 
 @pytest.mark.parametrize("cls, says", [
-    (Keeps, "'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "leaves a hook on 'head'"),
+    (Keeps, "'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "on 'head'"),
     (Draws, "generator of numpy"), (Adapts, "generator of torch"), (Stays, "left the global model"),
     (Peeks, "no labels here")])
 def test_what_a_client_leaves_or_may_not_see_is_refused(cls, says, images):

@@ -11,7 +11,7 @@ import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError, echo
 from .files import NO_ACCESS
-from .scale import NoScale
+from .scale import NoScale, NotDamaged
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd03
 NO_WINDOW = 'give window=(low, high), what becomes black and white (of the command: --load "{window: [low, high]}")'
@@ -82,7 +82,7 @@ BROKEN_DICOM = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexE
 def dicom_to_image(file, window=None):
     "A DICOM file of one frame as a PIL image; FdgnbError that says why it cannot be read."
     from PIL import Image
-    if not find_spec("pydicom"): raise FdgnbError("reading DICOM needs pydicom: pip install 'fdgnb[dicom]'")
+    if not find_spec("pydicom"): raise NotDamaged("reading DICOM needs pydicom: pip install 'fdgnb[dicom]'")
     import pydicom
     try:
         ds = pydicom.dcmread(file)
@@ -92,13 +92,16 @@ def dicom_to_image(file, window=None):
     except NO_ACCESS as e: raise FdgnbError(e.strerror) from None
     except (*BROKEN_DICOM, pydicom.errors.InvalidDicomError, pydicom.errors.BytesLengthException) as e:
         why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
-        raise FdgnbError(f"DICOM, damaged or compressed: get it again, pip install 'pylibjpeg[all]' ({why})") from None
+        raise FdgnbError(f"DICOM, damaged: get it again ({why})") from None
 
 
 def _check_frame(ds):
     "FdgnbError unless a DICOM data set holds one frame that can be decoded here."
     from PIL import Image
+    from pydicom.pixels import get_decoder
     if "PixelData" not in ds: raise FdgnbError("DICOM without an image: take it out of the folder")
+    if not get_decoder(ds.file_meta.TransferSyntaxUID).is_available:
+        raise NotDamaged("DICOM, compressed: pip install 'pylibjpeg[all]'")
     frames = int(ds.get("NumberOfFrames") or 1)
     if frames > 1: raise FdgnbError(f"DICOM of {frames} frames, wanted one: save each frame or slice as a file")
     most = Image.MAX_IMAGE_PIXELS
@@ -117,18 +120,18 @@ def _dicom_bytes(ds, window):
     x, window = apply_modality_lut(stored, ds), window or _window_of(ds)
     are_bytes = stored.dtype == np.uint8 and ds.BitsStored == 8 and (x == stored).all()
     if not window and not are_bytes:
-        raise NoScale(f"DICOM without a window of its own, values {x.min():g} to {x.max():g}: {NO_WINDOW}")
+        raise NoScale(f"DICOM without a linear window of its own, values {x.min():g} to {x.max():g}: {NO_WINDOW}")
     x = apply_window(x, *window or (0, 255))
     return 255 - x if kind == "MONOCHROME1" else x
 
 
 def _window_of(ds):
-    "The window (low, high) that a DICOM data set says itself, or None."
+    "The window (low, high) that a DICOM data set says itself, or None, as where its window is no linear one."
     given = [ds.get(key) for key in ("WindowCenter", "WindowWidth")]
-    if None in given: return None
+    if None in given or (ds.get("VOILUTFunction") or "LINEAR") != "LINEAR": return None
     center, width = (float(np.ravel(v)[0]) for v in given)
     if width > 1: return center - width/2, center + width/2 - 1
-    raise ValueError(f"a window of width {width:g}")
+    raise NoScale(f"DICOM with a window of width {width:g}: {NO_WINDOW}")
 
 
 def common_window(name, files):
@@ -144,4 +147,16 @@ def common_window(name, files):
         if len(found) > 1:
             says = ", ".join(f"{str(file)!r} has {window or 'none'}" for window, file in found.items())
             raise NoScale(f"{name}: DICOM files of several windows, {says}: {NO_WINDOW}")
-    return next(iter(found), None)
+    window = next(iter(found), None)
+    other = next(filter(wants_window, files), None) if window else None
+    if other: raise NoScale(f"{name}: {str(other)!r} has not the window {window} of the DICOM files: {NO_WINDOW}")
+    return window
+
+
+def wants_window(file):
+    "Whether a file that is not DICOM holds an array, or more than 8 bits a pixel."
+    from PIL import Image
+    if file.suffix.lower() == ".npy": return True
+    try:
+        with Image.open(file, formats=["PNG", "TIFF"]) as im: return im.mode[0] in "FI"
+    except (*BROKEN_DICOM, Image.DecompressionBombError): return False             # said where it is decoded

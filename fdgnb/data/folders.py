@@ -14,7 +14,7 @@ from .domain import Dataset, Domain, suggest_settings, check_names, check_on_err
 from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads
 from .dicom import array_to_image, check_window, common_window, dicom_to_image, is_dicom, read_array
 from .files import NO_ACCESS, SKIP, check_name, is_circle, is_ignored, list_below, warn_of_alike, warn_of_lost
-from .scale import NoScale, check_range, check_white, decide_white, to_bytes
+from .scale import NoScale, NotDamaged, check_range, check_white, decide_white, to_bytes
 from .splits import PARTS, attach_splits, name_files
 
 # %% ../../nbs/data/03_folders.ipynb #76bfb730
@@ -150,9 +150,9 @@ def _fingerprint(base, files, labels, size, scale):
 
 
 def reason_against(file, size=64, white=None, window=None):
-    "Why an image cannot be read, in one line; None if it can."
+    "The error that says why an image cannot be read; None if it can."
     try: decode(file, size, white, window)
-    except FdgnbError as e: return str(e)
+    except FdgnbError as e: return e
 
 # %% ../../nbs/data/03_folders.ipynb #daf9b0e9
 def key_of(name, base, files, labels, size, dataset, scale=""):
@@ -161,14 +161,11 @@ def key_of(name, base, files, labels, size, dataset, scale=""):
     return f"{safe}-{size}-{_fingerprint(base, files, labels, size, scale)}"
 
 
-MENDED = "white=", "window", "pip install"                   # in the reasons of files that are not damaged
-
-
 def are_few(labels, lost, reasons):
     "Whether the rows `lost` of a domain's files are damaged and few: of each class one, or a tenth, never all."
     number = np.unique(labels, return_inverse=True)[1]
     n, gone = np.bincount(number), np.bincount(number[lost], minlength=number.max() + 1)
-    is_damage = not any(word in why for why in reasons for word in MENDED)
+    is_damage = not any(isinstance(why, NotDamaged) for why in reasons)
     return is_damage and (gone <= np.maximum(1, n//10)).all() and (gone < n).all()
 
 

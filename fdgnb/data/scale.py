@@ -16,7 +16,11 @@ WHITE = arg(int, "the whole number that counts as white; None: by the range of a
 WHITES = 1, 255, 1023, 4095, 16383, 65535
 
 
-class NoScale(FdgnbError):
+class NotDamaged(FdgnbError):
+    "A file that a setting or a package makes readable: it is not skipped as one of a few damaged ones."
+
+
+class NoScale(NotDamaged):
     "Pixels whose black and white are not known: for all images to be told, so none is skipped for it."
 
 

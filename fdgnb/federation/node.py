@@ -6,7 +6,7 @@
 __all__ = ['ASKS', 'Node', 'offer', 'train', 'receive', 'score', 'trial']
 
 # %% ../../nbs/federation/08_node.ipynb #nodimp0001
-import copy, functools, inspect, math, torch
+import collections, copy, functools, inspect, math, torch
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass
@@ -28,29 +28,33 @@ class Node:
     unseen: Client = None                      # the unseen client, where it is on the same machine
 
 # %% ../../nbs/federation/08_node.ipynb #nodguard01
-def contents(v):
-    "What a value holds, to see whether it changes: itself, and its items or, of a tensor, its version."
+def contents(v, depth=3):
+    "What a value holds, to see whether it changes: itself, a tensor's version, a small array's bytes, what items hold."
     if torch.is_tensor(v): return [v, v._version]
-    if isinstance(v, dict): return [v, *v, *v.values()]
-    if isinstance(v, (list, tuple, set)): return [v, *v]
-    return [v, *getattr(v, "__dict__", {}).values()]
+    if isinstance(v, np.ndarray) and v.nbytes < 1e5: return [v, v.tobytes()]
+    items = [*v, *v.values()] if isinstance(v, dict) else v
+    if depth == 0 or not isinstance(items, (list, tuple, set, collections.deque)): return [v]
+    return [v, *(part for item in items for part in contents(item, depth - 1))]
 
 
 def look_at_shared(method, net):
-    "{what is wrong where it changes: its contents}: a method's attributes, hooks on layers, global generators."
+    "{what is wrong where it changes: its contents}: a method's attributes, its layers, global generators."
     values = {k: v for owner in [*reversed(own_classes(type(method))), method] for k, v in vars(owner).items()}
-    own = {f"keeps {k!r} on itself, which all clients share: put it into client.state or client.scratch": contents(v)
+    own = {f"keeps {k!r} on itself, which all clients share: put it into client.state or client.scratch":
+           contents(v) + [*getattr(v, "__dict__", {}).values()]
            for k, v in values.items() if not k.startswith("__") and not inspect.isroutine(v)}
     kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     def on(layer):
-        of_weights = [len(p._backward_hooks or ()) for p in layer.parameters(recurse=False)]
-        return of_weights + [len(getattr(layer, k)) for k in kinds]
-    hooks = {f"leaves a hook on {k or 'the network'!r}: remove it in `end`": on(m) for k, m in net.named_modules()}
+        of_weights = [(p.requires_grad, *(p._backward_hooks or ()), *(p._post_accumulate_grad_hooks or ()))
+                      for p in layer.parameters(recurse=False)]
+        return [*of_weights, *(tuple(getattr(layer, k)) for k in kinds), vars(layer).get("forward")]
+    hooks = {f"leaves a hook, a frozen weight or another forward on {k or 'the network'!r}, or the network does: undo "
+             "it in `end`": on(m) for k, m in net.named_modules()}
     _, words, place, *_ = np.random.get_state()
     of_torch = torch.get_rng_state().numpy().tobytes()
     where = ", ".join(hooks_of(type(method)))
-    draws = {f"draws from the global random generator of {k} (in {where}), so that no two runs are equal: draw from "
-             "the rng that a hook is given, or from client.rng('a purpose')": [state]
+    draws = {f"draws from the global random generator of {k} (in {where}), or another thread of this process does, so "
+             "that no two runs are equal: draw from the rng that a hook is given, or client.rng('a purpose')": [state]
              for k, state in dict(torch=of_torch, numpy=(words.tobytes(), place)).items()}
     return own | hooks | draws if where else own | hooks
 

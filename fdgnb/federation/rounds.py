@@ -42,10 +42,10 @@ def try_selection(fed, round, attempt=0):
 
 
 def select_clients(fed, round):
-    "(drawn, available) of a round; FdgnbError when none of some drawn answers three times."
+    "(drawn, available) of a round; FdgnbError when none of some drawn answers three times, but for a noised sum."
     for attempt in range(3):
         drawn, there = try_selection(fed, round, attempt)
-        if there or not drawn: return drawn, there
+        if there or not drawn or fed.settings.dp_clip is not None: return drawn, there
     raise FdgnbError(f"round {round + 1} failed: none of {', '.join(drawn)} answered in three tries; "
                      "the last checkpoint is kept")
 
@@ -129,7 +129,7 @@ def take_uploads(fed, engine, down, round, scoring, ledger, rows, changes):
         rows += said["rows"]
         if said["start"] is not None: fed.start[k] = said["start"]
         yield k, ledger.count(round + 1, k, "up", upload)
-    if down and not changes:
+    if down and not changes and fed.settings.dp_clip is None:
         raise FdgnbError(f"round {round + 1} failed: nobody answered; the last checkpoint is kept")
 
 
@@ -147,10 +147,10 @@ def try_model(engine, down, there, round):
 
 # %% ../../nbs/federation/04_rounds.ipynb #roundcode1
 def check_moved(fed, before, changes):
-    "FdgnbError where the clients' moves left the global model as it was; before: {key: (tensor, its version)}."
-    if "model" not in fed.method.averages or not any(changes.values()): return
+    "FdgnbError where the clients' moves left the global model as it was; before: {key: tensor}."
+    if not before or "model" not in fed.method.averages or not any(changes.values()): return
     after = fed.server.model
-    if any(v._version != version or not torch.equal(v, after.get(q, v)) for q, (v, version) in before.items()): return
+    if any(not torch.equal(v, after.get(q, v)) for q, v in before.items()): return
     raise FdgnbError(f"aggregate of {fed.method.name!r} left the global model as it was, though clients went from it: "
                      "set server.model, or averages = () in the class if there is none")
 
@@ -171,9 +171,9 @@ def run_round(
     for k in drawn: ledger.count(round + 1, k, "down", find_news(down[k], had.get(k, {})))
     sent = {k: down[k] for k in there}
     uploads = take_uploads(fed, engine, sent, round, scoring, ledger, rows, changes)
-    before = {q: (v, v._version) for q, v in fed.server.model.items()}
+    if round == 0: fed.first = {q: v.clone() for q, v in fed.server.model.items()}
     down = server_update(fed.method, fed.server, uploads, round)
-    if round == 0: check_moved(fed, before, changes)
+    if round + 1 == min(2, fed.rounds): check_moved(fed, vars(fed).pop("first", {}), changes)   # one may collect first
     check_state("server", fed.server.state)
     check_finite("server", fed.server.state, fed.method.gaps, round)
     tried = []

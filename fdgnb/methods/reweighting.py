@@ -36,9 +36,10 @@ class ByLoss(Method):
 def clip_losses(server, uploads, key="scalars.reweighting.loss"):
     """The uploads, their losses at most `FAR` times the others' median, or ln C and 1 where these are more.
 
-    FdgnbError on a loss below 0."""
+    One that is alone has no others. FdgnbError on a loss below 0."""
     losses, clipped = {k: float(u[key]) for k, u in uploads}, []
     untrained, usual = max(1., math.log(server.n_classes or 1)), medians_of_others(losses)
+    if len(losses) == 1: usual = dict.fromkeys(losses, 0.)
     for k, upload in uploads:
         loss, most = losses[k], FAR*max(untrained, usual[k])
         if loss < 0: raise FdgnbError(f"client {k!r} reports the loss {loss:.3g}: wanted at least 0")
