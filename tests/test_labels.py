@@ -99,7 +99,7 @@ gone = float("nan")
 REFUSED = {
     "NaN": (["cat", gone, "dog"]*2, "2 labels are missing"), "None": (["cat", None, "dog"]*2, "sample 1"),
     "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"), "floats": (np.array([0, gone, 1]*2), "missing"),
-    "beyond int64": (np.array([2**63 + 5, 1, 2, 0, 1, 2], np.uint64), "64 bits"),
+    "beyond int64": (np.array([2**63 + 5, 1, 2, 0, 1, 2], np.uint64), "too large"),
     "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "sample 2"),
     "ragged": ([0, [1], 2]*2, "sample 1"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
     "shares": (np.full((6, 3), 1/3), "no masks"), "masks": (np.zeros((6, 8, 8)), "no masks"),

@@ -42,7 +42,7 @@ def _plain_labels(y, file="labels"):
 # %% ../../nbs/data/09_arrays.ipynb #ad14fadb
 def _idx(path):
     "MNIST's idx format: two zero bytes, type, number of axes, their lengths (big-endian), the bytes."
-    with reading(path, "gzip"):
+    with reading(path):
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f: b = f.read()
     if b[:3] != b"\0\0\x08" or len(b) < 4 + 4*b[3]: raise damage_error(path, "not an idx file of bytes")
     start = 4 + 4*b[3]
@@ -55,7 +55,7 @@ def _idx(path):
 def _libsvm(path):
     "USPS as libsvm text: label (from 1), then index:value pairs, values in [-1, 1]."
     from sklearn.datasets import load_svmlight_file
-    with reading(path, "bz2"): x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
+    with reading(path): x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
     return (x.toarray() + 1)/2, to_labels(y, path) - 1
 
 
@@ -66,7 +66,7 @@ def _hdf5(path):
                          f"usps.t.bz2 there")
     import h5py
     arrays = {}
-    with reading(path, "hdf5"), h5py.File(path) as h:
+    with reading(path), h5py.File(path) as h:
         for part in ("train", "test"):
             arrays[f"x_{part}"] = h[part]["data"][:]
             arrays[f"y_{part}"] = h[part]["target"][:]
@@ -77,7 +77,7 @@ def _loadmat(file):
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
     try:
-        with reading(file, "mat"): return loadmat(file)
+        with reading(file): return loadmat(file)
     except MatReadError as e: raise damage_error(file, e) from None
 
 
@@ -268,7 +268,7 @@ class _Arrays(pickle.Unpickler):
 
 
 def _unpickle(path):
-    with reading(path, "pickle"), open(path, "rb") as f: d = _Arrays(f, encoding="bytes").load()
+    with reading(path), open(path, "rb") as f: d = _Arrays(f, encoding="bytes").load()
     if not isinstance(d, dict): raise damage_error(path, "no dictionary of arrays")
     return {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in d.items()}
 

@@ -13,7 +13,7 @@ from ..core import FdgnbError, is_folder, nearest, path_of, root
 from .cache import cache_dir, cache_entries, clean_cache, data_dir, format_bytes, map_in_threads
 from .catalogue import DATASETS, get_dataset, is_path, list_datasets
 from .domain import choose_domains
-from .folders import _PIL, are_few, decode_with_high, is_image, list_images, list_subfolders
+from .folders import are_few, decode_with_high, is_image, list_images, list_subfolders
 from .files import SKIP, group_alike, is_ignored, list_below
 from .scale import decide_white
 from .found import Found, find_domains, sum_counts
@@ -137,7 +137,7 @@ def _pages(file):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(file, formats=["TIFF"]) as im: return im.n_frames
-    except (*_PIL, Image.DecompressionBombError): return 1
+    except Exception: return 1
 
 
 def _remarks(path, folders, tree):
@@ -176,9 +176,9 @@ def _remarks(path, folders, tree):
 
 
 def _try_decode(sample):
-    "The largest pixels of an image (of 8 bits, of more), or why it cannot be read."
+    "The largest pixels of an image (of 8 bits, of more), or the error that says why it cannot be read."
     try: return decode_with_high(sample if isinstance(sample, Path) else io.BytesIO(sample), 64)[1:]
-    except FdgnbError as e: return str(e)
+    except FdgnbError as e: return e
 
 
 def _decode_remarks(name, found, own):
@@ -188,8 +188,8 @@ def _decode_remarks(name, found, own):
         if f.kind not in ("files", "jpeg"): continue
         samples = f.all_samples()
         read = map_in_threads(lambda i, s=samples: _try_decode(s[i]), range(len(f.y)), f"{name}/{d}", "image")
-        bad = [i for i, out in enumerate(read) if isinstance(out, str)]
-        highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, str))], axis=0).tolist()
+        bad = [i for i, out in enumerate(read) if isinstance(out, FdgnbError)]
+        highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, FdgnbError))], axis=0).tolist()
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
         line = f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}"

@@ -40,8 +40,8 @@ def _review_files(folder):
 
 def _packed_rows(path):
     "Reviews as JSON, a line each: title, text, and the label 0 or 1."
-    with reading(path, "gzip"), gzip.open(path) as f: lines = f.read().splitlines()
-    with reading(path, "json"): rows = [json.loads(line) for line in lines]
+    with reading(path), gzip.open(path) as f: lines = f.read().splitlines()
+    with reading(path): rows = [json.loads(line) for line in lines]
     bad = [i for i, row in enumerate(rows, 1) if not _is_review(row)]
     if bad or not rows:
         raise damage_error(path, f"line {bad[0] if bad else 0} has no title, text and label 0 or 1")
