@@ -120,7 +120,7 @@ def common_window(name, files):
             with reading():
                 ds = pydicom.dcmread(file, stop_before_pixels=True)
                 if ds.PhotometricInterpretation.startswith("MONOCHROME"): first.setdefault(_window_of(ds), file)
-        except NoScale: raise
+        except NoScale as e: raise NoScale(f"{str(file)!r}: {e}") from None
         except FdgnbError: continue                                                 # said where it is decoded
     if len(first) > 1:
         says = ", ".join(f"{str(file)!r} has {window or 'none'}" for window, file in first.items())
