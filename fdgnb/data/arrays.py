@@ -182,7 +182,7 @@ def _check_angles(angles):
     is_number = lambda a: isinstance(a, (int, float)) and not isinstance(a, bool) and abs(a) < 1e6
     is_list = isinstance(angles, (list, tuple, range)) and len(angles) and all(map(is_number, angles))
     if is_list and len(set(angles)) == len(angles): return
-    raise FdgnbError(f"angles={angles!r}: wanted a list of different numbers, in degrees; for upright MNIST load 'mnist'")
+    raise FdgnbError(f"angles={angles!r}: wanted a list of different numbers, in degrees; upright MNIST is 'mnist'")
 
 
 def _turned(files, i, angle, k):

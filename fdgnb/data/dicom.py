@@ -79,7 +79,7 @@ def dicom_to_image(file, window=None):
     from pydicom.pixels import apply_color_lut, apply_modality_lut, get_decoder, pixel_array
     with reading():
         ds = pydicom.dcmread(file)
-        if "PixelData" not in ds: raise FdgnbError("DICOM without an image: take it out of the folder")
+        if "PixelData" not in ds: raise FdgnbError("DICOM cut off or without an image: get it again, or take it out of the folder")
         if not get_decoder(ds.file_meta.TransferSyntaxUID).is_available:
             raise NotDamaged("DICOM, compressed: pip install 'pylibjpeg[all]'")
         frames, most = int(ds.get("NumberOfFrames") or 1), Image.MAX_IMAGE_PIXELS
@@ -117,9 +117,11 @@ def common_window(name, files):
     first = {}
     for file in filter(is_dicom, files):
         try:
-            with reading():
-                ds = pydicom.dcmread(file, stop_before_pixels=True)
-                if ds.PhotometricInterpretation.startswith("MONOCHROME"): first.setdefault(_window_of(ds), file)
+            with reading(), open(file, "rb") as f:
+                ds = pydicom.dcmread(f, stop_before_pixels=True)
+                is_whole = f.read(1) != b""                                         # of a cut header none is left
+                if is_whole and ds.PhotometricInterpretation.startswith("MONOCHROME"):
+                    first.setdefault(_window_of(ds), file)
         except NoScale as e: raise NoScale(f"{str(file)!r}: {e}") from None
         except FdgnbError: continue                                                 # said where it is decoded
     if len(first) > 1:

@@ -207,12 +207,11 @@ def _scan(folders, has_parts, wanted):
         warnings.warn(f"passed over {len(loose)} images beside the class folders, the first: {str(loose[0])!r}")
     tree, seen = {}, []
     for d, folder in folders.items():
-        tree[d], above = {}, [folder]
-        if has_parts: above = list_subfolders(folder)
-        for part in above:
-            if has_parts and part.name not in PARTS:
-                raise FdgnbError(f"folder {str(part)!r} is no part: split=\"folder\" wants "
-                                 f"<domain>/<part>/<class>/<image>, with the parts train, val and test")
+        tree[d], above = {}, list_subfolders(folder) if has_parts else [folder]
+        odd = [part for part in above if has_parts and part.name not in PARTS]
+        if odd:
+            raise FdgnbError(f"folder {str(odd[0])!r} is no part: split=\"folder\" wants "
+                             f"<domain>/<part>/<class>/<image>, with the parts train, val and test")
         for c in (c for place in above for c in list_subfolders(place)):
             files = list_images(c)
             if not files and (wanted is None or c.name in wanted):
@@ -300,4 +299,4 @@ def from_folder(
 
 def pick_files(values, kept):
     "{domain: values} of the files that were read, of those of all files; kept: {domain: which}."
-    return {d: [values[d][i] for i in rows] for d, rows in kept.items()}
+    return {d: [values[d][i] for i in rows] for d, rows in kept.items() if d in values}

@@ -17,7 +17,7 @@ from .domain import Dataset, Domain, check_on_error, check_size, choose_domains,
 from .domain import split_indices, suggest_backbone
 from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads, origin_of
 from .files import SKIP, damage_error, read_text, warn_of_lost
-from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
+from .folders import decode, list_images, list_subfolders, read_images, read_levels, warn_of_others
 from .catalogue import dataset
 from .features import SIDE, check_encoder, describe_encoder, keep_features, suggest_after
 from .text import TOKENS, about_encoder, check_tokens, encode, find_encoder
@@ -113,14 +113,10 @@ def read_list(path, classes, first):
 
 # %% ../../nbs/data/07_found.ipynb #e98393e2
 def _pixels(a, size, channels):
-    "One image, uint8 (h, w) or (h, w, 1 or 3) -> uint8 (channels, size, size)."
+    "One image, uint8 (h, w) or (h, w, 3) -> uint8 (channels, size, size)."
     from PIL import Image
-    if a.ndim == 3 and a.shape[-1] == 1: a = a[..., 0]
-    if a.shape[:2] != (size, size): a = np.asarray(Image.fromarray(a).resize((size, size), Image.BICUBIC))
-    a = a[None] if a.ndim == 2 else a.transpose(2, 0, 1)
-    if len(a) == channels: return a
-    if len(a) == 1: return np.repeat(a, 3, 0)
-    return a.mean(0, keepdims=True).round().astype(np.uint8)
+    x, _ = read_levels(Image.fromarray(a), size, gray=channels == 1)
+    return x[None] if x.ndim == 2 else x.transpose(2, 0, 1)
 
 # %% ../../nbs/data/07_found.ipynb #e2875983
 def to_nhw(a, file="pixels"):

@@ -51,7 +51,7 @@ def from_arrays(
         if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
             raise FdgnbError(f"{where}: wanted a pair (x, y), of samples and labels, or (x, y, groups)")
         if len(pair) == 3:
-            if groups is not None: raise FdgnbError(f"{where}: groups are given twice, beside the labels and by groups=")
+            if groups is not None: raise FdgnbError(f"{where}: groups are given twice, with the labels and by groups=")
             their_groups[d] = pair[2]
         x[d], y[d] = pair[0], as_labels(pair[1], where)
     check_several(name, y, multilabel)
@@ -186,25 +186,26 @@ def read_domains(name, samples, white, kind=None):
     "({domain: samples} as a Domain keeps them, white) of {domain: samples in any form}, on one scale."
     check_white(white)
     if kind is not None: check_value("kind", kind, arg(str, "what samples are", choices=("images", "vectors")))
-    x = {d: as_array(given, f"domain {d!r}") for d, given in samples.items()}
-    is_image = lambda v: kind != "vectors" and (kind == "images" or isinstance(v, Pictures) or v.ndim != 2)
-    highs = {}
-    for d, v in x.items():
-        if not is_image(v): continue
-        if isinstance(v, Pictures): highs[d] = v.highs()
-        else: highs[d] = _highs_of(v, f"domain {d!r}")
-        if not kind and not isinstance(v, Pictures) and v.ndim == 3 and v.dtype.kind == "f":
-            warnings.warn(f"{name}: samples {v.shape[1:]} are taken for gray images and become bytes: say "
+    made, images, highs = {}, {}, {}
+    for d, given in samples.items():
+        made[d] = x = as_array(given, f"domain {d!r}")
+        are_pil = isinstance(x, Pictures)
+        if kind == "vectors" or not kind and not are_pil and x.ndim == 2: made[d] = _as_vectors(x, f"domain {d!r}")
+        else: images[d], highs[d] = x, x.highs() if are_pil else _highs_of(x, f"domain {d!r}")
+        if d in images and not kind and not are_pil and x.ndim == 3 and x.dtype.kind == "f":
+            warnings.warn(f"{name}: samples {x.shape[1:]} are taken for gray images and become bytes: say "
                           f"kind='images', or of signals kind='vectors'")
     white = decide_white(name, highs, white)
-    made = {}
-    for d, v in x.items():
-        if d in highs: made[d] = as_images(v, f"domain {d!r}", white)
-        elif isinstance(v, Pictures): raise FdgnbError(f"domain {d!r}: images of PIL are no vectors")
-        else: made[d] = torch.from_numpy(v).float().reshape(len(v), -1)
-        if d not in highs and not made[d].isfinite().all():
-            raise FdgnbError(f"domain {d!r}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
+    for d, x in images.items(): made[d] = as_images(x, f"domain {d!r}", white)
     return made, white
+
+
+def _as_vectors(x, where):
+    "An array (N, ...) as vectors (N, D), finite float32."
+    if isinstance(x, Pictures): raise FdgnbError(f"{where}: images of PIL are no vectors")
+    x = torch.from_numpy(x).float().reshape(len(x), -1)
+    if x.isfinite().all(): return x
+    raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
 
 
 def _highs_of(x, where):
@@ -266,8 +267,8 @@ def order_classes(labels, classes, name):
     first = labels[0]
     for y in labels:
         if y.dtype.kind != first.dtype.kind or y.shape[1:] != first.shape[1:]:
-            raise FdgnbError(f"{name}: labels of one domain are {say(first)}, of another {say(y)}; wanted one kind, and "
-                             f"the same columns, in all")
+            raise FdgnbError(f"{name}: labels of one domain are {say(first)}, of another {say(y)}; wanted one kind in "
+                             f"all, and the same columns")
     known = list(range(first.shape[1])) if first.ndim == 2 else np.unique(np.concatenate(labels)).tolist()
     if classes is None: return known, list(map(str, known))
     if not isinstance(classes, (dict, list, tuple)):
@@ -280,8 +281,8 @@ def order_classes(labels, classes, name):
         raise FdgnbError(f"{name}: labels of {len(known)} columns, and `classes` has {len(order)} names")
     lost = [c for c in known if c not in order]
     if not lost: return order, names
-    raise FdgnbError(f"{name}: {lost[0]!r} is a label, and `classes` does not name it{nearest(str(lost[0]), order)}; of "
-                     f"numbers give classes={{label: name}} of all")
+    raise FdgnbError(f"{name}: {lost[0]!r} is a label, and `classes` does not name it{nearest(str(lost[0]), order)}; "
+                     f"of numbers give classes={{label: name}} of all")
 
 
 def number_labels(labels, order):
@@ -337,43 +338,41 @@ def names_of_classes(ds, where):
         numbers, names = getattr(ds, "class_to_idx", None), getattr(ds, "classes", None)
     if hasattr(names, "tolist"): names = names.tolist()                        # an array, an Index, a Series
     if isinstance(numbers, dict) and numbers:
-        by_number = {_plain(i, where): str(c) for c, i in numbers.items()}
-        order = sorted(numbers, key=names.index) if isinstance(names, list) and {*names} == {*numbers} else numbers
-        names = {_plain(numbers[c], where): str(c) for c in order}
-        if len(by_number) < len(numbers): raise FdgnbError(f"{where}: class_to_idx gives two classes one number")
-    elif isinstance(names, (list, tuple)): names = dict(enumerate(map(str, names)))
-    elif isinstance(names, dict): names = {label: str(c) for label, c in names.items()}
-    else: return {}
-    if len(set(names.values())) < len(names): raise FdgnbError(f"{where}: two of its classes have one name")
-    return names
+        is_order = isinstance(names, (list, tuple)) and {*names} == {*numbers}
+        pairs = [(_plain(numbers[c], where), c) for c in (names if is_order else numbers)]
+    elif isinstance(names, dict): pairs = list(names.items())
+    else: pairs = list(enumerate(names if isinstance(names, (list, tuple)) else ()))
+    named = {label: str(c) for label, c in pairs}
+    if len(named) == len(set(named.values())) == len(pairs): return named
+    raise FdgnbError(f"{where}: its data set gives two classes one number or one name")
 
 
 def trace_labels(ds, where):
     """[({label: name}, label)] of each sample, as the data set numbers it that names its classes; None: nothing tells.
 
     Looks through `.dataset` with `.indices` (Subset, random_split), `.datasets` (ConcatDataset) and wrappers."""
-    names, n, inner = names_of_classes(ds, where), len(ds), getattr(ds, "dataset", None)
+    names, n, parts = names_of_classes(ds, where), len(ds), getattr(ds, "datasets", None)
     if names:
         targets = getattr(ds, "targets", None)
         if hasattr(targets, "__len__") and len(targets) == n: return [(names, _plain(v, where)) for v in targets]
         changed = float("nan") if getattr(ds, "target_transform", None) else None             # NaN is no label's equal
         return [(names, changed)]*n
-    if isinstance(getattr(ds, "datasets", None), (list, tuple)):
-        rows = [row for part in ds.datasets for row in trace_labels(part, where)]
+    if isinstance(parts, (list, tuple)):
+        rows = [row for part in parts for row in trace_labels(part, where)]
         if len(rows) == n: return rows
         raise FdgnbError(f"{where}: {type(ds).__name__} has {n} samples, the data sets in it {len(rows)}")
-    if not hasattr(inner, "__len__"):
-        held = [v for v in getattr(ds, "__dict__", {}).values() if isinstance(v, torch.utils.data.Dataset)]
-        if len(held) != 1: return [(None, None)]*n
-        inner = held[0]
+    held = [v for v in getattr(ds, "__dict__", {}).values() if isinstance(v, torch.utils.data.Dataset)]
+    inner = getattr(ds, "dataset", held[0] if len(held) == 1 else None)
+    if not hasattr(inner, "__len__"): return [(None, None)]*n
     rows = trace_labels(inner, where)
     if hasattr(ds, "indices"): return [rows[i] for i in ds.indices]
-    if any(names != rows[0][0] for names, _ in rows):
+    if any(names is not rows[0][0] and names != rows[0][0] for names, _ in rows):
         raise FdgnbError(f"{where}: {type(ds).__name__} holds data sets that number their classes differently, and "
                          f"which sample is whose is not known; give them as they are, or labels as words")
     if len(rows) != n: return [(rows[0][0], None)]*n
     with asking(f"{where}: the labels of the data set in {type(ds).__name__}"):
-        return [(names, _plain(inner[i][1], where) if label is None else label) for i, (names, label) in enumerate(rows)]
+        labels = [_plain(inner[i][1], where) if label is None else label for i, (_, label) in enumerate(rows)]
+    return [(names, label) for (names, _), label in zip(rows, labels)]
 
 
 def trusted_names(ds, y, where):
@@ -509,30 +508,25 @@ def read_table(source, what, wanted, columns, groups, split):
 def _read_text_folder(folder, groups, split, on_error):
     "{meaning: {domain: values}} of <folder>/<domain>/<class>/*.txt; groups and split as in `name_files`."
     warn_of_lost(list_below(folder))
-    files, labels = {}, {}
+    files, labels, texts, kept = {}, {}, {}, {}
     for d in list_subfolders(folder):
-        for c in list_subfolders(d):
-            texts = [f for f in list_below(c) if f.suffix == ".txt" and f.is_file()]
-            files.setdefault(d.name, []).extend(texts)
-            labels.setdefault(d.name, []).extend([c.name]*len(texts))
-    files = {d: paths for d, paths in files.items() if paths}
+        pairs = [(f, c.name) for c in list_subfolders(d) for f in list_below(c) if f.suffix == ".txt" and f.is_file()]
+        if pairs: files[d.name], labels[d.name] = zip(*pairs)
     if not files: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
-    columns = dict(text={}, label={})
-    for meaning, how in (("group", groups), ("part", split)):
-        if how is not None: columns[meaning] = name_files(dict(group="groups", part="split")[meaning], how, folder, files, 2)
+    columns = dict(label=labels, group=name_files("groups", groups, folder, files, 2),
+                   part=name_files("split", split, folder, files, 2))
     for d, paths in files.items():
-        texts, lost = {}, {}
+        read, lost = {}, {}
         for i, file in enumerate(paths):
-            try: texts[i] = read_text(file, guess=True)
+            try: text = read_text(file, guess=True)
             except FdgnbError as e: lost[i] = e
             else:
-                if not texts[i].strip(): lost[i] = "it is empty"
+                if text.strip(): read[i] = text
+                else: lost[i] = "it is empty"
         if lost: skip_unread(f"domain {d!r}", paths, labels[d], list(lost), list(lost.values()), on_error)
-        kept = [i for i in range(len(paths)) if i not in lost]
-        columns["text"][d], columns["label"][d] = [texts[i] for i in kept], [labels[d][i] for i in kept]
-        for meaning in columns.keys() - {"text", "label"}:
-            if d in columns[meaning]: columns[meaning][d] = [columns[meaning][d][i] for i in kept]
-    return columns
+        texts[d], kept[d] = list(read.values()), list(read)
+    picked = {meaning: pick_files(values, kept) for meaning, values in columns.items() if values is not None}
+    return picked | dict(text=texts)
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p1
 def from_texts(
@@ -560,7 +554,7 @@ def from_texts(
     texts = columns["text"]
     for d, rows in texts.items():
         empty = [i for i, text in enumerate(rows) if not isinstance(text, str) or not text.strip()]
-        if empty: raise FdgnbError(f"domain {d!r}: {len(empty)} texts are empty or no text, the first is text {empty[0]}")
+        if empty: raise FdgnbError(f"domain {d!r}: {len(empty)} texts are empty or no text, first text {empty[0]}")
     y = {d: as_labels(labels, f"domain {d!r}") for d, labels in columns["label"].items()}
     order_classes(list(y.values()), classes, source_name)             # refused before anything is encoded
     coded = {}
