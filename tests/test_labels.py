@@ -159,6 +159,9 @@ def test_columns_of_torch_data_sets_and_tables(tmp_path):
     table = pd.DataFrame(y, columns=CLASSES).assign(file=[f"{i}.png" for i in range(6)], domain=list("ababab"))
     read_table = lambda *columns: fdgnb.from_table(table, folder=tmp_path, size=8, label=[*columns])
     assert read_table(*CLASSES)["b"].y.tolist() == y[1::2].tolist()
+    for truth in (["FALSE", "TRUE"], ["false ", " 1"]):
+        table.replace({c: dict(enumerate(truth)) for c in CLASSES}).to_csv(tmp_path/"t.csv", index=False)
+        assert fdgnb.from_table(tmp_path/"t.csv", size=8, label=CLASSES)["b"].y.tolist() == y[1::2].tolist()
     says(lambda: read_table("edema", "nodul"), "'nodul'")
     says(lambda: read_table("edema", "file"), "zeros and ones")
     says(lambda: read(y, classes=CLASSES[:2]), "3 columns", "2 names")

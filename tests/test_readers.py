@@ -96,7 +96,7 @@ REFUSED = {
     "empty": (np.zeros((6, 3, 0, 0)), "no numbers"), "meta": (torch.zeros(6, 3, 8, 8, device="meta"), "meta"),
     "masked": (np.ma.masked_array(x, x > 99), "mask"), "complex": (x*1j, "numbers"),
     "sparse": (torch.from_numpy(x).to_sparse(), "to_dense"), "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[..., :3]"),
-    "RGBA, first": (np.zeros((6, 4, 8, 8), np.uint8), "x[:, :3]"), "cubes": (np.zeros((6, 3, 4, 4, 4)), "no images"),
+    "RGBA, first": (np.zeros((6, 4, 8, 8), np.uint8), "x[:, :3]"), "cubes": (np.zeros((6, 3, 4, 4, 4)), "vectors"),
     "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes"), "ragged": ([[[1], [2, 3]]], "inhomogeneous"),
     "paths": (["a.png", "b.png"], "from_folder"), "objects": (np.array([None, 1]), "numbers"),
     "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples"),
@@ -349,7 +349,8 @@ NO_SCALE = {                                                            # fields
     "signed": (np.int16, dict(PixelRepresentation=1), {}), "unsigned": (np.uint16, {}, {}),
     "bits": (np.uint16, {}, dict(BitsStored=16, HighBit=15)),
     "a slope in one": (np.uint8, EIGHT, EIGHT | dict(RescaleSlope=2, RescaleIntercept=0)),
-    "a window in one": (np.uint16, {}, OWN), "two windows": (np.uint16, OWN | dict(WindowWidth=900), OWN),
+    "a window in one": (np.uint16, {}, OWN), "no line": (np.uint16, *[OWN | dict(VOILUTFunction="SIGMOID")]*2),
+    "two windows": (np.uint16, OWN | dict(WindowWidth=900), OWN),
     "inverted": (np.uint16, {}, dict(PhotometricInterpretation="MONOCHROME1"))}
 
 
@@ -363,6 +364,15 @@ def test_dicom_files_without_one_scale_want_a_window(tmp_path, what):
     data = fdgnb.from_folder(tmp_path, size=8, window=(0, 255))
     wanted = {"a slope in one": (2*data["a"].x.int()).clip(max=255).byte(), "inverted": 255 - data["a"].x}
     assert data["b"].x.equal(wanted.get(what, data["a"].x))
+
+
+@pytest.mark.parametrize("length", [-40, 400, 140])
+def test_one_cut_dicom_file_is_skipped_and_a_window_is_for_dicom_alone(tmp_path, length):
+    for i in range(3): save_dicom(STORED, tmp_path/"a"/"x"/f"{i}.dcm", **OWN)
+    (tmp_path/"a"/"x"/"1.dcm").write_bytes((tmp_path/"a"/"x"/"1.dcm").read_bytes()[:length])
+    with pytest.warns(UserWarning, match="skipped 1 of 3"): fdgnb.from_folder(tmp_path, size=8)
+    write_picture(tmp_path/"b"/"x"/"1.png", STORED)
+    says(lambda: fdgnb.from_folder(tmp_path, size=8, on_error="skip"), "1.png", "window=")
 
 
 DICOM = {"frames": (dict(NumberOfFrames=2), 10**6, "2 frames"), "width": (dict(OWN, WindowWidth=0), 10**6, "window="),

@@ -79,7 +79,7 @@ def dicom_to_image(file, window=None):
     from pydicom.pixels import apply_color_lut, apply_modality_lut, get_decoder, pixel_array
     with reading():
         ds = pydicom.dcmread(file)
-        if "PixelData" not in ds: raise FdgnbError("DICOM cut off or without an image: get it again, or take it out of the folder")
+        if "PixelData" not in ds: raise FdgnbError("DICOM cut off or without an image: get it again, or take it out")
         if not get_decoder(ds.file_meta.TransferSyntaxUID).is_available:
             raise NotDamaged("DICOM, compressed: pip install 'pylibjpeg[all]'")
         frames, most = int(ds.get("NumberOfFrames") or 1), Image.MAX_IMAGE_PIXELS

@@ -63,8 +63,8 @@ def from_arrays(
 
 def _over(theirs, given):
     "What is given beside the domains, over what they hold themselves."
-    if isinstance(given, dict): return theirs | {str(d): values for d, values in given.items()}
-    return theirs or None if given is None else given
+    if given is None: return theirs or None
+    return theirs | {str(d): values for d, values in given.items()} if isinstance(given, dict) else given
 
 # %% ../../nbs/data/16_own.ipynb #own00007
 def to_numpy(x, where):
@@ -468,13 +468,6 @@ def read_labels(words):
     return words
 
 
-def by_domain(values, domains):
-    "{domain: values} of a column, in the order in which domains come."
-    out = {}
-    for value, d in zip(values, domains): out.setdefault(d, []).append(value)
-    return out
-
-
 def read_table(source, what, wanted, columns, groups, split):
     """({meaning: {domain: values}}, name, folder) of a DataFrame or a CSV file.
 
@@ -501,8 +494,10 @@ def read_table(source, what, wanted, columns, groups, split):
         if isinstance(column, (list, tuple)):
             rows[meaning] = [[TRUTH.get(str(v).strip().lower(), v) for v in row] for row in zip(*cells)]
         elif meaning == "label" and folder is not None: rows[meaning] = read_labels(cells[0])
-    domains = list(map(str, rows["domain"]))
-    return {meaning: by_domain(values, domains) for meaning, values in rows.items()}, name, folder
+    columns = {meaning: {} for meaning in rows}
+    for meaning, values in rows.items():
+        for value, d in zip(values, rows["domain"]): columns[meaning].setdefault(str(d), []).append(value)
+    return columns, name, folder
 
 # %% ../../nbs/data/16_own.ipynb #e9bc0244
 def _read_text_folder(folder, groups, split, on_error):
