@@ -63,10 +63,12 @@ def read_split(given, n, where):
     """{part: rows} of a domain of n samples: of rows or masks by part, or of a part's name per sample; else FdgnbError.
 
     Warns of samples in no part."""
+    named = given
     if not isinstance(given, dict):
-        names = np.array(list_values(given, n, where, "split"), object)
-        given = {part: names == part for part in {*names.tolist()} - {None}}
-    for part in given:
+        values = list_values(given, n, where, "split")
+        named = [part for part in values if part is not None]
+        given = {part: [value == part for value in values] for part in PARTS}
+    for part in named:
         if part not in PARTS: raise FdgnbError(f"{where}: split has a part {echo(part)}{nearest(part, PARTS)}")
     parts = {part: _read_rows(given.get(part, ()), n, f"{where}: split {part!r}") for part in PARTS}
     if not len(parts["train"]): raise FdgnbError(f"{where}: its split has no training samples; wanted a part 'train'")
