@@ -99,7 +99,7 @@ gone = float("nan")
 REFUSED = {
     "NaN": (["cat", gone, "dog"]*2, "2 labels are missing"), "None": (["cat", None, "dog"]*2, "sample 1"),
     "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"), "floats": (np.array([0, gone, 1]*2), "missing"),
-    "beyond int64": (np.array([2**63 + 5, 1, 2, 0, 1, 2], np.uint64), "64 bits"),
+    "beyond int64": (np.array([2**63 + 5, 1, 2, 0, 1, 2], np.uint64), "too large"),
     "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "sample 2"),
     "ragged": ([0, [1], 2]*2, "sample 1"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
     "shares": (np.full((6, 3), 1/3), "no masks"), "masks": (np.zeros((6, 8, 8)), "no masks"),
@@ -159,6 +159,9 @@ def test_columns_of_torch_data_sets_and_tables(tmp_path):
     table = pd.DataFrame(y, columns=CLASSES).assign(file=[f"{i}.png" for i in range(6)], domain=list("ababab"))
     read_table = lambda *columns: fdgnb.from_table(table, folder=tmp_path, size=8, label=[*columns])
     assert read_table(*CLASSES)["b"].y.tolist() == y[1::2].tolist()
+    for truth in (["FALSE", "TRUE"], ["false ", " 1"]):
+        table.replace({c: dict(enumerate(truth)) for c in CLASSES}).to_csv(tmp_path/"t.csv", index=False)
+        assert fdgnb.from_table(tmp_path/"t.csv", size=8, label=CLASSES)["b"].y.tolist() == y[1::2].tolist()
     says(lambda: read_table("edema", "nodul"), "'nodul'")
     says(lambda: read_table("edema", "file"), "zeros and ones")
     says(lambda: read(y, classes=CLASSES[:2]), "3 columns", "2 names")

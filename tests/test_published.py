@@ -135,11 +135,11 @@ def test_a_file_that_is_cut_or_altered_is_one_line_with_its_name(kind, home, mon
 NAN = float("nan")
 DISAGREE = {
     "counts": (usps, dict(y_train=np.arange(5)), "6 images, but 5 labels"),
-    "labels beyond": (usps, dict(y_test=np.arange(3) + 9), "0 to 11"),
-    "an array": (usps, dict(x_test=None), "'x_test'"), "rows": (usps, dict(x_train=np.zeros((6, 63))), "no images"),
+    "labels beyond": (usps, dict(y_test=np.arange(3) + 9), "a label 10"),
+    "an array": (usps, dict(x_test=None), "x_test"), "rows": (usps, dict(x_train=np.zeros((6, 63))), "no images"),
     "NaN": (usps, dict(y_train=np.full(6, NAN)), "NaN"), "words": (usps, dict(y_train=list("abcdef")), "whole numbers"),
     "one-hot": (usps, dict(y_train=np.ones((6, 10))), "one-hot"),
-    "pickle": (cifar100, dict(fine_labels=[0]), "1 labels"),
+    "pickle": (cifar100, dict(fine_labels=[0]), "reshape"),
     "NaN pixels": (usps, dict(x_train=np.full((6, 8, 8), NAN)), "not finite"),
     "a part": (usps, dict(x_train=np.zeros((0, 8, 8)), y_train=[]), "empty"),
     "offsets": (cifar10, dict(offset=[0, 10**9, 5]), "train.npz"), "lists": (pacs, dict(first=0), "counted from 1"),

@@ -73,9 +73,9 @@ class Files(list):
 
 
 TORCH = {
-    "no samples": [], "no pair": [3], "whole numbers": [(x[0], None)], "give size=": [(x[0], 1), (x[0, :, 1:], 0)],
+    "no samples": [], "no pair": [3], "missing": [(x[0], None)], "give size=": [(x[0], 1), (x[0, :, 1:], 0)],
     "no map-style": iter([]), "ZeroDivisionError": Files([lambda: 1/0]),
-    "sample 1 cannot be read": Files([lambda: (Image.new("L", (8, 8)), 0), lambda: (Image.open("gone.png"), 0)])}
+    "sample 1 fails": Files([lambda: (Image.new("L", (8, 8)), 0), lambda: (Image.open("gone.png"), 0)])}
 
 
 @pytest.mark.parametrize("part", TORCH)
@@ -96,8 +96,8 @@ REFUSED = {
     "empty": (np.zeros((6, 3, 0, 0)), "no numbers"), "meta": (torch.zeros(6, 3, 8, 8, device="meta"), "meta"),
     "masked": (np.ma.masked_array(x, x > 99), "mask"), "complex": (x*1j, "numbers"),
     "sparse": (torch.from_numpy(x).to_sparse(), "to_dense"), "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[..., :3]"),
-    "RGBA, first": (np.zeros((6, 4, 8, 8), np.uint8), "x[:, :3]"), "cubes": (np.zeros((6, 3, 4, 4, 4)), "no images"),
-    "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes"), "ragged": ([[[1], [2, 3]]], "several lengths"),
+    "RGBA, first": (np.zeros((6, 4, 8, 8), np.uint8), "x[:, :3]"), "cubes": (np.zeros((6, 3, 4, 4, 4)), "vectors"),
+    "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes"), "ragged": ([[[1], [2, 3]]], "inhomogeneous"),
     "paths": (["a.png", "b.png"], "from_folder"), "objects": (np.array([None, 1]), "numbers"),
     "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples"),
     "floats of PIL": ([Image.new("F", (8, 8))]*6, "domain 'a'"), "none": ([], "no samples"), "None": (None, "numbers")}
@@ -320,7 +320,7 @@ def test_an_array_that_says_its_scale_needs_no_window(tmp_path, samples, scale):
 
 
 @pytest.mark.parametrize("samples, part", [
-    (np.zeros((4, 8, 8)), "save each slice"), (np.full((8, 8), np.nan), "NaN"), (np.array([[None]]), "numbers")])
+    (np.zeros((4, 8, 8)), "save each slice"), (np.full((8, 8), np.nan), "NaN"), (np.array([[None]]), "Python objects")])
 def test_an_array_that_is_no_image_is_named(tmp_path, samples, part):
     says(lambda: fdgnb.from_folder(save_arrays(tmp_path, samples), size=8), "1.npy", part)
 
@@ -349,7 +349,8 @@ NO_SCALE = {                                                            # fields
     "signed": (np.int16, dict(PixelRepresentation=1), {}), "unsigned": (np.uint16, {}, {}),
     "bits": (np.uint16, {}, dict(BitsStored=16, HighBit=15)),
     "a slope in one": (np.uint8, EIGHT, EIGHT | dict(RescaleSlope=2, RescaleIntercept=0)),
-    "a window in one": (np.uint16, {}, OWN), "two windows": (np.uint16, OWN | dict(WindowWidth=900), OWN),
+    "a window in one": (np.uint16, {}, OWN), "no line": (np.uint16, *[OWN | dict(VOILUTFunction="SIGMOID")]*2),
+    "two windows": (np.uint16, OWN | dict(WindowWidth=900), OWN),
     "inverted": (np.uint16, {}, dict(PhotometricInterpretation="MONOCHROME1"))}
 
 
@@ -365,7 +366,16 @@ def test_dicom_files_without_one_scale_want_a_window(tmp_path, what):
     assert data["b"].x.equal(wanted.get(what, data["a"].x))
 
 
-DICOM = {"frames": (dict(NumberOfFrames=2), 10**6, "2 frames"), "width": (dict(OWN, WindowWidth=0), 10**6, "damaged"),
+@pytest.mark.parametrize("length", [-40, 400, 140])
+def test_one_cut_dicom_file_is_skipped_and_a_window_is_for_dicom_alone(tmp_path, length):
+    for i in range(3): save_dicom(STORED, tmp_path/"a"/"x"/f"{i}.dcm", **OWN)
+    (tmp_path/"a"/"x"/"1.dcm").write_bytes((tmp_path/"a"/"x"/"1.dcm").read_bytes()[:length])
+    with pytest.warns(UserWarning, match="skipped 1 of 3"): fdgnb.from_folder(tmp_path, size=8)
+    write_picture(tmp_path/"b"/"x"/"1.png", STORED)
+    says(lambda: fdgnb.from_folder(tmp_path, size=8, on_error="skip"), "1.png", "window=")
+
+
+DICOM = {"frames": (dict(NumberOfFrames=2), 10**6, "2 frames"), "width": (dict(OWN, WindowWidth=0), 10**6, "window="),
          "cut": ({}, 300, "DICOM")}
 
 
@@ -394,8 +404,8 @@ def test_a_table_names_files_labels_and_domains(tmp_path):
         assert data["010"].x.equal(torch.from_numpy(x[4:])) and data["1"].y.tolist() == [0, 1]
     says(lambda: fdgnb.from_table(tmp_path/"t.csv", **names | dict(label="sik")), "did you mean 'sick'?")
     says(lambda: fdgnb.from_table(pd.DataFrame(rows), folder=tmp_path/"none", **names), "6 of 6 files")
-    says(lambda: fdgnb.from_table([1]), "from_table takes")
-    says(lambda: fdgnb.from_table(tmp_path/"none.csv"), "no CSV file")
+    says(lambda: fdgnb.from_table([1]), "a row per image")
+    says(lambda: fdgnb.from_table(tmp_path/"none.csv"), "no CSV file or DataFrame")
 
 
 ROWS = [(f"{w} {what}", label, d) for label, w in ((5, "lovely"), (2, "dull"))

@@ -85,12 +85,12 @@ def test_forms_of_groups():
 
 
 REFUSED = [
-    (dict(groups=[1]*59), "59 samples"), (dict(groups=[1]*59 + [None]), "sample 59"), (dict(groups=5), "a list"),
+    (dict(groups=[1]*59), "a list of 60"), (dict(groups=[1]*59 + [None]), "sample 59"), (dict(groups=5), "a list"),
     (dict(groups=np.array(["p"]*59 + [""])), "sample 59"), (dict(groups=np.array([1.]*59 + [np.nan])), "sample 59"),
     (dict(split=dict(train=[0, 1], test=[1, 2])), "sample 1 is twice"), (dict(split=dict(train=[0, 60])), "0 to 59"),
     (dict(split=dict(train=[-1])), "rows -1"), (dict(split=dict(train=[.5])), "whole numbers"),
-    (dict(split=dict(train=[True])), "a mask of 1"), (dict(split=dict(test=[1])), "no training"),
-    (dict(split=dict(train=[0], tset=[1])), "did you mean 'test'?"), (dict(split=THREE[1:]), "59 samples"),
+    (dict(split=dict(train=[True])), "a mask of 60"), (dict(split=dict(test=[1])), "no training"),
+    (dict(split=dict(train=[0], tset=[1])), "did you mean 'test'?"), (dict(split=THREE[1:]), "a list of 60"),
     (dict(split=THREE[1:] + ["exam"]), "'exam'")]
 
 
@@ -142,7 +142,7 @@ def test_parts_of_folders(tmp_path):
     number = (data["a"].x[:, 0, 0, 0]//10).long()
     for k, part in enumerate(("train", "val", "test")): assert (number[data["a"].split[part]] % 3 == k).sum() == 8
     says(lambda: fdgnb.from_folder(write(tmp_path/"g"), split="folder"), "is no part")
-    for how, part in (("folder", "no folder of its own"), (r"case(\d+)", "finds nothing"), ("[", "one group"),
+    for how, part in (("folder", "finds nothing"), (r"case(\d+)", "finds nothing"), ("[", "one group"),
                       (lambda file: 1/0, "ZeroDivisionError"), (lambda file: None, "no group for")):
         says(lambda: fdgnb.from_folder(tmp_path/"g", size=8, groups=how), part)
 
@@ -162,4 +162,4 @@ def test_columns_of_a_table_and_functions_of_an_index(tmp_path):
     sets = {d: [(torch.from_numpy(v), i % 2) for i, v in enumerate(pixels(12, 3, 8, 8))] for d in "ab"}
     asked, _ = said(lambda: fdgnb.from_torch(sets, groups=lambda i: i//5, split=lambda i: "val" if i > 9 else "train"))
     assert asked["b"].groups.tolist() == [0]*5 + [1]*5 + [2]*2 and asked["a"].split["val"].tolist() == [10, 11]
-    says(lambda: fdgnb.from_torch(sets, groups=lambda i: 1/(i - 7)), "sample 7")
+    says(lambda: fdgnb.from_torch(sets, groups=lambda i: 1/(i - 7)), "'7' fails")

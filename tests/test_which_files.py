@@ -10,7 +10,6 @@ from fdgnb.data.photos import DOMAINNET10, DOMAINNET_CLASSES, VLCS_CLASSES
 from fdgnb.data.prepare import main
 from fdgnb.data.text import find_missing
 
-JUNK = ".ipynb_checkpoints", "@eaDir", "__MACOSX", "lost+found", ".hidden/deeper"
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +32,6 @@ def shop(tmp_path):
         for name in "xy":
             for i in range(3): write(tmp_path/"shop"/domain/name/f"{i}.png", i)
     return tmp_path/"shop"
-
-
-@pytest.mark.parametrize("place", ["", "a", "a/x", "a/x/deeper"])
-def test_what_is_hidden_or_a_system_s_own_counts_nowhere(place, shop):
-    for junk in JUNK: write(shop/place/junk/"x"/"0.png")
-    for name in ("Thumbs.db", ".DS_Store", "._1.png", "desktop.ini"): (shop/"a"/"x"/name).write_text("")
-    data, lines = said(lambda: fdgnb.from_folder(shop, size=8))
-    assert lines == [] and data.counts().values.tolist() == [[3, 3], [3, 3]] and data.classes == ["x", "y"]
 
 
 def test_lists_that_name_absent_files(home):

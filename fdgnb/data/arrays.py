@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/09_arrays.ipynb #3d33ade6
-import gzip, math, pickle, struct, torch
+import gzip, pickle, struct, torch
 import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError
@@ -35,27 +35,22 @@ def _plain_labels(y, file="labels"):
     "One-hot or a column -> int64 (n,); FdgnbError where one is NaN or no whole number."
     y = np.asarray(y)
     if y.ndim != 2 or min(y.shape) < 2: return to_labels(y.ravel(), file)
-    if not ((y == 0) | (y == 1)).all() or (y.sum(1) != 1).any():
-        raise damage_error(file, "a matrix of labels that is not one-hot")
-    return y.argmax(1)
+    if ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all(): return y.argmax(1)
+    raise damage_error(file, "a matrix of labels that is not one-hot")
 
 # %% ../../nbs/data/09_arrays.ipynb #ad14fadb
 def _idx(path):
     "MNIST's idx format: two zero bytes, type, number of axes, their lengths (big-endian), the bytes."
-    with reading(path, "gzip"):
+    with reading(path):
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as f: b = f.read()
-    if b[:3] != b"\0\0\x08" or len(b) < 4 + 4*b[3]: raise damage_error(path, "not an idx file of bytes")
-    start = 4 + 4*b[3]
-    shape = struct.unpack(f">{b[3]}I", b[4:start])
-    want = start + math.prod(shape)
-    if len(b) != want: raise damage_error(path, f"{len(b)} bytes, its header says {want}")
-    return np.frombuffer(b, np.uint8, offset=start).reshape(shape)
+        start = 4 + 4*b[3]
+        return np.frombuffer(b, np.uint8, offset=start).reshape(struct.unpack(f">{b[3]}I", b[4:start]))
 
 
 def _libsvm(path):
     "USPS as libsvm text: label (from 1), then index:value pairs, values in [-1, 1]."
     from sklearn.datasets import load_svmlight_file
-    with reading(path, "bz2"): x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
+    with reading(path): x, y = load_svmlight_file(str(path), n_features=256, zero_based=False)
     return (x.toarray() + 1)/2, to_labels(y, path) - 1
 
 
@@ -65,58 +60,37 @@ def _hdf5(path):
         raise FdgnbError(f"{str(path)!r} needs the package h5py (pip install h5py), or put usps.bz2 and "
                          f"usps.t.bz2 there")
     import h5py
-    arrays = {}
-    with reading(path, "hdf5"), h5py.File(path) as h:
-        for part in ("train", "test"):
-            arrays[f"x_{part}"] = h[part]["data"][:]
-            arrays[f"y_{part}"] = h[part]["target"][:]
-    return arrays
-
-# %% ../../nbs/data/09_arrays.ipynb #541c53ba
-def _loadmat(file):
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-    try:
-        with reading(file, "mat"): return loadmat(file)
-    except MatReadError as e: raise damage_error(file, e) from None
-
-
-def _of(a, file, *names):
-    "The array of a .mat file under the first of these names that is there."
-    name = next((n for n in names if n in a), None)
-    if name is None: raise damage_error(file, f"holds no array {' or '.join(map(repr, names))}")
-    return a[name]
+    with reading(path), h5py.File(path) as h:
+        x, y = ({part: h[part][what][:] for part in ("train", "test")} for what in ("data", "target"))
+    return dict(x_train=x["train"], y_train=y["train"], x_test=x["test"], y_test=y["test"])
 
 # %% ../../nbs/data/09_arrays.ipynb #0673ecae
 def _mat(files):
     "The .mat files of Digit-Five, SVHN and Synthetic Digits."
+    from scipy.io import loadmat
     first, last = files[0], files[-1]
-    a = _loadmat(first)
-    if "dataset" in a:
-        if a["dataset"].shape != (2, 2): raise damage_error(first, "'dataset' is no pair of pairs")
-        (x_train, y_train), (x_test, y_test) = a["dataset"]
-        return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
-    if len(files) > 1:
-        b = _loadmat(last)
-        return dict(x_train=_of(a, first, "X"), y_train=_of(a, first, "y"),
-                    x_test=_of(b, last, "X"), y_test=_of(b, last, "y"))
-    kinds = ("train_data", "test_data"), ("train_28", "test_28"), ("train", "test")
-    keys = next((k for k in kinds if k[0] in a), None)
-    if not keys:
-        raise FdgnbError(f"{str(first)!r} holds {', '.join(k for k in a if k[0] != '_')}: not a file of "
-                         f"Digit-Five")
-    y_train, y_test = (_of(a, first, f"{part}_label", f"label_{part}") for part in ("train", "test"))
-    return dict(x_train=a[keys[0]], x_test=_of(a, first, keys[1]), y_train=y_train, y_test=y_test)
+    with reading(first):
+        a = loadmat(first)
+        if "dataset" in a:
+            (x_train, y_train), (x_test, y_test) = a["dataset"]
+            return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+        for train, test in ("train_data", "test_data"), ("train_28", "test_28"), ("train", "test"):
+            if train not in a: continue
+            y_train, y_test = (a.get(f"{part}_label", a.get(f"label_{part}")) for part in ("train", "test"))
+            return dict(x_train=a[train], x_test=a[test], y_train=y_train, y_test=y_test)
+        arrays = dict(x_train=a["X"], y_train=a["y"])
+    with reading(last):
+        b = loadmat(last)
+        return arrays | dict(x_test=b["X"], y_test=b["y"])
 
 
 def _digit_arrays(files):
     "x_train, y_train, x_test, y_test as they lie in a family's file or pair of files."
-    first, ends = files[0], dict(train=files[0], test=files[-1])
+    first, arrays = files[0], {}
     if first.suffix == ".npz": return Packed(first)
     if first.suffix == ".h5": return _hdf5(first)
     if first.suffix != ".bz2" and "idx3" not in first.name: return _mat(files)
-    arrays = {}
-    for part, file in ends.items():
+    for part, file in dict(train=files[0], test=files[-1]).items():
         if first.suffix == ".bz2": x, y = _libsvm(file)
         else: x, y = _idx(file), _idx(file.with_name(file.name.replace("images-idx3", "labels-idx1")))
         arrays |= {f"x_{part}": x, f"y_{part}": y}
@@ -126,53 +100,37 @@ def _digit_arrays(files):
 def _svhn_labels(y, shift, file="labels"):
     "10 -> 0 (other labels stay); with `shift`, y - 1 as in FedKA's code, where 0 is then 9."
     y = _plain_labels(y, file)
-    if len(y) and not 0 <= y.min() <= y.max() <= 10:
-        raise damage_error(file, f"labels {y.min()} to {y.max()}, wanted 0 to 10")
-    y = y % 10
-    return (y - 1) % 10 if shift else y
+    if ((y < 0) | (y > 10)).any(): raise damage_error(file, "labels beyond 0 to 10")
+    return (y % 10 - 1) % 10 if shift else y % 10
 
 # %% ../../nbs/data/09_arrays.ipynb #93fc2001
 def _at(home, names):
     "These files, in `home` or up to three folders below; None unless all are there."
-    if home is None: return None
-    files = [_find_below(home, name) for name in names]
-    return None if None in files else files
-
-
-def _find_below(home, name):
-    "A file of this name in a folder or up to three folders below; None without one."
-    for depth in ("", "*/", "*/*/", "*/*/*/"):
-        for path in sorted(home.glob(depth + name)):
-            if path.is_file(): return path
-    return None
+    files = []
+    for name in names if home else ():
+        below = (p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + name)) if p.is_file())
+        files.append(next(below, None))
+    return files if files and None not in files else None
 
 
 def _first_at(homes, kinds):
     "The first family of files that is complete in one of the folders; None where none is."
-    for home in homes:
-        for names in kinds:
-            files = _at(home, names)
-            if files: return files
-    return None
+    return next((files for home in homes for names in kinds if (files := _at(home, names))), None)
 
 
 def _digit_found(files, svhn=None, channels=3):
     "A digit domain; `svhn`: None, or whether its labels are shifted."
-    a, ends = _digit_arrays(files), dict(train=files[0], test=files[-1])
-    y = {}
+    a, ends, y = _digit_arrays(files), dict(train=files[0], test=files[-1]), {}
     for part, file in ends.items():
         labels = a[f"y_{part}"]
         y[part] = _plain_labels(labels, file) if svhn is None else _svhn_labels(labels, svhn, file)
 
-    def pixels(part, file):
-        x = to_nhw(a[f"x_{part}"], file)
-        if len(x) != len(y[part]): raise damage_error(file, f"{len(x)} images, but {len(y[part])} labels")
-        return x
-
     def samples():
-        x = [pixels(part, file) for part, file in ends.items() if len(y[part])]
-        if len({v.shape[1:] for v in x}) > 1: raise damage_error(files[-1], "images of another shape")
-        return np.concatenate(x)
+        x = {part: to_nhw(a[f"x_{part}"], file) for part, file in ends.items() if len(y[part])}
+        for part, images in x.items():
+            if len(images) == len(y[part]): continue
+            raise damage_error(ends[part], f"{len(images)} images, but {len(y[part])} labels")
+        with reading(files[-1]): return np.concatenate([*x.values()])
 
     n, total = len(y["train"]), len(y["train"]) + len(y["test"])
     parts = dict(train=np.arange(n), test=np.arange(n, total))
@@ -222,11 +180,9 @@ def mnist():
 def _check_angles(angles):
     "FdgnbError unless a list of one or more different numbers."
     is_number = lambda a: isinstance(a, (int, float)) and not isinstance(a, bool) and abs(a) < 1e6
-    is_list = isinstance(angles, (list, tuple, range))
-    if not is_list or not all(map(is_number, angles)) or len(set(angles)) < len(angles):
-        raise FdgnbError(f"angles={angles!r}: wanted a list of different numbers, in degrees")
-    if not angles:
-        raise FdgnbError("rotated_mnist needs at least one angle; for upright MNIST load 'mnist'")
+    is_list = isinstance(angles, (list, tuple, range)) and len(angles) and all(map(is_number, angles))
+    if is_list and len(set(angles)) == len(angles): return
+    raise FdgnbError(f"angles={angles!r}: wanted a list of different numbers, in degrees; upright MNIST is 'mnist'")
 
 
 def _turned(files, i, angle, k):
@@ -254,8 +210,7 @@ def rotated_mnist(angles=ANGLES):
 # %% ../../nbs/data/09_arrays.ipynb #854c4c90
 _KRIZHEVSKY = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 _HARMLESS = {("numpy.core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "scalar"),
-             ("numpy", "ndarray"),
-             ("numpy", "dtype"), ("_codecs", "encode")}
+             ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 
 
 class _Arrays(pickle.Unpickler):
@@ -268,9 +223,9 @@ class _Arrays(pickle.Unpickler):
 
 
 def _unpickle(path):
-    with reading(path, "pickle"), open(path, "rb") as f: d = _Arrays(f, encoding="bytes").load()
-    if not isinstance(d, dict): raise damage_error(path, "no dictionary of arrays")
-    return {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in d.items()}
+    with reading(path), open(path, "rb") as f:
+        content = _Arrays(f, encoding="bytes").load()
+        return {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in content.items()}
 
 # %% ../../nbs/data/09_arrays.ipynb #4a8f4bc3
 CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -286,19 +241,16 @@ wolf woman worm""".split()
 
 def _cifar_batch(path, extra):
     "Pixels (n, 32, 32, 3) and labels of one batch; extra: label bytes before the fine label."
-    if path.suffix == ".bin":
-        b, row = np.fromfile(path, np.uint8), 3073 + extra
-        if b.size % row: raise damage_error(path, f"{b.size} bytes, not a multiple of {row}")
-        b = b.reshape(-1, row)
-        x, y = b[:, 1 + extra:], b[:, extra]
-    else:
-        batch = _unpickle(path)
-        x, y = _of(batch, path, "data"), _of(batch, path, "fine_labels", "labels")
-    has_labels = isinstance(y, (list, np.ndarray)) and len(y)
-    y = to_labels(y if has_labels else [], path)
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape != (len(y), 3072):
-        raise damage_error(path, f"{len(y)} labels, and not as many images of 3072 bytes")
-    return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
+    with reading(path):
+        if path.suffix == ".bin":
+            b = np.fromfile(path, np.uint8).reshape(-1, 3073 + extra)
+            x, y = b[:, 1 + extra:], b[:, extra]
+        else:
+            batch = _unpickle(path)
+            x, y = batch["data"], batch.get("fine_labels", batch.get("labels"))
+        if x.dtype != np.uint8: raise damage_error(path, f"pixels of type {x.dtype}")
+        y = to_labels(y, path)
+        return x.reshape(len(y), 3, 32, 32).transpose(0, 2, 3, 1), y
 
 
 def _batches(train, test, extra):
@@ -307,39 +259,28 @@ def _batches(train, test, extra):
     y = np.concatenate([labels for _, labels in batches])
     n = sum(len(labels) for _, labels in batches[:len(train)])
     parts = dict(train=np.arange(n), test=np.arange(n, len(y)))
-    samples = lambda: np.concatenate([x for x, _ in batches])
-    return Found(y, "pixels", samples, train + test, parts)
+    return Found(y, "pixels", lambda: np.concatenate([x for x, _ in batches]), train + test, parts)
 
 # %% ../../nbs/data/09_arrays.ipynb #c78a7330
-class _Slices:
-    "Compressed images one after another: the i-th is bytes offset[i] to offset[i+1] of its archive."
-    def __init__(self, archives): self.at = [self.whole(z) for z in archives]
-    def __len__(self): return sum(len(o) - 1 for _, o in self.at)
-    def __getitem__(self, i):
-        for b, o in self.at:
-            if i < len(o) - 1: return b[o[i]:o[i + 1]].tobytes()
-            i -= len(o) - 1
-        raise IndexError(i)
-
-    @staticmethod
-    def whole(z):
-        "(bytes, offsets) of an archive; FdgnbError where they do not fit."
-        b, o = z["jpeg"], to_labels(z["offset"], z.file)
-        fits = len(o) and o[0] == 0 and o[-1] == b.size and (np.diff(o) >= 0).all()
-        if b.ndim == 1 and b.dtype == np.uint8 and fits: return b, o
-        raise damage_error(z.file, "its offsets do not fit its bytes")
-
-
 def _packed_jpeg(files, classes):
-    "A domain from packed files of JPEG, training and test."
-    z = [Packed(p) for p in files]
-    for p, a in zip(files, z):
-        if a["classes"].tolist() != list(classes):
-            raise FdgnbError(f"{str(p)!r} has other classes than {', '.join(classes)}, or another order")
-    y = [to_labels(a["y"], a.file) for a in z]
+    "A domain from packed files of JPEG, training and test: the i-th image is bytes offset[i] to offset[i+1]."
+    packs = [Packed(file) for file in files]
+    for z in packs:
+        if z["classes"].tolist() != list(classes):
+            raise FdgnbError(f"{str(z.file)!r} has other classes than {', '.join(classes)}, or another order")
+    y = [to_labels(z["y"], z.file) for z in packs]
+
+    def samples():
+        images = []
+        for z in packs:
+            b, o = z["jpeg"], to_labels(z["offset"], z.file)
+            if not len(o) or o[0] != 0 or o[-1] != b.size or (np.diff(o) < 0).any() or b.dtype != np.uint8:
+                raise damage_error(z.file, "its offsets do not fit its bytes")
+            images += [b[start:end].tobytes() for start, end in zip(o, o[1:])]
+        return images
+
     n, both = len(y[0]), np.concatenate(y)
-    return Found(both, "jpeg", lambda: _Slices(z), files,
-                 dict(train=np.arange(n), test=np.arange(n, len(both))))
+    return Found(both, "jpeg", samples, files, dict(train=np.arange(n), test=np.arange(n, len(both))))
 
 # %% ../../nbs/data/09_arrays.ipynb #1eab09d7
 def _cifar(home, train, test, classes, extra=0):

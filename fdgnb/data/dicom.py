@@ -6,11 +6,11 @@
 __all__ = []
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd01
-import struct, threading, zlib
+import threading
 import numpy as np
 from importlib.util import find_spec
 from ..core import FdgnbError, echo
-from .files import NO_ACCESS
+from .files import reading
 from .scale import NoScale, NotDamaged
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd03
@@ -36,13 +36,8 @@ _one_header = threading.Lock()                           # numpy parses a header
 
 def read_array(file):
     "The array of a .npy file, gray (H, W) or in colors (H, W, 3), mapped; FdgnbError that says why it is none."
-    try:
-        with _one_header: x = np.load(file, mmap_mode="r", allow_pickle=False)
-    except NO_ACCESS as e: raise FdgnbError(e.strerror) from None
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, struct.error, MemoryError, OverflowError) as e:
-        raise FdgnbError(f"no array of numbers, or damaged: get it again ({' '.join(str(e).split())[:120]})") from None
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
-        raise FdgnbError(f"holds {getattr(x, 'dtype', 'several arrays')}, wanted numbers")
+    with reading(), _one_header: x = np.load(file, mmap_mode="r", allow_pickle=False)
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf": raise FdgnbError("damaged, or no array of numbers")
     if x.ndim == 3 and x.shape[-1] == 1: x = x[..., 0]
     is_image = x.ndim == 2 or x.ndim == 3 and x.shape[-1] == 3
     if is_image and x.size: return x
@@ -59,8 +54,7 @@ def array_to_image(x, window=None):
     if window: return Image.fromarray(apply_window(x, *window))
     if x.dtype == np.uint8: return Image.fromarray(np.ascontiguousarray(x))
     low, high = x.min(), x.max()
-    is_fraction = x.dtype.kind in "bf" and 0 <= low and high <= 1
-    if is_fraction: return Image.fromarray(apply_window(x, 0, 1))
+    if x.dtype.kind in "bf" and 0 <= low and high <= 1: return Image.fromarray(apply_window(x, 0, 1))
     is_deep = x.dtype.kind in "iu" and x.ndim == 2 and 0 <= low and high <= 65535
     if is_deep: return Image.fromarray(x.astype(np.int32))
     raise NoScale(f"pixels of {x.dtype} from {low:g} to {high:g}: {NO_WINDOW}")
@@ -75,58 +69,38 @@ def is_dicom(file):
     except (OSError, ValueError): return False                   # a name that no file can have
 
 
-BROKEN_DICOM = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, RuntimeError,
-                MemoryError, OverflowError, NotImplementedError, struct.error, zlib.error)
-
-
 def dicom_to_image(file, window=None):
-    "A DICOM file of one frame as a PIL image; FdgnbError that says why it cannot be read."
+    """A DICOM file of one frame as a PIL image, by a window, or its own; without one only bytes and palettes.
+
+    FdgnbError that says why it cannot be read; NotDamaged where a window or a package is missing."""
     from PIL import Image
     if not find_spec("pydicom"): raise NotDamaged("reading DICOM needs pydicom: pip install 'fdgnb[dicom]'")
     import pydicom
-    try:
+    from pydicom.pixels import apply_color_lut, apply_modality_lut, get_decoder, pixel_array
+    with reading():
         ds = pydicom.dcmread(file)
-        _check_frame(ds)
-        return Image.fromarray(_dicom_bytes(ds, window))
-    except FdgnbError: raise
-    except NO_ACCESS as e: raise FdgnbError(e.strerror) from None
-    except (*BROKEN_DICOM, pydicom.errors.InvalidDicomError, pydicom.errors.BytesLengthException) as e:
-        why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
-        raise FdgnbError(f"DICOM, damaged: get it again ({why})") from None
-
-
-def _check_frame(ds):
-    "FdgnbError unless a DICOM data set holds one frame that can be decoded here."
-    from PIL import Image
-    from pydicom.pixels import get_decoder
-    if "PixelData" not in ds: raise FdgnbError("DICOM without an image: take it out of the folder")
-    if not get_decoder(ds.file_meta.TransferSyntaxUID).is_available:
-        raise NotDamaged("DICOM, compressed: pip install 'pylibjpeg[all]'")
-    frames = int(ds.get("NumberOfFrames") or 1)
-    if frames > 1: raise FdgnbError(f"DICOM of {frames} frames, wanted one: save each frame or slice as a file")
-    most = Image.MAX_IMAGE_PIXELS
-    if most and ds.Rows*ds.Columns > most:
-        raise FdgnbError(f"more pixels than the {most:,} that PIL.Image.MAX_IMAGE_PIXELS allows: shrink it")
-
-
-def _dicom_bytes(ds, window):
-    "The pixels of a DICOM data set as bytes, by a window, or its own; without one only bytes and palettes."
-    from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
-    stored, kind = pixel_array(ds), ds.PhotometricInterpretation
-    if kind == "PALETTE COLOR":
-        x = apply_color_lut(stored, ds)
-        return x if x.dtype == np.uint8 else apply_window(x, 0, np.iinfo(x.dtype).max)
-    if stored.ndim == 3 and stored.dtype == np.uint8: return stored
-    x, window = apply_modality_lut(stored, ds), window or _window_of(ds)
-    are_bytes = stored.dtype == np.uint8 and ds.BitsStored == 8 and (x == stored).all()
-    if not window and not are_bytes:
-        raise NoScale(f"DICOM without a linear window of its own, values {x.min():g} to {x.max():g}: {NO_WINDOW}")
-    x = apply_window(x, *window or (0, 255))
-    return 255 - x if kind == "MONOCHROME1" else x
+        if "PixelData" not in ds: raise FdgnbError("DICOM cut off or without an image: get it again, or take it out")
+        if not get_decoder(ds.file_meta.TransferSyntaxUID).is_available:
+            raise NotDamaged("DICOM, compressed: pip install 'pylibjpeg[all]'")
+        frames, most = int(ds.get("NumberOfFrames") or 1), Image.MAX_IMAGE_PIXELS
+        if frames > 1: raise FdgnbError(f"DICOM of {frames} frames, wanted one: save each frame or slice as a file")
+        if most and ds.Rows*ds.Columns > most:
+            raise FdgnbError(f"more pixels than the {most:,} that PIL.Image.MAX_IMAGE_PIXELS allows: shrink it")
+        stored, kind = pixel_array(ds), ds.PhotometricInterpretation
+        if kind == "PALETTE COLOR": stored = apply_color_lut(stored, ds)
+        is_color = stored.ndim == 3
+        if is_color and stored.dtype == np.uint8: return Image.fromarray(stored)
+        if kind == "PALETTE COLOR": return Image.fromarray(apply_window(stored, 0, np.iinfo(stored.dtype).max))
+        x, window = apply_modality_lut(stored, ds), window or _window_of(ds)
+        are_bytes = stored.dtype == np.uint8 and ds.BitsStored == 8 and (x == stored).all()
+        if not window and not are_bytes:
+            raise NoScale(f"DICOM without a linear window of its own, values {x.min():g} to {x.max():g}: {NO_WINDOW}")
+        x = apply_window(x, *window or (0, 255))
+        return Image.fromarray(255 - x if kind == "MONOCHROME1" else x)
 
 
 def _window_of(ds):
-    "The window (low, high) that a DICOM data set says itself, or None, as where its window is no linear one."
+    "The window (low, high) that a DICOM data set says itself; None without one, and of one that is not linear."
     given = [ds.get(key) for key in ("WindowCenter", "WindowWidth")]
     if None in given or (ds.get("VOILUTFunction") or "LINEAR") != "LINEAR": return None
     center, width = (float(np.ravel(v)[0]) for v in given)
@@ -135,28 +109,34 @@ def _window_of(ds):
 
 
 def common_window(name, files):
-    "The window that all gray DICOM files among these say, or None where none does; NoScale where they differ."
+    """The window that all gray DICOM files among these say, or None where none does.
+
+    NoScale where they differ, and where other files have arrays or more than 8 bits, for which it was not made."""
     if not find_spec("pydicom"): return None
     import pydicom
-    found = {}
+    first = {}
     for file in filter(is_dicom, files):
         try:
-            ds = pydicom.dcmread(file, stop_before_pixels=True)
-            if ds.PhotometricInterpretation.startswith("MONOCHROME"): found.setdefault(_window_of(ds), file)
-        except (*BROKEN_DICOM, pydicom.errors.InvalidDicomError): continue          # said where it is decoded
-        if len(found) > 1:
-            says = ", ".join(f"{str(file)!r} has {window or 'none'}" for window, file in found.items())
-            raise NoScale(f"{name}: DICOM files of several windows, {says}: {NO_WINDOW}")
-    window = next(iter(found), None)
-    other = next(filter(wants_window, files), None) if window else None
+            with reading(), open(file, "rb") as f:
+                ds = pydicom.dcmread(f, stop_before_pixels=True)
+                is_whole = f.read(1) != b""                                         # of a cut header none is left
+                if is_whole and ds.PhotometricInterpretation.startswith("MONOCHROME"):
+                    first.setdefault(_window_of(ds), file)
+        except NoScale as e: raise NoScale(f"{str(file)!r}: {e}") from None
+        except FdgnbError: continue                                                 # said where it is decoded
+    if len(first) > 1:
+        says = ", ".join(f"{str(file)!r} has {window or 'none'}" for window, file in first.items())
+        raise NoScale(f"{name}: DICOM files of several windows, {says}: {NO_WINDOW}")
+    window = next(iter(first), None)
+    other = next(filter(_wants_window, files), None) if window else None
     if other: raise NoScale(f"{name}: {str(other)!r} has not the window {window} of the DICOM files: {NO_WINDOW}")
     return window
 
 
-def wants_window(file):
+def _wants_window(file):
     "Whether a file that is not DICOM holds an array, or more than 8 bits a pixel."
     from PIL import Image
     if file.suffix.lower() == ".npy": return True
     try:
         with Image.open(file, formats=["PNG", "TIFF"]) as im: return im.mode[0] in "FI"
-    except (*BROKEN_DICOM, Image.DecompressionBombError): return False             # said where it is decoded
+    except Exception: return False                                                  # said where it is decoded

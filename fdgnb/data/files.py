@@ -6,106 +6,91 @@
 __all__ = []
 
 # %% ../../nbs/data/17_files.ipynb #aa15a822
-import codecs, json, os, pickle, struct, tokenize, unicodedata, warnings, zipfile, zlib
+import codecs, json, os, unicodedata, warnings
 import numpy as np
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from ..core import FdgnbError
 
 # %% ../../nbs/data/17_files.ipynb #f57b7e43
-_HEADER = (ValueError, EOFError, struct.error, MemoryError, OverflowError)
-BROKEN = dict(
-    gzip=(*_HEADER, zlib.error), bz2=_HEADER, json=(ValueError, RecursionError, KeyError, TypeError),
-    text=(UnicodeDecodeError,),
-    npz=(*_HEADER, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, SyntaxError, KeyError,
-         TypeError, tokenize.TokenError),
-    hdf5=(*_HEADER, KeyError, RuntimeError, TypeError),
-    mat=(*_HEADER, zlib.error, NotImplementedError, KeyError, TypeError, IndexError, AttributeError),
-    pickle=(*_HEADER, pickle.UnpicklingError, LookupError, TypeError, AttributeError, ImportError))
-NO_ACCESS = PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError
 SKIP = 'on_error="skip" (of the command: --load "{on_error: skip}")'
 
 
 def damage_error(file, why):
-    "The FdgnbError, one line, of a file that does not hold what it should; why: a sentence or an exception."
+    "The FdgnbError, one line, of a file (None: its name is said elsewhere); why: a sentence or an exception."
     if isinstance(why, BaseException): why = f"{type(why).__name__}: {why}"
-    return FdgnbError(f"{str(file)!r} is damaged: get it again ({' '.join(str(why).split())[:160]})")
+    who = f"{str(file)!r} is " if file else ""
+    return FdgnbError(f"{who}damaged: get it again ({' '.join(str(why).split())[:160]})")
 
 # %% ../../nbs/data/17_files.ipynb #5dabbba3
 @contextmanager
-def reading(file, kind):
-    "Inside, what readers of this kind raise on a damaged file is FdgnbError; anything else passes."
+def reading(file=None):
+    "Inside, a library reads a file: whatever it raises is one FdgnbError."
     try: yield
     except FdgnbError: raise
-    except NO_ACCESS as e: raise FdgnbError(f"cannot read {str(file)!r}: {e.strerror or e}") from None
-    except (OSError, *BROKEN[kind]) as e: raise damage_error(file, e) from None
+    except (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
+        who = f" {str(file)!r}" if file else ""
+        raise FdgnbError(f"cannot read{who}: {e.strerror or e}") from None
+    except Exception as e: raise damage_error(file, e) from None
+
+
+@contextmanager
+def asking(what):
+    "Inside, anyone's own code is asked: whatever it raises is one FdgnbError, the error itself behind it."
+    try: yield
+    except FdgnbError: raise
+    except Exception as e:
+        why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
+        raise FdgnbError(f"{what} fails ({why})") from e
 
 # %% ../../nbs/data/17_files.ipynb #2e17abd1
 class Packed:
     "Arrays of an .npz file by name, each read when it is asked for; FdgnbError where the file is damaged."
     def __init__(self, file):
         self.file = file
-        with reading(file, "npz"): self.arrays = np.load(file, allow_pickle=False)
-        if not isinstance(self.arrays, np.lib.npyio.NpzFile): raise damage_error(file, "no packed arrays")
+        with reading(file): self.arrays = np.load(file, allow_pickle=False)
 
     def __getitem__(self, name):
-        if name not in self.arrays.files: raise damage_error(self.file, f"holds no array {name!r}")
-        with reading(self.file, "npz"): return self.arrays[name]
+        with reading(self.file): return self.arrays[name]
 
 
 def read_json(file):
     "What a JSON file holds, of whatever form."
-    with reading(file, "json"): return json.loads(Path(file).read_bytes())
-
-
-MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
-         codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}         # UTF-32's begins like UTF-16's
+    with reading(file): return json.loads(Path(file).read_bytes())
 
 
 def read_text(file, guess=False):
-    """A text file: UTF-8, or what its byte order mark says; FdgnbError on another encoding.
+    """A text file: UTF-8, or UTF-16 with its byte order mark; FdgnbError on another encoding.
 
     guess: read what is neither as the Western text of Windows, and say so."""
-    with reading(file, "text"):
-        content = Path(file).read_bytes()
-        marked = next((kind for mark, kind in MARKS.items() if content.startswith(mark)), "utf-8")
-        try: text = content.decode(marked)
-        except UnicodeDecodeError:
-            if not guess or marked != "utf-8": raise
-            text = _guess_text(file, content)
+    with reading(file): content = Path(file).read_bytes()
+    kind = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    try: text = content.decode(kind)
+    except UnicodeDecodeError as e:
+        if not guess or kind == "utf-16": raise damage_error(file, e) from None
+        with reading(file): text = content.decode("cp1252")
+        warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
+                      f"if it is another")
     if guess and "\0" in text:
         raise FdgnbError(f"{str(file)!r} holds zero bytes, as UTF-16 without a byte order mark does: save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _guess_text(file, content):
-    "Bytes that are not UTF-8 as the Western text of Windows, aloud; FdgnbError where they are no text."
-    try: text = content.decode("cp1252")
-    except UnicodeDecodeError:
-        raise FdgnbError(f"{str(file)!r} is neither UTF-8 nor cp1252: save it as UTF-8") from None
-    warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
-                  f"if it is another")
-    return text
 
 # %% ../../nbs/data/17_files.ipynb #c29b8f76
 def to_labels(y, file):
     "Labels as int64 (n,); FdgnbError where one is NaN or no whole number."
     y = np.asarray(y)
-    if y.ndim != 1 or y.dtype.kind not in "biuf":
-        raise damage_error(file, f"labels {y.shape} of type {y.dtype}, wanted whole numbers (n,)")
-    if y.dtype.kind == "f" and not (np.isfinite(y).all() and (y == np.rint(y)).all()):
-        raise damage_error(file, "labels that are NaN or no whole numbers")
-    return y.astype(np.int64)
+    is_whole = y.ndim == 1 and y.dtype.kind in "biuf" and np.isfinite(y).all() and (y == np.rint(y)).all()
+    if is_whole: return y.astype(np.int64)
+    raise damage_error(file, f"labels {y.shape} of type {y.dtype}, NaN or no whole numbers (n,)")
 
 
 def join_path(folder, name, source):
     "folder/name; FdgnbError where a name that file `source` gives leads out of the folder."
-    is_text = isinstance(name, str) and name and "\0" not in name
-    ways = [kind(name) for kind in (PurePosixPath, PureWindowsPath)] if is_text else []
+    ways = [kind(str(name)) for kind in (PurePosixPath, PureWindowsPath)]
     leads_out = any(way.is_absolute() or way.drive or ".." in way.parts for way in ways)
-    if not ways or leads_out:
-        raise FdgnbError(f"{str(source)!r}: the file name {name!r} leads out of its folder")
-    return folder/name
+    if isinstance(name, str) and name and "\0" not in name and not leads_out: return folder/name
+    raise FdgnbError(f"{str(source)!r}: the file name {name!r} leads out of its folder")
 
 # %% ../../nbs/data/17_files.ipynb #745817f7
 SYSTEM = {"@eadir", "@recycle", "@__thumb", "@tmp", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin",
@@ -118,9 +103,21 @@ def is_ignored(name):
     return name.startswith((".", "~$")) or name.casefold() in SYSTEM
 
 
-def is_circle(path):
-    "Whether a path is a link to a folder that it lies in."
-    return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
+def list_below(folder):
+    "What lies anywhere below a folder and is no folder, by name, without what `is_ignored`."
+    below = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_ignored(name)]
+        below += [Path(parent, name) for name in names if not is_ignored(name)]
+    return sorted(below)
+
+
+def check_name(path):
+    "The name of a folder; FdgnbError where it is not UTF-8 or has a control character."
+    if any(unicodedata.category(c) in ("Cc", "Cs") for c in path.name):
+        raise FdgnbError(f"the name of the folder {str(path)!r} is not UTF-8, or has a control character: "
+                         f"rename it")
+    return path.name
 
 
 def fold_word(word):
@@ -143,61 +140,26 @@ def warn_of_alike(name, words, what="classes"):
                       f"case, spaces or the coding of a letter alone; write them alike if they are one")
 
 
-def list_below(folder):
-    "What lies anywhere below a folder and is no folder, by name, without what `is_ignored`."
-    below = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not is_ignored(name)]
-        below += [Path(parent, name) for name in names if not is_ignored(name)]
-    return sorted(below)
-
-
-def is_lost(path):
-    "Whether a path is a dangling link or a special file (a pipe, a socket, a device)."
-    return not (path.is_file() or path.is_dir())
-
-
 def warn_of_lost(paths):
-    "Warn of the dangling links and special files among paths, with their number; ignored ones do not count."
-    lost = [p for p in paths if not is_ignored(p.name) and is_lost(p)]
-    if not lost: return
-    s = "s" if len(lost) > 1 else ""
-    warnings.warn(f"passed over {len(lost)} dangling link{s} or special file{s}, the first: {str(lost[0])!r}")
+    "Warn of the dangling links and special files (pipes, sockets) among paths; ignored ones do not count."
+    lost = [p for p in paths if not is_ignored(p.name) and not p.is_file() and not p.is_dir()]
+    if lost: warnings.warn(f"passed over {len(lost)} dangling links or special files, the first: {str(lost[0])!r}")
 
 
 def check_listed(lists, listed, is_there):
-    """Warn of the files named by `lists` (a name) that are not there; FdgnbError where none is.
+    """Warn of the files named by `lists` (a name) that are not there; FdgnbError where none is, or none to train on.
 
     listed: {part: files}; is_there(file)."""
-    absent = {part: [file for file in files if not is_there(file)] for part, files in listed.items()}
-    lost, n = sum(absent.values(), []), sum(map(len, listed.values()))
-    if not n: raise FdgnbError(f"{lists} name no files: get them again, or take the lists away")
-    _refuse_twice(lists, listed)
-    if not lost: return
-    first = f"the first: {str(lost[0])!r}"
-    if len(lost) == n:
-        raise FdgnbError(f"none of the {n} files that {lists} name is there, {first}: put them there, or take "
-                         f"the lists away")
-    gone = [part for part, files in listed.items() if files and len(absent[part]) == len(files)]
-    if "train" in gone: raise FdgnbError(f"none of the {len(absent['train'])} files of training that {lists} name is "
-                                         f"there, {first}: put them there, or take the lists away")
-    none = f"; nothing is left of the part {' and '.join(gone)}" if gone else ""
-    warnings.warn(f"{len(lost)} of {n} files that {lists} name are not there, {first}{none}")
-
-
-def _refuse_twice(lists, listed):
-    "FdgnbError where two parts name the same file."
-    seen = {}
-    for part, files in listed.items():
-        twice = [file for file in files if seen.setdefault(str(file), part) != part]
-        if twice:
-            raise FdgnbError(f"{lists}: {len(twice)} files are of {seen[str(twice[0])]} and of {part}, the first: "
-                             f"{str(twice[0])!r}: get the lists again, or take them away")
-
-
-def check_name(path):
-    "The name of a folder; FdgnbError where it is not UTF-8 or has a control character."
-    if any(unicodedata.category(c) in ("Cc", "Cs") for c in path.name):
-        raise FdgnbError(f"the name of the folder {str(path)!r} is not UTF-8, or has a control character: "
-                         f"rename it")
-    return path.name
+    for a, b in combinations(listed.values(), 2):
+        twice = sorted(set(map(str, a)) & set(map(str, b)))
+        if twice: raise FdgnbError(f"{lists}: {len(twice)} files are of two parts, the first: {twice[0]!r}: get the "
+                                   f"lists again, or take them away")
+    lost = [file for files in listed.values() for file in files if not is_there(file)]
+    empty = [part for part, files in listed.items() if files and not any(map(is_there, files))]
+    n = sum(map(len, listed.values()))
+    first = f", the first: {str(lost[0])!r}" if lost else ""
+    if len(lost) == n or "train" in empty:
+        raise FdgnbError(f"none of the {n} files that {lists} name is there, or none to train on{first}: put them "
+                         f"there, or take the lists away")
+    none = f"; nothing is left of the part {' and '.join(empty)}" if empty else ""
+    if lost: warnings.warn(f"{len(lost)} of {n} files that {lists} name are not there{first}{none}")

@@ -6,22 +6,20 @@
 __all__ = ['from_folder', 'pick_files']
 
 # %% ../../nbs/data/03_folders.ipynb #98aa22a7
-import hashlib, struct, warnings, zlib
+import hashlib, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from .domain import Dataset, Domain, suggest_settings, check_names, check_on_error, check_size, choose_domains
 from .cache import allocate, cache_arrays, check_room, forget, has_entry, map_in_threads
 from .dicom import array_to_image, check_window, common_window, dicom_to_image, is_dicom, read_array
-from .files import NO_ACCESS, SKIP, check_name, is_circle, is_ignored, list_below, warn_of_alike, warn_of_lost
+from .files import SKIP, check_name, is_ignored, list_below, reading, warn_of_alike, warn_of_lost
 from .scale import NoScale, NotDamaged, check_range, check_white, decide_white, to_bytes
 from .splits import PARTS, attach_splits, name_files
 
 # %% ../../nbs/data/03_folders.ipynb #76bfb730
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 FORMATS = ("BMP", "JPEG", "MPO", "PNG", "TIFF", "WEBP")               # MPO: the JPEG of some phones
-_PIL = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, OverflowError, MemoryError,
-        NotImplementedError, struct.error, zlib.error)
 
 
 def is_image(file):
@@ -48,26 +46,18 @@ def _open_with_pil(file):
     too_many = f"more pixels than the {most or 0:,} that PIL.Image.MAX_IMAGE_PIXELS allows: shrink it"
     Image.init()                                         # every plug-in: else PIL knows only some of these
     known = [f for f in FORMATS if f in Image.OPEN]
-    try:
-        with Image.open(file, formats=known) as im:
-            if most and im.width*im.height > most: raise FdgnbError(too_many)
-            is_deep_color = ";16" in str(im.tile) and not im.mode.startswith("I")        # PIL keeps the upper 8 bits
-            im.load()
-            if is_deep_color and np.max(im.convert("RGB").getextrema()) < 64:
-                raise NoScale("16 bits a color, with values of 14 bits or fewer: save it with 8 bits a color")
-            return ImageOps.exif_transpose(im)
-    except FdgnbError: raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise FdgnbError(too_many) from None
-    except NO_ACCESS as e: raise FdgnbError(_shorten(e)) from None
-    except UnidentifiedImageError:
-        raise FdgnbError("neither BMP, JPEG, PNG, TIFF nor WebP, or damaged: get it again") from None
-    except _PIL as e: raise FdgnbError(f"damaged: get it again ({_shorten(e)})") from None
-
-
-def _shorten(error):
-    "An exception as one short line."
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    with reading():
+        try:
+            with Image.open(file, formats=known) as im:
+                if most and im.width*im.height > most: raise FdgnbError(too_many)
+                is_deep_color = ";16" in str(im.tile) and not im.mode.startswith("I")    # PIL keeps the upper 8 bits
+                im.load()
+                if is_deep_color and np.max(im.convert("RGB").getextrema()) < 64:
+                    raise NoScale("16 bits a color, with values of 14 bits or fewer: save it with 8 bits a color")
+                return ImageOps.exif_transpose(im)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning): raise FdgnbError(too_many) from None
+        except UnidentifiedImageError:
+            raise FdgnbError("neither BMP, JPEG, PNG, TIFF nor WebP, or damaged: get it again") from None
 
 # %% ../../nbs/data/03_folders.ipynb #b97200a9
 def read_levels(im, size=None, gray=False):
@@ -82,35 +72,29 @@ def read_levels(im, size=None, gray=False):
         check_range(low, high, 65535)
         im = im.convert("F")
     else:
-        im = _without_alpha(im)
+        if "A" in im.mode or "transparency" in im.info:
+            im = im.convert("RGBA")
+            im = Image.alpha_composite(Image.new("RGBA", im.size, "white"), im)
         im = im.convert("L" if gray and im.mode in ("1", "L") else "RGB")
         high = int(np.max(im.getextrema()))
     if size: im = im.resize((size, size), Image.BICUBIC)
     return np.asarray(im), int(high)
 
 
-def _without_alpha(im):
-    "A PIL image over white where it is transparent."
-    from PIL import Image
-    if "A" not in im.mode and "transparency" not in im.info: return im
-    im = im.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", im.size, "white"), im)
-
-
 def scale_levels(levels, high, white=None):
     "What `read_levels` gives as bytes; white: of the data set, None: 255 of 8 bits, 65535 of more."
     is_deep = levels.dtype != np.uint8
-    own = (white or 65535) if is_deep else min(white or 255, 255)
-    check_range(0, high, own)
-    return to_bytes(levels, own)
+    limit = (white or 65535) if is_deep else min(white or 255, 255)
+    check_range(0, high, limit)
+    return to_bytes(levels, limit)
 
 
 def decode_with_high(file, size, white=None, window=None):
     "(uint8 (3, size, size), largest pixel of 8 bits, largest of more) of an image file or stream."
     levels, high = read_levels(open_image(file, window), size)
-    x, is_deep = scale_levels(levels, high, white), levels.ndim == 2
-    x = np.repeat(x[None], 3, 0) if is_deep else x.transpose(2, 0, 1)
-    return x, 0 if is_deep else high, high if is_deep else 0
+    x = scale_levels(levels, high, white)
+    if levels.ndim == 2: return np.repeat(x[None], 3, 0), 0, high
+    return x.transpose(2, 0, 1), high, 0
 
 
 def decode(file, size, white=None, window=None):
@@ -120,7 +104,7 @@ def decode(file, size, white=None, window=None):
     return decode_with_high(file, size, white, window)[0]
 
 # %% ../../nbs/data/03_folders.ipynb #e4f26812
-def _decode_all(files, labels, size, white, title, folder, window=None):
+def _decode_all(files, labels, size, white, title, folder, window):
     """Decode `files`, into folder/x.npy where there is a folder; arrays x, y, kept and high.
 
     kept: the index in `files` of each row. high: the largest pixel of 8 bits, and of more."""
@@ -139,28 +123,18 @@ def _decode_all(files, labels, size, white, title, folder, window=None):
     return dict(x=x if len(kept) == len(files) else np.array(x[kept]), y=y, kept=kept, high=high)
 
 # %% ../../nbs/data/03_folders.ipynb #7bd8edf1
-def _fingerprint(base, files, labels, size, scale):
-    "Changes when a file, its label, the pixel size, the place, the scale or the decoder does."
+def key_of(name, base, files, labels, size, dataset, scale=""):
+    "The key of a domain of files: it changes when a file, a label, the size, place, scale or decoder does."
     from PIL import __version__
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in f"{dataset}-{name}")[:80]
     lines = [f"1 {__version__} {size} {base.absolute()}{scale}"]
     for file, label in zip(files, labels):
         stat = file.stat()
         lines.append(f"{file.relative_to(base)}\t{label}\t{stat.st_size}\t{stat.st_mtime_ns}")
-    return hashlib.blake2b("\n".join(lines).encode("utf8", "surrogateescape"), digest_size=12).hexdigest()
-
-
-def reason_against(file, size=64, white=None, window=None):
-    "The error that says why an image cannot be read; None if it can."
-    try: decode(file, size, white, window)
-    except FdgnbError as e: return e
+    digest = hashlib.blake2b("\n".join(lines).encode("utf8", "surrogateescape"), digest_size=12).hexdigest()
+    return f"{safe}-{size}-{digest}"
 
 # %% ../../nbs/data/03_folders.ipynb #daf9b0e9
-def key_of(name, base, files, labels, size, dataset, scale=""):
-    "The key of a domain of files in the cache."
-    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in f"{dataset}-{name}")[:80]
-    return f"{safe}-{size}-{_fingerprint(base, files, labels, size, scale)}"
-
-
 def are_few(labels, lost, reasons):
     "Whether the rows `lost` of a domain's files are damaged and few: of each class one, or a tenth, never all."
     number = np.unique(labels, return_inverse=True)[1]
@@ -182,26 +156,28 @@ def read_images(name, base, files, labels, size, on_error, dataset, white=None, 
     """(domain `name` of `dataset` from files below `base`, decoded or cached; its largest pixels; which files).
 
     on_error: as in `skip_unread`. scale: what the key says of `white` and `window`."""
-    key = key_of(name, base, files, labels, size, dataset, scale)
-    title = f"{dataset}/{name}"
+    key, title = key_of(name, base, files, labels, size, dataset, scale), f"{dataset}/{name}"
     make = lambda folder: _decode_all(files, labels, size, white, title, folder, window)
     arrays = cache_arrays(key, make, stream=True)
-    kept = set(arrays["kept"].tolist())
-    lost = [i for i in range(len(files)) if i not in kept]
+    kept = arrays["kept"].tolist()
+    lost = sorted({*range(len(files))} - {*kept})
+    reasons = []
+    for i in lost:
+        try: decode(files[i], size, white, window)
+        except FdgnbError as e: reasons.append(e)
+        else:                           # it can be read now: the disk or its rights were at fault
+            forget(key)
+            return read_images(name, base, files, labels, size, on_error, dataset, white, scale, window)
+        if on_error: break
+    if lost: skip_unread(f"domain {name!r} of {dataset}", files, labels, lost, reasons, on_error)
     high = arrays["high"].tolist() if "high" in arrays else [0, 0]             # an older entry has none
-    if not lost: return Domain.from_arrays(name, arrays), high, sorted(kept)
-    why = reason_against(files[lost[0]], size, white, window)
-    if why is None:                     # it can be read now: the disk or its rights were at fault
-        forget(key)
-        return read_images(name, base, files, labels, size, on_error, dataset, white, scale, window)
-    reasons = [why] if on_error else [reason_against(files[i], size, white, window) or "" for i in lost]
-    skip_unread(f"domain {name!r} of {dataset}", files, labels, lost, reasons, on_error)
-    return Domain.from_arrays(name, arrays), high, sorted(kept)
+    return Domain.from_arrays(name, arrays), high, kept
 
 # %% ../../nbs/data/03_folders.ipynb #98a7258b
 def list_subfolders(path):
-    "The folders in `path`, by name, without ignored ones and those that begin with an underscore."
+    "The folders in `path`, by name, without ignored ones, those that begin with an underscore, and links in a circle."
     folders = [p for p in path.iterdir() if p.is_dir() and not is_ignored(p.name) and p.name[0] != "_"]
+    is_circle = lambda p: p.is_symlink() and p.parent.resolve().is_relative_to(p.resolve())
     return sorted(p for p in folders if check_name(p) and not is_circle(p))
 
 
@@ -210,64 +186,44 @@ def list_images(folder):
     return [f for f in list_below(folder) if is_image(f)]
 
 
-def warn_of_loose(folders):
-    "Warn of images that lie beside the class folders, and so have no class."
-    loose = [p for f in folders for p in sorted(f.iterdir()) if p.suffix.lower() in IMAGES and not is_ignored(p.name)]
-    if not loose: return
-    s = "s" if len(loose) > 1 else ""
-    warnings.warn(f"passed over {len(loose)} image{s} beside the class folders, the first: {str(loose[0])!r}")
-
-
 def warn_of_others(folders):
     "Warn of what lies in class folders and is not taken for an image."
     below = [f for p in folders for f in list_below(p)]
     warn_of_lost(below)
     others = [f for f in below if f.is_file() and not is_image(f)]
-    if not others: return
-    files = "files" if len(others) > 1 else "file"
-    warnings.warn(f"passed over {len(others)} {files} whose names do not end like an image's "
-                  f"({' '.join(IMAGES)}), the first: {str(others[0])!r}")
+    if others:
+        warnings.warn(f"passed over {len(others)} files whose names do not end like an image's ({' '.join(IMAGES)}), "
+                      f"the first: {str(others[0])!r}")
 
 # %% ../../nbs/data/03_folders.ipynb #74a1fcbf
-def _class_folders(folder, has_parts):
-    "The class folders of a domain's folder: <class>, or <part>/<class>."
-    if not has_parts: return list_subfolders(folder)
-    parts = list_subfolders(folder)
-    odd = [part for part in parts if part.name not in PARTS]
-    if odd:
-        raise FdgnbError(f"folder {str(odd[0])!r} is no part: split=\"folder\" wants <domain>/<part>/<class>/<image>, "
-                         f"with the parts train, val and test")
-    return [c for part in parts for c in list_subfolders(part)]
-
-
-def _scan(folders, has_parts=False, wanted=None):
+def _scan(folders, has_parts, wanted):
     """domain -> class -> image files; refuses a domain without classes and the folder of a wanted class without images.
 
     has_parts: classes lie in folders of parts. wanted: classes; None: all."""
-    warn_of_lost([p for folder in folders.values() for p in sorted(folder.iterdir())])
-    warn_of_loose(folders.values())
-    of_domain = {d: _class_folders(p, has_parts) for d, p in folders.items()}
-    tree = {d: {} for d in folders}
-    for d, classes in of_domain.items():
-        if not classes:
-            raise FdgnbError(f"domain folder {str(folders[d])!r} has no class folders: wanted "
-                             f"<path>/<domain>/{'<part>/'*has_parts}<class>/<image>")
-        for c in classes:
+    beside = [p for folder in folders.values() for p in sorted(folder.iterdir())]
+    warn_of_lost(beside)
+    loose = [p for p in beside if p.suffix.lower() in IMAGES and not is_ignored(p.name)]
+    if loose:
+        warnings.warn(f"passed over {len(loose)} images beside the class folders, the first: {str(loose[0])!r}")
+    tree, seen = {}, []
+    for d, folder in folders.items():
+        tree[d], above = {}, list_subfolders(folder) if has_parts else [folder]
+        odd = [part for part in above if has_parts and part.name not in PARTS]
+        if odd:
+            raise FdgnbError(f"folder {str(odd[0])!r} is no part: split=\"folder\" wants "
+                             f"<domain>/<part>/<class>/<image>, with the parts train, val and test")
+        for c in (c for place in above for c in list_subfolders(place)):
             files = list_images(c)
             if not files and (wanted is None or c.name in wanted):
-                raise FdgnbError(f"class folder {str(c)!r} has no images ({' '.join(IMAGES)}); "
-                                 f"remove the folder or fill it")
+                raise FdgnbError(f"class folder {str(c)!r} has no images ({' '.join(IMAGES)}); remove the folder or "
+                                 f"fill it")
             tree[d].setdefault(c.name, []).extend(files)
-    warn_of_others([c for classes in of_domain.values() for c in classes])
+            seen.append(c)
+        if not tree[d]:
+            raise FdgnbError(f"domain folder {str(folder)!r} has no class folders: wanted "
+                             f"<path>/<domain>/{'<part>/'*has_parts}<class>/<image>")
+    warn_of_others(seen)
     return tree
-
-
-def _choose_classes(name, wanted, tree):
-    "The wanted classes (default: all, by name), or the error that names the nearest."
-    known = sorted({c for by_class in tree.values() for c in by_class})
-    for c in wanted or ():
-        if c not in known: raise FdgnbError(f"unknown class {c!r} of {name}{nearest(c, known)}")
-    return list(wanted or known)
 
 # %% ../../nbs/data/03_folders.ipynb #scaledfold
 def read_folders(name, labeled, size, on_error, white, window=None):
@@ -311,16 +267,18 @@ def from_folder(
     check_on_error(on_error)
     check_white(white)
     window = check_window(window)
-    if not is_folder(path):
-        raise FdgnbError(f"no folder {echo(str(path), 80)}: wanted a folder of <domain>/<class>/<image>")
-    warn_of_lost(sorted(path.iterdir()))
-    name, there = check_name(path.absolute()), {p.name: p for p in list_subfolders(path)}
-    if not there:
-        raise FdgnbError(f"no domain folders in {str(path)!r}: wanted <path>/<domain>/<class>/<image>")
-    folders = {d: there[d] for d in choose_domains(name, domains, there)}
     check_names(classes=classes)
+    there = {p.name: p for p in list_subfolders(path)} if is_folder(path) else {}
+    if not there:
+        raise FdgnbError(f"no folder of <domain>/<class>/<image>: {echo(str(path), 80)}")
+    warn_of_lost(sorted(path.iterdir()))
+    name = check_name(path.absolute())
+    folders = {d: there[d] for d in choose_domains(name, domains, there)}
     tree = _scan(folders, split == "folder", classes)
-    classes, labeled = _choose_classes(name, classes, tree), {}
+    known = sorted({c for by_class in tree.values() for c in by_class})
+    for c in classes or ():
+        if c not in known: raise FdgnbError(f"unknown class {c!r} of {name}{nearest(c, known)}")
+    classes, labeled = list(classes or known), {}
     warn_of_alike(name, classes)
     warn_of_alike(name, tree, "domains")
     for d, by_class in tree.items():
@@ -331,7 +289,7 @@ def from_folder(
     level = 2 if split == "folder" else 1                                # of the class, below the domain
     group_of = name_files("groups", groups, path, files, level + 1)
     part_of = name_files("split", split, path, files, 1)
-    window = window or common_window(name, [file for own in files.values() for file in own])
+    window = window or common_window(name, [file for paths in files.values() for file in paths])
     made, white, kept = read_folders(name, labeled, size, on_error, white, window)
     data = Dataset(name, made, classes, defaults=suggest_settings(made, size), white=white, window=window)
     if group_of is not groups: groups = pick_files(group_of, kept)
@@ -341,4 +299,4 @@ def from_folder(
 
 def pick_files(values, kept):
     "{domain: values} of the files that were read, of those of all files; kept: {domain: which}."
-    return {d: [values[d][i] for i in rows] for d, rows in kept.items()}
+    return {d: [values[d][i] for i in rows] for d, rows in kept.items() if d in values}

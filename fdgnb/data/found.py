@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/07_found.ipynb #0bc72a92
-import inspect, io, os, re, torch, warnings
+import inspect, io, math, os, re, torch, warnings
 import numpy as np
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from .domain import Dataset, Domain, check_on_error, check_size, choose_domains,
 from .domain import split_indices, suggest_backbone
 from .cache import allocate, cache_key, cache_arrays, data_dir, map_in_threads, origin_of
 from .files import SKIP, damage_error, read_text, warn_of_lost
-from .folders import decode, list_images, read_images, list_subfolders, warn_of_others
+from .folders import decode, list_images, list_subfolders, read_images, read_levels, warn_of_others
 from .catalogue import dataset
 from .features import SIDE, check_encoder, describe_encoder, keep_features, suggest_after
 from .text import TOKENS, about_encoder, check_tokens, encode, find_encoder
@@ -54,12 +54,10 @@ class Found:
 
     def check(self, n_classes):
         "This domain; FdgnbError on labels that are no classes, and on an official training part of nothing."
-        low, high = (int(self.y.min()), int(self.y.max())) if len(self.y) else (0, 0)
-        if low < 0 or high >= n_classes:
-            raise damage_error(self.where, f"labels {low} to {high}, wanted 0 to {n_classes - 1}")
-        if "train" in self.parts and not len(self.parts["train"]):
-            raise damage_error(self.where, "its training part is empty")
-        return self
+        odd = self.y[(self.y < 0) | (self.y >= n_classes)]
+        if len(odd): raise damage_error(self.where, f"a label {odd[0]}, wanted 0 to {n_classes - 1}")
+        if len(self.parts.get("train", self.y)) or not len(self.y): return self
+        raise damage_error(self.where, "its training part is empty")
 
 # %% ../../nbs/data/07_found.ipynb #3a48f3db
 def fold_name(name):
@@ -69,11 +67,8 @@ def fold_name(name):
 
 def find_subfolder(folder, *names):
     "The subfolder with one of these names (compared by `fold_name`), or None; None of None."
-    if not folder or not folder.is_dir(): return None
-    there = {fold_name(p.name): p for p in list_subfolders(folder)}
-    for name in names:
-        if fold_name(name) in there: return there[fold_name(name)]
-    return None
+    there = {fold_name(p.name): p for p in list_subfolders(folder)} if folder and folder.is_dir() else {}
+    return next((there[fold_name(name)] for name in names if fold_name(name) in there), None)
 
 
 def find_home(*names):
@@ -81,39 +76,34 @@ def find_home(*names):
     return find_subfolder(data_dir(), *names)
 
 # %% ../../nbs/data/07_found.ipynb #f3949e6c
-def _class_files(folder, classes, aliases={}):
-    "Image files and labels of <folder>/<class>/*, in the order of `classes`; aliases: {class: other names}."
+def find_classes(folder, classes, aliases={}):
+    "A domain of <folder>/<class>/*, in the order of `classes`; aliases: {class: other names}."
     there = {fold_name(p.name): p for p in list_subfolders(folder)}
     labels = [(fold_name(name), i) for i, c in enumerate(classes) for name in (c, *aliases.get(c, ()))]
     labels = [(name, i) for name, i in labels if name in there]
     warn_of_others([there[name] for name in dict.fromkeys(name for name, _ in labels)])
     pairs = [(file, i) for name, i in labels for file in list_images(there[name])]
-    return [file for file, _ in pairs], np.array([i for _, i in pairs], np.int64)
-
-
-def find_classes(folder, classes, aliases={}):
-    "A domain of one folder per class."
-    files, y = _class_files(folder, classes, aliases)
-    return Found(y, "files", lambda: files, files)
+    files = [file for file, _ in pairs]
+    return Found([i for _, i in pairs], "files", lambda: files, files)
 
 # %% ../../nbs/data/07_found.ipynb #a1d37b89
 def find_parts(folders, classes, aliases={}):
     "A domain whose official parts are folders of classes: {part: folder}."
     files, labels, parts = [], [], {}
     for part, folder in folders.items():
-        own, y = _class_files(folder, classes, aliases)
-        if not own: raise FdgnbError(f"{str(folder)!r} has no images of the {len(classes)} classes: fill or remove it")
-        parts[part] = np.arange(len(files), len(files) + len(own))
-        files += own
-        labels.append(y)
+        f = find_classes(folder, classes, aliases)
+        if not f.files:
+            raise FdgnbError(f"{str(folder)!r} has no images of the {len(classes)} classes: fill or remove it")
+        parts[part] = np.arange(len(files), len(files) + len(f.files))
+        files += f.files
+        labels.append(f.y)
     return Found(np.concatenate(labels), "files", lambda: files, files, parts)
 
 # %% ../../nbs/data/07_found.ipynb #9028cf51
 def read_list(path, classes, first):
     "(<class>/<file>, number of the class) of each line `<class>/<file> <label>`; labels count from `first`."
     number = {fold_name(c): i for i, c in enumerate(classes)}
-    for line in read_text(path).splitlines():
-        if not line.strip(): continue
+    for line in filter(str.strip, read_text(path).splitlines()):
         file, label = [*line.strip().rsplit(maxsplit=1), ""][:2]
         c = fold_name(file.split("/")[-2]) if "/" in file else ""
         if c not in number or label != str(number[c] + first):
@@ -123,14 +113,10 @@ def read_list(path, classes, first):
 
 # %% ../../nbs/data/07_found.ipynb #e98393e2
 def _pixels(a, size, channels):
-    "One image, uint8 (h, w) or (h, w, 1 or 3) -> uint8 (channels, size, size)."
+    "One image, uint8 (h, w) or (h, w, 3) -> uint8 (channels, size, size)."
     from PIL import Image
-    if a.ndim == 3 and a.shape[-1] == 1: a = a[..., 0]
-    if a.shape[:2] != (size, size): a = np.asarray(Image.fromarray(a).resize((size, size), Image.BICUBIC))
-    a = a[None] if a.ndim == 2 else a.transpose(2, 0, 1)
-    if len(a) == channels: return a
-    if len(a) == 1: return np.repeat(a, 3, 0)
-    return a.mean(0, keepdims=True).round().astype(np.uint8)
+    x, _ = read_levels(Image.fromarray(a), size, gray=channels == 1)
+    return x[None] if x.ndim == 2 else x.transpose(2, 0, 1)
 
 # %% ../../nbs/data/07_found.ipynb #e2875983
 def to_nhw(a, file="pixels"):
@@ -138,35 +124,18 @@ def to_nhw(a, file="pixels"):
 
     a: (h, w, c, n) as SVHN, (n, c, h, w), (n, h, w[, c]), or flat rows of square images; bytes or fractions of 1."""
     a = np.asarray(a)
-    if a.ndim == 2: a = _unflatten(a)
-    if a.ndim not in (3, 4) or not a.size or a.dtype.kind not in "uif":
-        raise damage_error(file, f"an array of {a.dtype} {a.shape} holds no images")
-    if a.dtype.kind == "f" and not np.isfinite(a).all(): raise damage_error(file, "pixels that are not finite")
-    if a.ndim == 4: a = _channels_last(a)
-    if a.ndim == 4 and a.shape[-1] not in (1, 3): raise damage_error(file, f"images of {a.shape[-1]} channels")
-    if a.ndim == 4 and a.shape[-1] == 1: a = a[..., 0]
-    return a if a.dtype == np.uint8 else _to_uint8(a)
-
-
-def _unflatten(rows):
-    "Flat rows (n, side*side) as images (n, side, side); other rows stay."
-    side = round(rows.shape[1]**.5)
-    is_square = side**2 == rows.shape[1]
-    return rows.reshape(len(rows), side, side) if is_square else rows
-
-
-def _channels_last(a):
-    "(h, w, c, n) and (n, c, h, w) as (n, h, w, c); what is neither stays."
-    is_svhn = a.shape[2] in (1, 3) and a.shape[0] == a.shape[1]
-    if is_svhn: return a.transpose(3, 0, 1, 2)
-    is_channels_first = a.shape[1] in (1, 3) and a.shape[2] == a.shape[3]
-    return a.transpose(0, 2, 3, 1) if is_channels_first else a
-
-
-def _to_uint8(a):
-    "Numbers up to 255, or fractions of 1, as bytes."
-    is_fractions = a.max() <= 1
-    return np.rint(np.clip(a*255. if is_fractions else a, 0, 255)).astype(np.uint8)
+    side = math.isqrt(a.shape[1]) if a.ndim == 2 else 0
+    if a.ndim == 2 and side**2 == a.shape[1]: a = a.reshape(len(a), side, side)
+    if a.ndim == 4:
+        if a.shape[2] in (1, 3) and a.shape[0] == a.shape[1]: a = a.transpose(3, 0, 1, 2)
+        elif a.shape[1] in (1, 3) and a.shape[2] == a.shape[3]: a = a.transpose(0, 2, 3, 1)
+        if a.shape[-1] == 1: a = a[..., 0]
+    is_image = a.size and a.ndim == 3 or a.ndim == 4 and a.shape[-1] == 3
+    if not is_image or a.dtype.kind not in "uif" or not np.isfinite(a).all():
+        raise damage_error(file, f"an array of {a.dtype} {a.shape} holds no images, or pixels that are not finite")
+    if a.dtype == np.uint8: return a
+    if a.max() <= 1: a = a*255.
+    return np.rint(np.clip(a, 0, 255)).astype(np.uint8)
 
 # %% ../../nbs/data/07_found.ipynb #cfa17761
 def _decode_samples(f, size, title, on_error, folder):
@@ -197,8 +166,8 @@ def _read(name, d, f, size, on_error):
         base = Path(os.path.commonpath([p.parent for p in f.samples()]))
         return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)[0]
     key = cache_key(name, d, size, f.channels, f.tag, on_error, files=f.files)
-    title = f"{name}/{d}"
-    arrays = cache_arrays(key, lambda folder: _decode_samples(f, size, title, on_error, folder), stream=True)
+    make = lambda folder: _decode_samples(f, size, f"{name}/{d}", on_error, folder)
+    arrays = cache_arrays(key, make, stream=True)
     lost = len(f.y) - len(arrays["y"])
     if lost:
         warnings.warn(f"domain {d!r} of {name}: skipped {lost} of {len(f.y)} images of {str(f.files[0])!r} "
@@ -219,8 +188,7 @@ def encode_domain(name, d, f, encoder, tokens):
         texts = f.all_samples()
         x = encode(texts, encoder, tokens, folder, title=f"{name}/{d}")
         read = (text.encode("utf8", "surrogatepass") for text in texts)
-        origin = origin_of(about_encoder(encoder, tokens), read, parts)
-        return dict(x=x, y=np.arange(len(f.y)), origin=origin)
+        return dict(x=x, y=np.arange(len(f.y)), origin=origin_of(about_encoder(encoder, tokens), read, parts))
 
     return Domain.from_arrays(d, cache_arrays(key, make_arrays, stream=True))
 
@@ -245,31 +213,25 @@ def sum_counts(published):
     return published if isinstance(published, int) else sum(published)
 
 
-def _differs(found, published):
+def _differs(counts, published):
     "Counts by class against a published number or list: None, or the figures that differ."
     if published is None: return None
-    n = int(found.sum())
+    n = int(counts.sum())
     if n != sum_counts(published): return f"{n} (published: {sum_counts(published)})"
-    is_equal = isinstance(published, int) or found.tolist() == list(published)
+    is_equal = isinstance(published, int) or counts.tolist() == list(published)
     return None if is_equal else "as many as published, but not of each class"
 
 # %% ../../nbs/data/07_found.ipynb #b7173900
-def _check_options(load, options):
-    "FdgnbError for an option that the finder does not have, or another value where it wants True or False."
-    known = inspect.signature(load.find).parameters
-    what = f"dataset {load.__name__!r}"
-    for name, value in options.items():
-        if name not in known:
-            raise FdgnbError(f"unknown option {name!r} of {what}{nearest(name, ['domains', 'on_error', *known])}")
-        if isinstance(known[name].default, bool):
-            check_value(f"{what}: {name}", value, arg(bool, "an option of its loader"))
-
-
 def find_domains(load, domains, options):
     "The finder's answer for the wanted domains, or the error that says what is missing and where to get it."
-    _check_options(load, options)
-    name, info, there = load.__name__, load.info, load.find(**options)
-    home = find_home(info["home"])
+    name, info, known = load.__name__, load.info, inspect.signature(load.find).parameters
+    what = f"dataset {name!r}"
+    for option, value in options.items():
+        if option not in known:
+            raise FdgnbError(f"unknown option {option!r} of {what}{nearest(option, ['domains', 'on_error', *known])}")
+        if isinstance(known[option].default, bool):
+            check_value(f"{what}: {option}", value, arg(bool, "an option of its loader"))
+    there, home = load.find(**options), find_home(info["home"])
     if home: warn_of_lost(sorted(home.iterdir()))
     usual = [] if options.get("angles") is not None else info["published"]
     chosen = choose_domains(name, domains, dict.fromkeys([*usual, *there]))
@@ -281,61 +243,42 @@ def find_domains(load, domains, options):
     n = len(info["class_names"])
     return {d: lambda get=there[d]: get().check(n) for d in chosen}
 
-# %% ../../nbs/data/07_found.ipynb #ad802399
-def _defaults(info, size):
-    "What suits a run: the data set's own, with a network that the images are large enough for."
-    own = dict(info["defaults"])
-    if size and own["backbone"] == "alexnet_bn": own["backbone"] = suggest_backbone(size)
-    return own
-
-
-def _encode(name, d, f, about, on_error):
-    "A `Found` of images as a Domain of vectors or maps; its `y` as of `_read`."
-    words = [name, d, f.channels, f.tag, on_error]
-    arrays = keep_features(words, f.files, about, lambda: _read(name, d, f, about["size"], on_error))
-    return Domain.from_arrays(d, arrays)
-
-
-def _one_domain(load, d, f, size, on_error, options, about=None):
-    "A domain from what was found of it, its official parts attached; about: the encoder of images."
-    name, info = load.__name__, load.info
-    if not len(f.y):
-        home, n = str(data_dir()/info["home"]), len(info["class_names"])
-        raise FdgnbError(f"domain {d!r} of {name} in {home!r} has none of the {n} classes")
-    if f.kind == "text": dom = encode_domain(name, d, f, options.get("encoder", "minilm"), options.get("tokens"))
-    elif about: dom = _encode(name, d, f, about, on_error)
-    else: dom = _read(name, d, f, size, on_error)
-    rows = dom.y.numpy()
-    return _with_official(replace(dom, y=torch.from_numpy(f.y[rows])), f, rows, name)
-
 # %% ../../nbs/data/07_found.ipynb #29f3bfb6
 def _load(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
-    made, odd, sides, encoder, defaults = {}, [], [], None, _defaults(info, size)
+    made, odd, sides, encoder, defaults = {}, [], [], None, dict(info["defaults"])
+    if size and defaults["backbone"] == "alexnet_bn": defaults["backbone"] = suggest_backbone(size)
     of_images = options.pop("encoder", None) if info["size"] else None      # a finder of texts has its own option
     if of_images:
         blocks = options.pop("blocks", None)
         check_encoder(of_images, blocks)
         encoder = describe_encoder(of_images, size, blocks)
         defaults |= suggest_after(of_images, blocks)
+    text_encoder, tokens = options.get("encoder", "minilm"), options.get("tokens")
     for d, get in find_domains(load, domains, options).items():
         f = get()
-        made[d] = _one_domain(load, d, f, size, on_error, options, encoder if of_images else None)
-        if f.kind == "text": encoder = about_encoder(options.get("encoder", "minilm"), options.get("tokens"))
-        found = np.bincount(f.y, minlength=len(info["class_names"]))
-        difference = _differs(found, f.published or info["published"].get(d))
+        if not len(f.y):
+            raise FdgnbError(f"domain {d!r} of {name} in {home!r} has none of the {len(info['class_names'])} classes")
+        if f.kind == "text":
+            encoder, dom = about_encoder(text_encoder, tokens), encode_domain(name, d, f, text_encoder, tokens)
+        elif of_images:
+            read = lambda d=d, f=f: _read(name, d, f, encoder["size"], on_error)
+            words = [name, d, f.channels, f.tag, on_error]
+            dom = Domain.from_arrays(d, keep_features(words, f.files, encoder, read))
+        else: dom = _read(name, d, f, size, on_error)
+        rows = dom.y.numpy()
+        made[d] = _with_official(replace(dom, y=torch.from_numpy(f.y[rows])), f, rows, name)
+        counts = np.bincount(f.y, minlength=len(info["class_names"]))
+        difference = _differs(counts, f.published or info["published"].get(d))
         if difference: odd.append(f"{d} {difference}")
         if f.side and f.side < size: sides.append(f.side)
     note = f" ({info['note']})" if info["note"] else ""
-    if odd:
-        warnings.warn(f"{name} in {home!r} has other numbers of samples than published: "
-                      f"{', '.join(odd)}{note}")
+    if odd: warnings.warn(f"{name} in {home!r} has other numbers of samples than published: {', '.join(odd)}{note}")
     if sides:
         warnings.warn(f"{name} in {home!r} is a copy of {min(sides)} pixels a side: {size} pixels are only "
                       f"that, enlarged")
-    return Dataset(name, made, list(info["class_names"]), info["citation"], info["terms"],
-                   defaults, encoder=encoder)
+    return Dataset(name, made, list(info["class_names"]), info["citation"], info["terms"], defaults, encoder=encoder)
 
 # %% ../../nbs/data/07_found.ipynb #ca657fab
 def source(name, description, published, classes, size, where, home=None, citation="", terms="none stated",

@@ -6,18 +6,18 @@
 __all__ = ['from_arrays', 'from_torch', 'from_texts', 'from_table']
 
 # %% ../../nbs/data/16_own.ipynb #own00004
-import hashlib, io, math, os, re, torch, warnings
+import hashlib, io, os, re, torch, warnings
 import numpy as np
 from pathlib import Path
 from ..core import FdgnbError, echo, exists, is_folder, nearest, path_of
 from ..settings import arg, check_value
 from .domain import Dataset, Domain, suggest_settings, check_on_error, check_size
-from .files import damage_error, list_below, read_text, reading, warn_of_alike, warn_of_lost
+from .files import asking, list_below, read_text, reading, warn_of_alike, warn_of_lost
 from .dicom import check_window, common_window
 from .folders import list_subfolders, pick_files, read_folders, read_levels, scale_levels, skip_unread
-from .scale import check_range, check_white, decide_white, highs_of, read_whole
+from .scale import check_range, check_white, decide_white, to_bytes
 from .found import Found, encode_domain
-from .splits import attach_splits, name_files
+from .splits import ask_each, attach_splits, name_files
 from .text import about_encoder
 
 # %% ../../nbs/data/16_own.ipynb #own011p1
@@ -41,91 +41,64 @@ def from_arrays(
         raise FdgnbError("from_arrays takes a dict {domain: (x, y)} of at least one domain")
     if not isinstance(name, str): raise FdgnbError(f"name={echo(name)}: wanted a word")
     if len({str(d) for d in domains}) < len(domains): raise FdgnbError(f"{name}: two domains of one name")
-    x, y, groups, split = {}, {}, _by_name(name, "groups", groups), _by_name(name, "split", split)
+    x, y, their_groups, their_split = {}, {}, {}, {}
     for d, pair in domains.items():
+        d, where = str(d), f"domain {d!r}"
         if isinstance(pair, Domain):
-            if pair.groups is not None: groups.setdefault(str(d), pair.groups)
-            if pair.split and not pair.official: split.setdefault(str(d), pair.split)
+            if pair.groups is not None: their_groups[d] = pair.groups
+            if pair.split and not pair.official: their_split[d] = pair.split
             pair = pair.x, pair.y
-        where = f"domain {d!r}"
         if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
             raise FdgnbError(f"{where}: wanted a pair (x, y), of samples and labels, or (x, y, groups)")
-        if len(pair) == 3 and str(d) in groups:
-            raise FdgnbError(f"{where}: groups are given twice, beside the labels and by groups=")
-        if len(pair) == 3: groups[str(d)] = pair[2]
-        x[str(d)] = pair[0]
-        y[str(d)] = as_labels(pair[1], where)
+        if len(pair) == 3:
+            if groups is not None: raise FdgnbError(f"{where}: groups are given twice, with the labels and by groups=")
+            their_groups[d] = pair[2]
+        x[d], y[d] = pair[0], as_labels(pair[1], where)
     check_several(name, y, multilabel)
     order_classes(list(y.values()), classes, name)                       # refused before any pixel is read
     x, white = read_domains(name, x, white, kind)
     data = label_domains(name, x, y, classes, {}, white=white)
-    return attach_splits(data, groups or None, split or None, stratify)
+    return attach_splits(data, _over(their_groups, groups), _over(their_split, split), stratify)
 
 
-def _by_name(name, what, given):
-    "A copy of {domain: values} with words as keys, empty of None; FdgnbError on what is no dict."
-    if given is None: return {}
-    if isinstance(given, dict): return {str(d): values for d, values in given.items()}
-    raise FdgnbError(f"{name}: {what}={echo(given)}; wanted a dict {{domain: one value for each of its samples}}")
+def _over(theirs, given):
+    "What is given beside the domains, over what they hold themselves."
+    if given is None: return theirs or None
+    return theirs | {str(d): values for d, values in given.items()} if isinstance(given, dict) else given
 
 # %% ../../nbs/data/16_own.ipynb #own00007
-def read_pil(image, where, size=None):
-    "(pixels, largest) of a PIL image upright, as `read_levels` gives them; FdgnbError that names the sample."
-    from PIL import ImageOps
-    try: return read_levels(ImageOps.exif_transpose(image), size, gray=True)
-    except FdgnbError as e: raise FdgnbError(f"{where}: {e}") from None
-
-
-def is_pil(image):
-    "Whether a sample is an image of PIL."
-    from PIL import Image
-    return isinstance(image, Image.Image)
-
-
-def to_dense(x, where):
-    "A tensor on the CPU, without its gradient; FdgnbError on one that is sparse or has no numbers."
-    if x.layout != torch.strided: raise FdgnbError(f"{where}: a sparse tensor; give its to_dense()")
-    if x.is_meta: raise FdgnbError(f"{where}: a tensor on the device meta, which holds no numbers")
-    return x.detach().cpu()
-
-
 def to_numpy(x, where):
-    "A tensor or what numpy takes as an array; FdgnbError on a tensor of another kind of numbers."
-    if not torch.is_tensor(x): return np.asarray(x)
-    x = to_dense(x, where)
-    if x.dtype == torch.bfloat16: x = x.float()
-    try: return x.numpy()
-    except (TypeError, RuntimeError):
-        raise FdgnbError(f"{where}: a tensor of type {x.dtype}; give its numbers, as by x.float()") from None
+    "A tensor, or what numpy takes as an array, as an array; FdgnbError, in the library's words, on what is none."
+    if np.ma.is_masked(x): raise FdgnbError(f"{where}: values under a mask; fill them or leave those samples out")
+    try:
+        if torch.is_tensor(x): x = x.detach().cpu()
+        if torch.is_tensor(x) and x.dtype == torch.bfloat16: x = x.float()
+        return np.asarray(x)
+    except (TypeError, ValueError, RuntimeError) as e: raise FdgnbError(f"{where}: {e}") from None
 
 
-def join_samples(rows, where):
-    "Samples of one kind and shape as one array, PIL images (pairs of `read_pil`) as `Deep`; else FdgnbError."
-    are_pil = {isinstance(row, tuple) for row in rows}
-    if len(are_pil) > 1: raise FdgnbError(f"{where}: some samples are PIL images, others are not")
-    if are_pil == {True}: return Deep(rows, where)
-    if len({row.shape for row in rows}) > 1: raise FdgnbError(f"{where}: {SHAPES}")
-    types = sorted({str(row.dtype) for row in rows if row.ndim > 1})
-    if len(types) > 1 and "uint8" in types:
-        raise FdgnbError(f"{where}: images of {' and '.join(types)}, that may have two scales; give all of one type")
-    return np.stack(rows) if rows else np.empty(0)
+def read_sample(sample, where, size=None):
+    "A sample as an array, or of a PIL image, upright, (its pixels, the largest) as `read_levels` gives them."
+    from PIL import Image, ImageOps
+    if isinstance(sample, Image.Image):
+        try:
+            with reading(): return read_levels(ImageOps.exif_transpose(sample), size, gray=True)
+        except FdgnbError as e: raise FdgnbError(f"{where}: {e}") from None
+    if size is None: return to_numpy(sample, where)
+    raise FdgnbError(f"{where}: size= is for PIL images; resize {type(sample).__name__}s in the data set")
 
 
-SHAPES = ("samples of several shapes; resize them to one, or, of PIL images in from_torch, give size=, like "
-          "size=64")
-
-
-class Deep:
-    "PIL images that wait for the white of their data set: pixels as `read_levels` gives them, by row."
-    def __init__(self, rows, where):
-        self.rows, self.where = rows, where
-        if len({levels.shape[:2] for levels, _ in rows}) > 1:
-            raise FdgnbError(f"{where}: {SHAPES}")
+class Pictures:
+    "PIL images that wait for the white of their data set: (pixels, largest) of each, as `read_levels` gives them."
+    def __init__(self, rows): self.rows = rows
 
     def highs(self):
         "(largest pixel of 8 bits, largest of more)."
-        of = lambda is_deep: [high for x, high in self.rows if (x.dtype != np.uint8) == is_deep]
-        return max(of(False), default=0), max(of(True), default=0)
+        highs = [0, 0]
+        for x, high in self.rows:
+            is_deep = int(x.dtype != np.uint8)
+            highs[is_deep] = max(highs[is_deep], high)
+        return highs
 
     def to_bytes(self, white):
         "The images as bytes (N, h, w) or, where one has colors, (N, h, w, 3)."
@@ -133,58 +106,38 @@ class Deep:
         if any(x.ndim == 3 for x in rows): rows = [x if x.ndim == 3 else np.stack([x]*3, -1) for x in rows]
         return np.stack(rows)
 
+
+def join_samples(rows, where):
+    "Samples (`read_sample`) of one kind and shape as one array, PIL images as `Pictures`; else FdgnbError."
+    are_pil = {isinstance(row, tuple) for row in rows}
+    if len(are_pil) > 1: raise FdgnbError(f"{where}: some samples are PIL images, others are not")
+    if len({row[0].shape[:2] if isinstance(row, tuple) else row.shape for row in rows}) > 1:
+        raise FdgnbError(f"{where}: samples of several shapes; resize them to one, or, of PIL images in from_torch, "
+                         f"give size=, like size=64")
+    if are_pil == {True}: return Pictures(rows)
+    types = sorted({str(row.dtype) for row in rows if row.ndim > 1})
+    if len(types) > 1 and "uint8" in types:
+        raise FdgnbError(f"{where}: images of {' and '.join(types)}, that may have two scales; give all of one type")
+    return np.stack(rows) if rows else np.empty(0)
+
 # %% ../../nbs/data/16_own.ipynb #asarray001
-def _floats(y):
-    "What labels that are floating-point numbers are, and the remedy."
-    if not np.isfinite(y).all(): return "infinite, wanted whole numbers or words"
-    if (y == np.round(y)).all(): return "floating-point: give y.astype(int)"
-    return "fractions, wanted whole numbers or words"
-
-
 def as_array(x, where):
-    "Samples in any container as one numeric array (N, ...); FdgnbError with the remedy otherwise."
-    if isinstance(x, (list, tuple)): x = _stack(x, where)
-    if isinstance(x, Deep): return x
-    if isinstance(x, np.ma.MaskedArray) and np.ma.getmaskarray(x).any():
-        raise FdgnbError(f"{where}: samples under a mask; fill them, as by x.filled(0), or leave them out")
+    "Samples in any container as one numeric array (N, ...), or as `Pictures`; FdgnbError on what is neither."
+    if isinstance(x, (list, tuple)): x = join_samples([read_sample(v, where) for v in x], where)
+    if isinstance(x, Pictures): return x
     x = to_numpy(x, where)
     if x.dtype.kind not in "biuf":
-        words = "; from_folder reads image files, from_texts encodes texts" if x.dtype.kind in "UOST" else ""
-        raise FdgnbError(f"{where}: samples of type {x.dtype}, wanted numbers{words}")
-    if not x.ndim or not len(x): raise FdgnbError(f"{where}: no samples")
-    if not x.size: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} hold no numbers")
-    if x.dtype == np.longdouble: x = x.astype(np.float64)
-    return np.ascontiguousarray(x, x.dtype.newbyteorder("="))
-
-
-def _stack(samples, where):
-    "A list of samples as one array, of PIL images as `Deep`; FdgnbError where they differ in shape."
-    try: rows = [read_pil(v, where) if is_pil(v) else to_numpy(v, where) for v in samples]
-    except ValueError:
-        raise FdgnbError(f"{where}: lists of several lengths; make each sample one array") from None
-    return join_samples(rows, where)
+        raise FdgnbError(f"{where}: samples of type {x.dtype}, wanted numbers; from_folder reads image files, "
+                         f"from_texts encodes texts")
+    if not x.ndim or not x.size: raise FdgnbError(f"{where}: no samples, or samples of no numbers: {x.shape}")
+    return np.ascontiguousarray(x, np.float64 if x.dtype == np.longdouble else x.dtype.newbyteorder("="))
 
 # %% ../../nbs/data/16_own.ipynb #42de6d8c
-def _from_fractions(x, where):
-    "Floating-point pixels -> bytes; FdgnbError with the remedy unless they are fractions of 1."
-    if not np.isfinite(x).all():
-        bad = (~np.isfinite(x)).sum()
-        raise FdgnbError(f"{where}: {bad:,} pixels are NaN or infinite; replace them, as by numpy.nan_to_num")
-    low, high = float(x.min()), float(x.max())
-    if 0 <= low and 0 < high < 1/32:
-        warnings.warn(f"{where}: the brightest pixel is {high:.2g} where 1 is white: were they divided by 255 twice?")
-    if 0 <= low and high <= 1: return np.rint(x*255)
-    remedy = "undo the normalization, as by x*std + mean, or rescale to [0, 1]"
-    if 0 <= low and high <= 255: remedy = "divide by 255"
-    if -.5 <= low and high <= 1.5: remedy = "clip them, as by x.clip(0, 1)"
-    raise FdgnbError(f"{where}: pixels from {low:.5g} to {high:.5g}; wanted bytes, or fractions of 1: "
-                     f"{remedy}")
-
-
 def to_nchw(x, where):
     "An array of images (N, H, W), (N, C, H, W) or (N, H, W, C) as (N, C, H, W); FdgnbError on other shapes."
     if x.ndim == 3: x = x[:, None]
-    if x.ndim != 4: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} are no images")
+    signals = "; of signals say kind='vectors'"
+    if x.ndim != 4: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} are no images{signals}")
     first, side, last = x.shape[1:]
     if {first, last} <= {3, 4} and (first == side) == (side == last):
         raise FdgnbError(f"{where}: images {x.shape[1:]}, whose channels may be first or last: give sides above 4")
@@ -193,7 +146,21 @@ def to_nchw(x, where):
     if x.shape[1] in (1, 3): return x
     n, axes = (last, "...") if last < first else (first, ":")
     raise FdgnbError(f"{where}: images of {n} channels; wanted 1 or 3: leave the others out, as by "
-                     f"x[{axes}, :{3 if n > 3 else 1}]")
+                     f"x[{axes}, :{3 if n > 3 else 1}]{signals}")
+
+
+def _check_fractions(x, where):
+    "FdgnbError with the remedy unless floating-point pixels are fractions of 1."
+    if not np.isfinite(x).all():
+        raise FdgnbError(f"{where}: pixels that are NaN or infinite; replace them, as by numpy.nan_to_num")
+    low, high = float(x.min()), float(x.max())
+    if 0 <= low and 0 < high < 1/32:
+        warnings.warn(f"{where}: the brightest pixel is {high:.2g} where 1 is white: were they divided by 255 twice?")
+    if 0 <= low and high <= 1: return
+    remedy = "undo the normalization, as by x*std + mean, or rescale to [0, 1]"
+    if 0 <= low and high <= 255: remedy = "divide by 255"
+    if -.5 <= low and high <= 1.5: remedy = "clip them, as by x.clip(0, 1)"
+    raise FdgnbError(f"{where}: pixels from {low:.5g} to {high:.5g}; wanted bytes, or fractions of 1: {remedy}")
 
 
 def as_images(x, where="x", white=255):
@@ -202,175 +169,123 @@ def as_images(x, where="x", white=255):
     Fractions of 1, or whole numbers up to `white`; FdgnbError, with the remedy, on other shapes and ranges. where: the
     samples' name in it."""
     x = as_array(x, where)
-    if isinstance(x, Deep): x, white = x.to_bytes(white), 255
+    if isinstance(x, Pictures): x, white = x.to_bytes(white), 255
     x = to_nchw(x, where)
     if x.dtype.kind == "b": x = x.astype(np.float32)
-    if x.dtype.kind == "f": x = _from_fractions(x, where)
-    else: x = read_whole(x, white, where)
-    return torch.as_tensor(x).to(torch.uint8).contiguous()
-
-# %% ../../nbs/data/16_own.ipynb #4bc771eb
-def as_labels(y, where):
-    """Labels in any container as an array (N,) of int64 or str, or (N, C) of zeros and ones in float32.
-
-    FdgnbError with the remedy otherwise."""
-    import pandas as pd
-    if isinstance(y, np.ma.MaskedArray) and np.ma.getmaskarray(y).any():
-        raise FdgnbError(f"{where}: labels under a mask; leave those samples out")
-    if isinstance(y, (list, tuple)): y = [_to_label(v, where) for v in y]
-    is_column = getattr(y, "shape", ())[1:] == (1,)                         # (N, 1), as MedMNIST has them
-    values = _objects(y) if isinstance(y, list) else to_numpy(y, where)
-    if is_column: values = values[:, 0]
-    if values.ndim == 2 and values.shape[1] > 1: return _zeros_and_ones(values, where)
-    if values.ndim != 1: raise FdgnbError(f"{where}: labels of shape {values.shape}; {WANTED}")
-    missing = np.flatnonzero(pd.isna(values) | np.array([isinstance(v, str) and not v.strip() for v in values], bool))
-    if len(missing):
-        raise FdgnbError(f"{where}: {len(missing)} labels are missing (NaN, None or no word), the first of sample "
-                         f"{missing[0]}: leave those samples out; wanted whole numbers or words")
-    return _numbers_or_words(values, where)
-
-
-def _objects(values):
-    "A list as an array of objects, one each, or as a matrix where each is a row of numbers."
-    if values and all(np.ndim(v) == 1 and not isinstance(v, str) for v in values):
-        if len({len(v) for v in values}) == 1: return np.asarray(values)
-    out = np.empty(len(values), object)
-    out[:] = values
-    return out
-
-
-WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
-
-
-def _zeros_and_ones(y, where):
-    "Several labels a sample as float32 (N, C); FdgnbError on numbers that are not 0 or 1."
-    if y.dtype.kind not in "biuf": raise FdgnbError(f"{where}: labels of shape {y.shape} and type {y.dtype}; {WANTED}")
-    odd = y[(y != 0) & (y != 1)]
-    if not len(odd): return y.astype(np.float32)
-    raise FdgnbError(f"{where}: labels of shape {y.shape} that hold {odd[0]:g}; {WANTED}")
-
-
-def check_several(name, labels, multilabel=False):
-    """FdgnbError where labels {domain: y} of zeros and ones may be one class a sample, one-hot.
-
-    multilabel: they are several labels of which every sample has one, and others than these are refused."""
-    is_matrix = [y.ndim == 2 for y in labels.values()]
-    if multilabel and not all(is_matrix):
-        raise FdgnbError(f"{name}: multilabel=True, and the labels are no zeros and ones (N, C) in all domains")
-    if multilabel or not all(is_matrix): return
-    if all((y.sum(1) == 1).all() for y in labels.values()):
-        who = " and ".join([f"domain {next(iter(labels))!r}", "the others"][:len(labels)])
-        raise FdgnbError(f"{name}: in {who} every sample has exactly one label; of one-hot labels take y.argmax(1), "
-                         f"where several are possible say multilabel=True")
-
-
-def _numbers_or_words(y, where):
-    "An array (N,) without gaps as int64 or str; FdgnbError where it is neither."
-    if not len(y): return np.zeros(0, np.int64)
-    if y.dtype.kind == "O": y = _one_type(y, where)
-    if y.dtype.kind in "UT": return y.astype(str)
-    if y.dtype.kind == "f": raise FdgnbError(f"{where}: labels that are {_floats(y)}")
-    if y.dtype.kind not in "biu":
-        raise FdgnbError(f"{where}: labels of type {y.dtype}; wanted whole numbers or words")
-    if len(y) and int(y.max()) > np.iinfo(np.int64).max:
-        raise FdgnbError(f"{where}: the label {y.max()} is beyond 64 bits with a sign; number the classes from 0")
-    return y.astype(np.int64)
-
-
-def _one_type(y, where):
-    "An array of objects as one of words or of numbers; FdgnbError where it holds both, or others."
-    is_word = np.array([isinstance(v, str) for v in y], bool)
-    if is_word.all(): return y.astype(str)
-    number = (int, float, np.number, np.bool_)
-    odd = next((i for i, v in enumerate(y) if not is_word[i] and not isinstance(v, number)), None)
-    if odd is not None:
-        raise FdgnbError(f"{where}: the label of sample {odd} is of type {type(y[odd]).__name__}; wanted whole numbers "
-                         f"or words")
-    if is_word.any():
-        a, b = int(np.flatnonzero(is_word)[0]), int(np.flatnonzero(~is_word)[0])
-        raise FdgnbError(f"{where}: labels are words and numbers, {y[a]!r} of sample {a} and {y[b]!r} of sample {b}; "
-                         f"wanted one of them")
-    return np.array(y.tolist())
-
-
-def _to_label(value, where="labels"):
-    "A number in an array or a tensor as Python's; anything else stays."
-    if torch.is_tensor(value): value = to_numpy(value, where)
-    is_single = isinstance(value, (np.ndarray, np.generic)) and value.size == 1
-    return value.item() if is_single else value
-
-
-def order_classes(labels, classes, name):
-    "(labels in order, names of their classes) of a data set's labels; FdgnbError where `classes` lacks one."
-    shapes, kinds = {y.shape[1:] for y in labels}, {y.dtype.kind for y in labels}
-    if len(shapes) > 1:
-        other = next(y for y in labels if y.shape[1:] != labels[0].shape[1:])
-        raise FdgnbError(f"{name}: labels of one domain are {labels[0].shape}, of another {other.shape}; wanted the "
-                         f"same columns in all")
-    if len(kinds) > 1: raise FdgnbError(f"{name}: labels are numbers in one domain and words in another")
-    n_columns = None if labels[0].ndim == 1 else labels[0].shape[1]
-    found = list(range(n_columns)) if n_columns else np.unique(np.concatenate(labels)).tolist()
-    if classes is None: return found, list(map(str, found))
-    if isinstance(classes, dict): order, names = list(classes), list(map(str, classes.values()))
-    elif isinstance(classes, (list, tuple)):
-        names = [c if isinstance(c, str) else echo(c) for c in classes]
-        order = names if kinds == {"U"} else list(range(len(names)))
+    if x.dtype.kind == "f":
+        _check_fractions(x, where)
+        x = np.rint(x*255).astype(np.uint8)
     else:
-        raise FdgnbError(f"{name}: classes={echo(classes, 60)}; wanted a list of names or {{label: name}}")
-    twice = [c for i, c in enumerate(names) if c in names[:i]]
-    if twice: raise FdgnbError(f"{name}: classes= names {twice[0]!r} twice; wanted a list of different names")
-    if n_columns and len(order) != n_columns:
-        raise FdgnbError(f"{name}: labels of {n_columns} columns, and `classes` has {len(order)} names")
-    lost = [c for c in found if c not in order]
-    if lost and kinds == {"U"}:
-        raise FdgnbError(f"{name}: {lost[0]!r} is a label, and `classes` does not name it{nearest(lost[0], names)}")
-    if lost:
-        raise FdgnbError(f"{name}: {str(found)[:60]} are the labels, but `classes` does not name "
-                         f"{lost[0]!r}; give classes={{label: name}} of all")
-    return order, names
-
-# %% ../../nbs/data/16_own.ipynb #own00011
-def as_vectors(x, where):
-    "An array (N, ...) as vectors (N, D), finite float32."
-    if isinstance(x, Deep): raise FdgnbError(f"{where}: images of PIL are no vectors")
-    x = torch.from_numpy(x).float().reshape(len(x), -1)
-    if not x.isfinite().all():
-        raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
-    return x
+        limit = min(white, 255) if x.dtype == np.uint8 else white
+        check_range(x.min(), x.max(), limit, f"{where}: ")
+        x = to_bytes(x, limit)
+    return torch.as_tensor(x).contiguous()
 
 
 def read_domains(name, samples, white, kind=None):
     "({domain: samples} as a Domain keeps them, white) of {domain: samples in any form}, on one scale."
     check_white(white)
     if kind is not None: check_value("kind", kind, arg(str, "what samples are", choices=("images", "vectors")))
-    x = {d: as_array(own, f"domain {d!r}") for d, own in samples.items()}
-    is_image = lambda own: kind == "images" or isinstance(own, Deep) or own.ndim != 2
-    images = {d: own for d, own in x.items() if kind != "vectors" and is_image(own)}
-    gray = [own.shape[1:] for own in images.values() if getattr(own, "ndim", 4) == 3 and own.dtype.kind == "f"]
-    if gray and not kind:
-        warnings.warn(f"{name}: samples {gray[0]} are taken for gray images and become bytes: say kind='images', or of "
-                      f"signals kind='vectors'")
-    for d, own in images.items(): check_images(own, f"domain {d!r}")
-    highs = {d: own.highs() if isinstance(own, Deep) else highs_of(own) for d, own in images.items()}
+    made, images, highs = {}, {}, {}
+    for d, given in samples.items():
+        made[d] = x = as_array(given, f"domain {d!r}")
+        are_pil = isinstance(x, Pictures)
+        if kind == "vectors" or not kind and not are_pil and x.ndim == 2: made[d] = _as_vectors(x, f"domain {d!r}")
+        else: images[d], highs[d] = x, x.highs() if are_pil else _highs_of(x, f"domain {d!r}")
+        if d in images and not kind and not are_pil and x.ndim == 3 and x.dtype.kind == "f":
+            warnings.warn(f"{name}: samples {x.shape[1:]} are taken for gray images and become bytes: say "
+                          f"kind='images', or of signals kind='vectors'")
     white = decide_white(name, highs, white)
-    made = {d: as_images(own, f"domain {d!r}", white) for d, own in images.items()}
-    return {d: made[d] if d in made else as_vectors(own, f"domain {d!r}") for d, own in x.items()}, white
+    for d, x in images.items(): made[d] = as_images(x, f"domain {d!r}", white)
+    return made, white
 
 
-def check_images(x, where):
-    "FdgnbError unless what `as_array` gives has the shape of images, and whole numbers that pixels can have."
-    if isinstance(x, Deep): return
+def _as_vectors(x, where):
+    "An array (N, ...) as vectors (N, D), finite float32."
+    if isinstance(x, Pictures): raise FdgnbError(f"{where}: images of PIL are no vectors")
+    x = torch.from_numpy(x).float().reshape(len(x), -1)
+    if x.isfinite().all(): return x
+    raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
+
+
+def _highs_of(x, where):
+    "(largest of an array of bytes, largest of one of wider whole numbers); FdgnbError on what are no images."
     to_nchw(x, where)
-    if x.dtype.kind in "iu": check_range(x.min(), x.max(), 65535, f"{where}: ")
+    if x.dtype.kind not in "iu": return 0, 0
+    check_range(x.min(), x.max(), 65535, f"{where}: ")
+    return (int(x.max()), 0) if x.dtype == np.uint8 else (0, int(x.max()))
+
+# %% ../../nbs/data/16_own.ipynb #4bc771eb
+WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
 
 
-def warn_of_missing(name, words):
-    "Warn of classes named as numpy and pandas write a missing value, for words among numbers become that."
-    gaps = [word for word in words if word.casefold() in ("nan", "nat", "none", "<na>")]
-    if gaps: warnings.warn(f"{name}: {gaps[0]!r} is a class; leave those samples out if it means a missing label")
+def as_labels(y, where):
+    """Labels in any container as an array (N,) of int64 or str, or (N, C) of zeros and ones in float32.
+
+    FdgnbError with the remedy otherwise."""
+    import pandas as pd
+    if isinstance(y, (list, tuple)): y = np.array([_plain(v, where) for v in y], object)
+    y = to_numpy(y, where)
+    if y.ndim == 2 and y.shape[1] == 1: y = y[:, 0]                          # (N, 1), as MedMNIST has them
+    if y.ndim == 2 and ((y == 0) | (y == 1)).all(): return y.astype(np.float32)
+    if y.ndim != 1: raise FdgnbError(f"{where}: labels of shape {y.shape}; {WANTED}")
+    values = [_plain(v, where) for v in y]
+    missing = [i for i, v in enumerate(values) if str(v).strip() == "" or np.ndim(v) == 0 and pd.isna(v)]
+    if missing:
+        raise FdgnbError(f"{where}: {len(missing)} labels are missing (NaN, None or no word), the first of sample "
+                         f"{missing[0]}: leave those samples out")
+    kind = str if values and isinstance(values[0], str) else int
+    odd = [i for i, v in enumerate(values) if not isinstance(v, kind)]
+    if odd:
+        raise FdgnbError(f"{where}: the label of sample {odd[0]} is {echo(values[odd[0]], 60)}; wanted whole numbers "
+                         f"alone or words alone: of whole floats y.astype(int), no fractions")
+    try: return np.array(values, kind if kind is str else np.int64)
+    except OverflowError as e: raise FdgnbError(f"{where}: labels: {e}") from None
 
 
-def _number_labels(labels, order):
+def _plain(value, where):
+    "A label without numpy and torch around it: a number, a word, or a list."
+    if torch.is_tensor(value): value = to_numpy(value, where)
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def check_several(name, labels, multilabel=False):
+    """FdgnbError where labels {domain: y} of zeros and ones may be one class a sample, one-hot.
+
+    multilabel: they are several labels of which every sample has one, and others than these are refused."""
+    are_several = all(y.ndim == 2 for y in labels.values())
+    if multilabel and not are_several:
+        raise FdgnbError(f"{name}: multilabel=True, and the labels are no zeros and ones (N, C) in all domains")
+    if are_several and not multilabel and all((y.sum(1) == 1).all() for y in labels.values()):
+        raise FdgnbError(f"{name}: in domain {next(iter(labels))!r}, as in all, every sample has exactly one label; of "
+                         f"one-hot labels take y.argmax(1), where several are possible say multilabel=True")
+
+
+def order_classes(labels, classes, name):
+    "(labels in order, names of their classes) of a data set's labels; FdgnbError where `classes` lacks one."
+    say = lambda y: f"{'words' if y.dtype.kind == 'U' else 'numbers'} {y.shape}"
+    first = labels[0]
+    for y in labels:
+        if y.dtype.kind != first.dtype.kind or y.shape[1:] != first.shape[1:]:
+            raise FdgnbError(f"{name}: labels of one domain are {say(first)}, of another {say(y)}; wanted one kind in "
+                             f"all, and the same columns")
+    known = list(range(first.shape[1])) if first.ndim == 2 else np.unique(np.concatenate(labels)).tolist()
+    if classes is None: return known, list(map(str, known))
+    if not isinstance(classes, (dict, list, tuple)):
+        raise FdgnbError(f"{name}: classes={echo(classes, 60)}; wanted a list of names or {{label: name}}")
+    names = list(map(str, classes.values() if isinstance(classes, dict) else classes))
+    order = names if first.dtype.kind == "U" else list(range(len(names)))
+    if isinstance(classes, dict): order = list(classes)
+    if len(set(names)) < len(names): raise FdgnbError(f"{name}: classes= gives a name twice; wanted different names")
+    if first.ndim == 2 and len(order) != len(known):
+        raise FdgnbError(f"{name}: labels of {len(known)} columns, and `classes` has {len(order)} names")
+    lost = [c for c in known if c not in order]
+    if not lost: return order, names
+    raise FdgnbError(f"{name}: {lost[0]!r} is a label, and `classes` does not name it{nearest(str(lost[0]), order)}; "
+                     f"of numbers give classes={{label: name}} of all")
+
+
+def number_labels(labels, order):
     "Labels as a Domain keeps them: their places in `order`, or the columns of zeros and ones in that order."
     if labels.ndim == 2: return torch.from_numpy(labels[:, order])
     place = {label: i for i, label in enumerate(order)}
@@ -385,160 +300,102 @@ def label_domains(name, x, y, classes, defaults, **about):
     words = [v for v in order if isinstance(v, str)]
     warn_of_alike(name, words)
     warn_of_alike(name, x, "domains")
-    warn_of_missing(name, words)
-    numbers = {d: _number_labels(labels, order) for d, labels in y.items()}
-    data = Dataset(name, {d: Domain(d, x[d], numbers[d]) for d in x}, names, **about)
+    gaps = [word for word in words if word.casefold() in ("nan", "nat", "none", "<na>")]
+    if gaps: warnings.warn(f"{name}: {gaps[0]!r} is a class; leave those samples out if it means a missing label")
+    data = Dataset(name, {d: Domain(d, x[d], number_labels(y[d], order)) for d in x}, names, **about)
     data.defaults = suggest_settings(data.domains, data.size) | defaults
     return data
 
 # %% ../../nbs/data/16_own.ipynb #own00014
-def _ask(do, what):
-    "What a data set answers; FdgnbError, with the data set's own error behind it, where it raises."
-    try: return do()
-    except Exception as e:                   # anyone's code: whatever it raises is said with what was asked
-        why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
-        cause = None if isinstance(e, OSError) else e
-        raise FdgnbError(f"{what} cannot be read ({why})") from cause
-
-
 def _read_pairs(ds, where, size, title):
     "(samples, labels) of a map-style data set, read once, with a bar."
     from tqdm.auto import tqdm
-    if isinstance(ds, type): raise FdgnbError(f"{where}: {ds.__name__} is a class; wanted a data set made of it")
-    if not (hasattr(ds, "__len__") and hasattr(ds, "__getitem__")):
-        raise FdgnbError(f"{where}: {type(ds).__name__} is no map-style data set, with a length and an index")
-    x, y, is_silent = [], [], bool(os.environ.get("TQDM_DISABLE"))
-    n = _ask(lambda: len(ds), f"{where}: the length of its data set")
-    for i in tqdm(range(n), title, leave=False, disable=is_silent):
-        row = _ask(lambda i=i: ds[i], f"{where}: sample {i}")
+    if isinstance(ds, type) or not (hasattr(ds, "__len__") and hasattr(ds, "__getitem__")):
+        raise FdgnbError(f"{where}: {echo(ds, 60)} is no map-style data set, with a length and an index")
+
+    def read(i):
+        with asking(f"{where}: sample {i}"): row = ds[i]
         if not isinstance(row, (tuple, list)) or len(row) != 2:
             raise FdgnbError(f"{where}: sample {i} is no pair (image, label)")
-        x.append(_read_sample(row[0], size, where, i))
-        y.append(_to_label(row[1], where))
+        label = _plain(row[1], where)
+        if isinstance(label, list) and len(label) == 1: label = label[0]
+        return read_sample(row[0], f"{where}, sample {i}", size), label
+
+    with asking(f"{where}: the length of its data set"): n = len(ds)
+    pairs = [read(i) for i in tqdm(range(n), title, leave=False, disable=bool(os.environ.get("TQDM_DISABLE")))]
     for i in range(0, n, -(-n//16) or 1):
-        again = _read_sample(_ask(lambda i=i: ds[i], f"{where}: sample {i}, again,")[0], size, where, i)
-        first, second = (v[0] if isinstance(v, tuple) else v for v in (x[i], again))
+        first, second = (x[0] if isinstance(x, tuple) else x for x in (pairs[i][0], read(i)[0]))
         if first.tobytes() == second.tobytes(): continue
         warnings.warn(f"{where}: sample {i} has other pixels each time it is read, by a random transform, which "
                       f"is drawn once here, for test samples too: leave it out, and give augment= to the run")
         break
-    return join_samples(x, where), y
-
-
-def _read_sample(image, size, where, i):
-    "A sample of a data set: of a PIL image what `read_pil` gives, else an array."
-    if is_pil(image): return read_pil(image, f"{where}, sample {i}", size)
-    if size is not None:
-        raise FdgnbError(f"{where}: size= is for PIL images; resize {type(image).__name__}s in the data set")
-    return to_numpy(image, where)
+    return join_samples([x for x, _ in pairs], where), [label for _, label in pairs]
 
 # %% ../../nbs/data/16_own.ipynb #ownnames01
-def _own_names(ds, where):
-    "{label: name} of a data set that names its classes; None of one that does not. `class_to_idx` goes first."
-    numbers = _ask(lambda: getattr(ds, "class_to_idx", None), f"{where}: class_to_idx of its data set")
-    names = _ask(lambda: getattr(ds, "classes", None), f"{where}: the classes of its data set")
-    if isinstance(numbers, dict) and numbers:
-        own = {_to_label(i): str(c) for c, i in numbers.items() if _is_number(_to_label(i))}
-        if len(own) < len(numbers):
-            raise FdgnbError(f"{where}: class_to_idx gives two classes one number, or one none; number each class")
-    elif isinstance(names, dict): own = {label: str(c) for label, c in names.items()}
-    else: own = dict(enumerate(_list_names(names, where)))
-    if len(set(own.values())) < len(own): raise FdgnbError(f"{where}: two of its classes have one name")
-    return own or None
-
-
-def _is_number(label):
-    "Whether a label is a whole number."
-    return isinstance(label, int) and not isinstance(label, bool)
-
-
-def _list_names(names, where):
-    "A data set's `classes` as a list of words, empty of None and of a number; FdgnbError where they have no order."
+def names_of_classes(ds, where):
+    "{label: name} of a data set that names its classes, `class_to_idx` before `classes`; empty of one that does not."
+    with asking(f"{where}: `classes` of its data set"):
+        numbers, names = getattr(ds, "class_to_idx", None), getattr(ds, "classes", None)
     if hasattr(names, "tolist"): names = names.tolist()                        # an array, an Index, a Series
-    if isinstance(names, (list, tuple)): return list(map(str, names))
-    if names is None or isinstance(names, (int, float)): return []
-    raise FdgnbError(f"{where}: the attribute `classes` of its data set is a {type(names).__name__}: wanted a list of "
-                     f"names in the order of its labels")
+    if isinstance(numbers, dict) and numbers:
+        is_order = isinstance(names, (list, tuple)) and {*names} == {*numbers}
+        pairs = [(_plain(numbers[c], where), c) for c in (names if is_order else numbers)]
+    elif isinstance(names, dict): pairs = list(names.items())
+    else: pairs = list(enumerate(names if isinstance(names, (list, tuple)) else ()))
+    named = {label: str(c) for label, c in pairs}
+    if len(named) == len(set(named.values())) == len(pairs): return named
+    raise FdgnbError(f"{where}: its data set gives two classes one number or one name")
 
 
-def find_inner(ds):
-    "The one data set that a wrapper holds, as `.dataset` or under any name; None where it holds none or several."
-    inner = getattr(ds, "dataset", None)
-    if hasattr(inner, "__len__"): return inner
-    held = [v for v in getattr(ds, "__dict__", {}).values() if isinstance(v, torch.utils.data.Dataset)]
-    return held[0] if len(held) == 1 else None
-
-
-def names_by_sample(ds, where):
-    """[{label: name} or None of each sample], by the data set's own `classes` and `class_to_idx`.
+def trace_labels(ds, where):
+    """[({label: name}, label)] of each sample, as the data set numbers it that names its classes; None: nothing tells.
 
     Looks through `.dataset` with `.indices` (Subset, random_split), `.datasets` (ConcatDataset) and wrappers."""
-    own, inner = _own_names(ds, where), find_inner(ds)
-    if own: return [own]*len(ds)
-    if isinstance(getattr(ds, "datasets", None), (list, tuple)):
-        rows = [names for part in ds.datasets for names in names_by_sample(part, where)]
-    elif inner is None: return [None]*len(ds)
-    else:
-        rows = names_by_sample(inner, where)
-        if hasattr(ds, "indices"): return [rows[i] for i in ds.indices]
-        if all(names == rows[0] for names in rows): return rows[:1]*len(ds)
+    names, n, parts = names_of_classes(ds, where), len(ds), getattr(ds, "datasets", None)
+    if names:
+        targets = getattr(ds, "targets", None)
+        if hasattr(targets, "__len__") and len(targets) == n: return [(names, _plain(v, where)) for v in targets]
+        changed = float("nan") if getattr(ds, "target_transform", None) else None             # NaN is no label's equal
+        return [(names, changed)]*n
+    if isinstance(parts, (list, tuple)):
+        rows = [row for part in parts for row in trace_labels(part, where)]
+        if len(rows) == n: return rows
+        raise FdgnbError(f"{where}: {type(ds).__name__} has {n} samples, the data sets in it {len(rows)}")
+    held = [v for v in getattr(ds, "__dict__", {}).values() if isinstance(v, torch.utils.data.Dataset)]
+    inner = getattr(ds, "dataset", held[0] if len(held) == 1 else None)
+    if not hasattr(inner, "__len__"): return [(None, None)]*n
+    rows = trace_labels(inner, where)
+    if hasattr(ds, "indices"): return [rows[i] for i in ds.indices]
+    if any(names is not rows[0][0] and names != rows[0][0] for names, _ in rows):
         raise FdgnbError(f"{where}: {type(ds).__name__} holds data sets that number their classes differently, and "
                          f"which sample is whose is not known; give them as they are, or labels as words")
-    if len(rows) == len(ds): return rows
-    raise FdgnbError(f"{where}: {type(ds).__name__} has {len(ds)} samples, the data sets in it {len(rows)}")
+    if len(rows) != n: return [(rows[0][0], None)]*n
+    with asking(f"{where}: the labels of the data set in {type(ds).__name__}"):
+        labels = [_plain(inner[i][1], where) if label is None else label for i, (_, label) in enumerate(rows)]
+    return [(names, label) for (names, _), label in zip(rows, labels)]
 
 
-def recorded_labels(ds, where):
-    "The labels that a data set numbers itself: its `targets`, or those of the set in a wrapper; None: nothing tells."
-    targets = getattr(ds, "targets", None)
-    if hasattr(targets, "__len__") and len(targets) == len(ds): return list(targets)
-    if isinstance(getattr(ds, "datasets", None), (list, tuple)):
-        parts = [recorded_labels(part, where) for part in ds.datasets]
-        return None if None in parts else [label for part in parts for label in part]
-    inner = find_inner(ds)
-    if inner is None: return None
-    below = recorded_labels(inner, where)
-    if hasattr(ds, "indices"): return below and [below[i] for i in ds.indices]
-    if below is None: below = [_ask(lambda i=i: inner[i][1], f"{where}: label {i}") for i in range(len(inner))]
-    return below if len(below) == len(ds) else None
-
-
-def _can_be_compared(label):
-    "Whether a label is one finite number, as a tensor too."
-    try: return not isinstance(label, str) and math.isfinite(float(label))
-    except (TypeError, ValueError, RuntimeError): return False
-
-
-def is_relabeled(ds, y, where):
-    "Whether a data set delivers other numbers than those that it names: by a target_transform, or by a wrapper."
-    recorded = recorded_labels(ds, where)
-    if recorded is None: return getattr(ds, "target_transform", None) is not None
-    pairs = [(a, b) for a, b in zip(y, recorded) if _can_be_compared(a) and _can_be_compared(b)]
-    return any(float(a) != float(b) for a, b in pairs)
+def trusted_names(ds, y, where):
+    "[{label: name} or None] of each sample; None, aloud, of a set whose labels are not the numbers that it names."
+    rows = trace_labels(ds, where)
+    are_numbers = lambda *labels: all(isinstance(label, (int, float)) for label in labels)
+    is_relabeled = any(names and are_numbers(a, b) and a != b for a, (names, b) in zip(y, rows))
+    if not is_relabeled: return [names for names, _ in rows]
+    warnings.warn(f"{where}: its labels are not the numbers that its `classes` name (a target_transform, or a wrapper "
+                  "that relabels): they count as they are, `classes=` names them")
+    return [None]*len(y)
 
 
 def translate_labels(y, names, where):
     "Labels by their own data set's {label: name} as names; FdgnbError on a label that it does not name."
-    out = []
-    for i, (label, own) in enumerate(zip(y, names)):
-        if isinstance(label, str) and label in own.values(): out.append(label)
-        elif _is_in(label, own): out.append(own[label])
-        else:
+    words = []
+    for i, (label, known) in enumerate(zip(y, names)):
+        word = label if label in known.values() else known.get(label)
+        if word is None:
             raise FdgnbError(f"{where}: the label {str(label)[:40]} of sample {i} is none that its data set names "
-                             f"({str(own)[:80]}): leave it out, or correct `classes`")
-    return out
-
-
-def _is_in(label, names):
-    "Whether a label is a key of {label: name}."
-    try: return label in names
-    except TypeError: return False
-
-
-def merge_names(listed):
-    "The union of several lists of names: in their order where all are one list, else by name."
-    first, *rest = listed
-    return list(first) if all(names == first for names in rest) else sorted({c for names in listed for c in names})
+                             f"({str(known)[:80]}): leave it out, or correct `classes`")
+        words.append(word)
+    return words
 
 # %% ../../nbs/data/16_own.ipynb #own014p1
 def from_torch(
@@ -559,211 +416,112 @@ def from_torch(
     if not isinstance(domains, dict) or not domains:
         raise FdgnbError("from_torch takes a dict {domain: map-style data set} of at least one domain")
     if size is not None: size = check_size(size)
-    groups = _by_index("groups", groups, domains)
-    about = dict(white=white, groups=groups, split=_by_index("split", split, domains), stratify=stratify,
-                 multilabel=multilabel, kind=kind)
     arrays = {d: _read_pairs(ds, f"domain {d!r}", size, f"{name}/{d}") for d, ds in domains.items()}
-    named = {d: _trusted_names(ds, arrays[d][1], f"domain {d!r}") for d, ds in domains.items()}
-    are_rows = any(_is_row(label) for _, y in arrays.values() for label in y)
-    if are_rows and classes is None: classes = _name_columns(named, name)
-    if are_rows or not any(own for rows in named.values() for own in rows):
-        return from_arrays(arrays, classes, name, **about)
+    about = dict(white=white, groups=_by_index("groups", groups, arrays), split=_by_index("split", split, arrays),
+                 stratify=stratify, multilabel=multilabel, kind=kind)
+    named = {d: trusted_names(ds, arrays[d][1], f"domain {d!r}") for d, ds in domains.items()}
+    different = list({id(names): names for rows in named.values() for names in rows}.values())
+    if any(isinstance(label, (list, tuple)) for _, y in arrays.values() for label in y):
+        if classes is None and any(names != different[0] for names in different):
+            raise FdgnbError(f"{name}: its data sets name the columns of their labels differently; give all the same "
+                             f"`classes`")
+        return from_arrays(arrays, different[0] if classes is None else classes, name, **about)
+    if not any(different): return from_arrays(arrays, classes, name, **about)
     if isinstance(classes, dict) and not any(isinstance(c, str) for c in classes): classes = list(classes.values())
-    named = {d: _fill_names(rows, classes, f"domain {d!r}") for d, rows in named.items()}
-    arrays = {d: (x, translate_labels(y, named[d], f"domain {d!r}")) for d, (x, y) in arrays.items()}
-    if classes is None: classes = merge_names(_listed_names(domains, named))
+    given = dict(enumerate(map(str, classes))) if isinstance(classes, (list, tuple)) else None
+    for d, names in named.items():
+        if given is None and not all(names):
+            raise FdgnbError(f"domain {d!r}: its data set does not name its classes, and others here do; give it an "
+                             f"attribute `classes`, the names in the order of its own labels")
+        x, y = arrays[d]
+        arrays[d] = x, translate_labels(y, [known or given for known in names], f"domain {d!r}")
+    if classes is None:
+        first, *others = (list(names.values()) for names in different)
+        classes = first if all(c == first for c in others) else sorted({c for names in (first, *others) for c in names})
     return from_arrays(arrays, classes, name, **about)
 
 
-def _is_row(label):
-    "Whether the label of a sample is a row of numbers."
-    return isinstance(label, (list, tuple, np.ndarray))
-
-
-def _name_columns(named, name):
-    "The {column: name} that all data sets give their labels, None where none does; FdgnbError where they differ."
-    first, *others = (own for rows in named.values() for own in rows)
-    if all(own == first for own in others): return first
-    raise FdgnbError(f"{name}: its data sets name the columns of their labels differently; give all the same `classes`")
-
-
-def _trusted_names(ds, y, where):
-    "`names_by_sample`, but None, aloud, of a set whose labels are not the numbers that it names."
-    named = names_by_sample(ds, where)
-    if not any(named) or not is_relabeled(ds, y, where): return named
-    warnings.warn(f"{where}: its labels are not the numbers that its `classes` name (a target_transform, or a wrapper "
-                  "that relabels): they count as they are, `classes=` names them")
-    return [None]*len(ds)
-
-
-def _by_index(what, given, domains):
+def _by_index(what, given, arrays):
     "{domain: values}, where functions of the index are asked for each sample; anything else stays."
-    if callable(given): given = {d: given for d in domains}
+    if callable(given): given = dict.fromkeys(arrays, given)
     if not isinstance(given, dict): return given
-    return {d: _ask_each(what, f, d, domains) if callable(f) else f for d, f in given.items()}
-
-
-def _ask_each(what, function, d, domains):
-    "The values of a function of the index for each sample of a domain; FdgnbError where it raises."
-    values, ds = [], domains.get(d, ())
-    n = len(ds) if hasattr(ds, "__len__") else 0                       # what has no length is refused later
-    for i in range(n):
-        try: values.append(function(i))
-        except Exception as e:               # anyone's function: whatever it raises is said with its sample
-            why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
-            raise FdgnbError(f"domain {d!r}: the function of {what} fails on sample {i} ({why})") from e
-    return values
-
-
-def _fill_names(rows, classes, where):
-    "The names of each sample; those of a set that gives none are `classes`, or FdgnbError without."
-    if all(rows): return rows
-    if isinstance(classes, (list, tuple)):
-        given = dict(enumerate(map(str, classes)))
-        return [own or given for own in rows]
-    raise FdgnbError(f"{where}: its data set does not name its classes, and others here do; give it an attribute "
-                     f"`classes`, the names in the order of its own labels")
-
-
-def _listed_names(domains, named):
-    "The lists of names of all data sets: `classes` where it holds the same names, else in the order of labels."
-    lists = []
-    for d, rows in named.items():
-        for own in {id(own): own for own in rows}.values():
-            told = getattr(domains[d], "classes", None)
-            told = list(map(str, told)) if isinstance(told, (list, tuple)) else []
-            lists.append(told if sorted(told) == sorted(own.values()) else [own[k] for k in sorted(own)])
-    return lists
+    n = {d: len(y) for d, (_, y) in arrays.items()}
+    return {d: ask_each(what, v, range(n.get(d, 0))) if callable(v) else v for d, v in given.items()}
 
 # %% ../../nbs/data/16_own.ipynb #76a8edc2
-COLUMNS = ("text", "label", "domain")
-
-
-def _read_or_reason(file):
-    "(the text of a file, None), or (None, why it holds none)."
-    try: text = read_text(file, guess=True)
-    except FdgnbError as e: return None, str(e)
-    return (text, None) if text.strip() else (None, "it is empty")
-
-
-def _text_rows(folder, groups=None, split=None, on_error=None):
-    "(text, label, domain, group, part) of <folder>/<domain>/<class>/*.txt, by what `name_files` gives; None without."
-    warn_of_lost(list_below(folder))
-    is_text = lambda f: f.suffix == ".txt" and f.is_file()
-    files = {d.name: [(f, c.name) for c in list_subfolders(d) for f in list_below(c) if is_text(f)]
-             for d in list_subfolders(folder)}
-    paths = {d: [f for f, _ in own] for d, own in files.items()}
-    by_file = [name_files(*what, folder, paths, 2) or {} for what in (("groups", groups), ("split", split))]
-    rows = []
-    for d, own in files.items():
-        group, part = (values.get(d, [None]*len(own)) for values in by_file)
-        texts, reasons = zip(*(_read_or_reason(f) for f, _ in own)) if own else ((), ())
-        lost = [i for i, why in enumerate(reasons) if why]
-        if lost: skip_unread(f"domain {d!r}", paths[d], [c for _, c in own], lost, [reasons[i] for i in lost], on_error)
-        rows += [(text, c, d, *also) for text, (_, c), *also in zip(texts, own, group, part) if text]
-    if not rows: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
-    return rows
-
-
-def _columns_of(table, where, wanted, optional=()):
-    """{meaning: values} of the columns of a DataFrame; FdgnbError that names the wrong column, or its first empty row.
-
-    wanted: {meaning: column}; optional: the meanings whose cells may be empty."""
-    known = list(map(str, table.columns))[:9]
-    for c in wanted.values():
-        if c not in table.columns:
-            *named, last = map(str, wanted.values())
-            raise FdgnbError(f"{where} has no column {c!r}{nearest(c, known)}; wanted {', '.join(named)} and {last}")
-    for meaning, c in wanted.items():
-        empty = np.flatnonzero(table[c].isna())
-        if len(empty) and meaning not in optional:
-            raise FdgnbError(f"{where}: {len(empty)} rows have no {c}, the first is row {empty[0]} (from 0): "
-                             f"leave them out")
-    values = {meaning: table[c].tolist() for meaning, c in wanted.items()}
-    return values | dict(domain=list(map(str, values["domain"])))
-
-
-def by_domain(values, domains):
-    "{domain: values} of a column, in the order in which domains come."
-    out = {}
-    for value, d in zip(values, domains): out.setdefault(d, []).append(value)
-    return out
-
-
-def _wanted_columns(wanted, groups, split):
-    "{meaning: column} with those of groups and parts; FdgnbError unless these are names."
-    for what, column in (("groups", groups), ("split", split)):
-        if column is not None and not isinstance(column, str):
-            raise FdgnbError(f"{what}={echo(column)}: wanted the name of a column")
-    own = {meaning: c for meaning, c in (("group", groups), ("part", split)) if c is not None}
-    return {c: c for c in wanted} | own if not isinstance(wanted, dict) else wanted | own
+TRUTH = {"true": 1, "false": 0, "1": 1, "0": 0, "1.0": 1, "0.0": 0}
+NUMBERS = {int: r"0|-?[1-9]\d{0,17}", float: r"-?(0|[1-9]\d*)(\.\d+)?"}        # as one writes them in one way only
 
 
 def read_csv(file):
     "A CSV file with a header as a DataFrame of words as they stand, for 01 and 1 are two; an empty cell is missing."
     import pandas as pd
     text = io.StringIO(read_text(file, guess=True))
-    try:
-        with reading(file, "text"): return pd.read_csv(text, dtype=str, keep_default_na=False, na_values=[""])
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise damage_error(file, e) from None
-
-# %% ../../nbs/data/16_own.ipynb #e9bc0244
-def is_table(source):
-    "Whether something is a DataFrame."
-    return hasattr(source, "columns") and hasattr(source, "isna")
-
-
-def name_labels(label):
-    "{meaning: column} of the column of the class, or of several columns of zeros and ones; FdgnbError otherwise."
-    if isinstance(label, str): return dict(label=label)
-    is_list = isinstance(label, (list, tuple)) and len(label) > 1 and all(isinstance(c, str) for c in label)
-    if not is_list: raise FdgnbError(f"label={echo(label)}: wanted the name of a column, or a list of several")
-    return {f"label {i}": c for i, c in enumerate(label)}
-
-
-def join_labels(rows, label):
-    "{meaning: values} with the values of several columns of labels as one row a sample, under `label`."
-    if isinstance(label, str): return rows
-    parts = [rows.pop(meaning) for meaning in name_labels(label)]
-    truth = {"True": 1, "False": 0}
-    return rows | dict(label=[[truth.get(v, v) for v in row] for row in zip(*parts)])
-
-
-NUMBERS = {int: r"0|-?[1-9]\d{0,17}", float: r"-?(0|[1-9]\d*)(\.\d+)?"}        # as one writes them in one way only
+    with reading(file): return pd.read_csv(text, dtype=str, keep_default_na=False, na_values=[""])
 
 
 def read_labels(words):
-    "Labels of a CSV file: numbers where all are written as such, else words."
+    "Labels of a CSV file: numbers where all are written as such, spaces around them or not, else words."
+    bare = [word.strip() for word in words]
     for kind, pattern in NUMBERS.items():
-        if all(re.fullmatch(pattern, word) for word in words): return list(map(kind, words))
+        if all(re.fullmatch(pattern, word) for word in bare): return list(map(kind, bare))
     return words
 
 
-def _read_columns(source, wanted, groups, split, what):
-    "({meaning: values}, name, folder) of a DataFrame or a CSV file with the columns `wanted`."
-    wanted = _wanted_columns(wanted, groups, split)
-    if is_table(source): return _columns_of(source, "the table", wanted, ("part",)), what, None
-    file = path_of(source, what, "a CSV file")
-    if not file.is_file(): raise FdgnbError(f"no {'folder and no '*(what == 'texts')}CSV file {str(file)!r}")
-    rows = _columns_of(read_csv(file), repr(str(file)), wanted, ("part",))
-    labels = {meaning: read_labels(words) for meaning, words in rows.items() if meaning.startswith("label")}
-    return rows | labels, file.stem, file.parent
+def read_table(source, what, wanted, columns, groups, split):
+    """({meaning: {domain: values}}, name, folder) of a DataFrame or a CSV file.
 
+    columns: {meaning: column}, of the label perhaps a list of columns of zeros and ones. what, wanted: for errors."""
+    table, where, name, folder = source, "the table", what, None
+    if not hasattr(source, "columns"):
+        file = path_of(source, what, wanted)
+        if not exists(file) or not file.is_file(): raise FdgnbError(f"no {wanted}: {echo(str(file))}")
+        table, where, name, folder = read_csv(file), repr(str(file)), file.stem, file.parent
+    if not len(table): raise FdgnbError(f"{where}: no rows; wanted {', '.join(map(str, columns.values()))} in each")
+    columns = columns | {meaning: c for meaning, c in (("group", groups), ("part", split)) if c is not None}
+    known, rows = list(map(str, table.columns))[:9], {}
+    for meaning, column in columns.items():
+        cells = []
+        for c in column if isinstance(column, (list, tuple)) else [column]:
+            if not isinstance(c, str) or c not in table.columns:
+                raise FdgnbError(f"{where} has no column {echo(c)}{nearest(c, known)}; it is wanted for {meaning}")
+            empty = np.flatnonzero(table[c].isna())
+            if len(empty) and meaning != "part":
+                raise FdgnbError(f"{where}: {len(empty)} rows have no {c}, the first is row {empty[0]} (from 0): leave "
+                                 f"them out")
+            cells.append(table[c].tolist())
+        rows[meaning] = cells[0]
+        if isinstance(column, (list, tuple)):
+            rows[meaning] = [[TRUTH.get(str(v).strip().lower(), v) for v in row] for row in zip(*cells)]
+        elif meaning == "label" and folder is not None: rows[meaning] = read_labels(cells[0])
+    columns = {meaning: {} for meaning in rows}
+    for meaning, values in rows.items():
+        for value, d in zip(values, rows["domain"]): columns[meaning].setdefault(str(d), []).append(value)
+    return columns, name, folder
 
-def _rows_of(source, groups=None, split=None, on_error=None):
-    "({meaning: values}, name) of what `from_texts` takes."
-    if not is_table(source) and not isinstance(source, (str, Path)):
-        raise FdgnbError("from_texts takes a folder, a CSV file, or a DataFrame with the columns text, "
-                         "label, domain")
-    path = None if is_table(source) else path_of(source, "texts", "a folder or a CSV file")
-    if path and is_folder(path):
-        rows = zip(*_text_rows(path, groups, split, on_error))
-        columns = dict(zip(("text", "label", "domain", "group", "part"), rows))
-        unused = [meaning for meaning, how in (("group", groups), ("part", split)) if how is None]
-        return {meaning: list(v) for meaning, v in columns.items() if meaning not in unused}, path.absolute().name
-    if path and not (exists(path) and path.is_file()):
-        raise FdgnbError(f"no folder and no CSV file {echo(str(path))}")
-    return _read_columns(source, COLUMNS, groups, split, "texts")[:2]
+# %% ../../nbs/data/16_own.ipynb #e9bc0244
+def _read_text_folder(folder, groups, split, on_error):
+    "{meaning: {domain: values}} of <folder>/<domain>/<class>/*.txt; groups and split as in `name_files`."
+    warn_of_lost(list_below(folder))
+    files, labels, texts, kept = {}, {}, {}, {}
+    for d in list_subfolders(folder):
+        pairs = [(f, c.name) for c in list_subfolders(d) for f in list_below(c) if f.suffix == ".txt" and f.is_file()]
+        if pairs: files[d.name], labels[d.name] = zip(*pairs)
+    if not files: raise FdgnbError(f"no texts in {str(folder)!r}: wanted <domain>/<class>/<name>.txt there")
+    columns = dict(label=labels, group=name_files("groups", groups, folder, files, 2),
+                   part=name_files("split", split, folder, files, 2))
+    for d, paths in files.items():
+        read, lost = {}, {}
+        for i, file in enumerate(paths):
+            try: text = read_text(file, guess=True)
+            except FdgnbError as e: lost[i] = e
+            else:
+                if text.strip(): read[i] = text
+                else: lost[i] = "it is empty"
+        if lost: skip_unread(f"domain {d!r}", paths, labels[d], list(lost), list(lost.values()), on_error)
+        texts[d], kept[d] = list(read.values()), list(read)
+    picked = {meaning: pick_files(values, kept) for meaning, values in columns.items() if values is not None}
+    return picked | dict(text=texts)
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p1
 def from_texts(
@@ -781,26 +539,29 @@ def from_texts(
 
     FdgnbError, in one line with the remedy, on an empty text, a missing column, or an encoder that is not here."""
     check_on_error(on_error)
-    rows, own = _rows_of(source, groups, split, on_error)
-    if not rows["text"]: raise FdgnbError(f"{own}: no rows; wanted a text, a label and a domain in each")
-    empty = [i for i, text in enumerate(rows["text"]) if not isinstance(text, str) or not text.strip()]
-    if empty:
-        raise FdgnbError(f"{own}: {len(empty)} texts are empty or no text, the first in place {empty[0]}")
-    columns = {meaning: by_domain(values, rows["domain"]) for meaning, values in rows.items()}
-    y = {d: as_labels(own_labels, f"domain {d!r}") for d, own_labels in columns["label"].items()}
-    order_classes(list(y.values()), classes, own)                     # refused before anything is encoded
-    coded = {d: _vectors_of(own_texts, encoder, tokens) for d, own_texts in columns["text"].items()}
+    wanted = "a folder, a CSV file, or a DataFrame with the columns text, label, domain"
+    folder = None if hasattr(source, "columns") else path_of(source, "texts", wanted)
+    if folder and is_folder(folder):
+        columns, source_name = _read_text_folder(folder, groups, split, on_error), folder.absolute().name
+    else:
+        meanings = dict(text="text", label="label", domain="domain")
+        columns, source_name, _ = read_table(source, "texts", wanted, meanings, groups, split)
+    texts = columns["text"]
+    for d, rows in texts.items():
+        empty = [i for i, text in enumerate(rows) if not isinstance(text, str) or not text.strip()]
+        if empty: raise FdgnbError(f"domain {d!r}: {len(empty)} texts are empty or no text, first text {empty[0]}")
+    y = {d: as_labels(labels, f"domain {d!r}") for d, labels in columns["label"].items()}
+    order_classes(list(y.values()), classes, source_name)             # refused before anything is encoded
+    coded = {}
+    for d, rows in texts.items():
+        digest = hashlib.blake2b("\0".join(rows).encode("utf8", "surrogatepass"), digest_size=10).hexdigest()
+        found = Found(np.zeros(len(rows)), "text", lambda rows=rows: rows, [], tag=digest)
+        coded[d] = encode_domain("texts", "own", found, encoder, tokens)
     x = {d: vectors.x for d, vectors in coded.items()}
-    data = label_domains(name or own, x, y, classes, dict(batch_size=16), encoder=about_encoder(encoder, tokens))
+    about = about_encoder(encoder, tokens)
+    data = label_domains(name or source_name, x, y, classes, dict(batch_size=16), encoder=about)
     for d, vectors in coded.items(): data[d].origin = vectors.origin
     return attach_splits(data, columns.get("group"), columns.get("part"), stratify)
-
-# %% ../../nbs/data/16_own.ipynb #e9bc44p2
-def _vectors_of(texts, encoder, tokens):
-    "A domain's texts as a Domain of vectors, from the cache where the same texts were encoded before."
-    tag = hashlib.blake2b("\0".join(texts).encode("utf8", "surrogatepass"), digest_size=10).hexdigest()
-    found = Found(np.zeros(len(texts)), "text", lambda: texts, [], tag=tag)
-    return encode_domain("texts", "own", found, encoder, tokens)
 
 # %% ../../nbs/data/16_own.ipynb #tablecd001
 def from_table(
@@ -825,28 +586,25 @@ def from_table(
     size, window = check_size(size), check_window(window)
     check_on_error(on_error)
     check_white(white)
-    if not is_table(table) and not isinstance(table, (str, Path)):
-        raise FdgnbError("from_table takes a CSV file or a DataFrame with a row per image; from_arrays takes arrays")
-    wanted = dict(file=file, **name_labels(label), domain=domain)
-    rows, own, beside = _read_columns(table, wanted, groups, split, "table")
-    rows = join_labels(rows, label)
+    wanted, meanings = "CSV file or DataFrame with a row per image", dict(file=file, label=label, domain=domain)
+    columns, source_name, beside = read_table(table, "table", wanted, meanings, groups, split)
     if classes is None and not isinstance(label, str): classes = list(label)
-    if not rows["file"]: raise FdgnbError(f"{own}: no rows; wanted a file, a label and a domain in each")
     root = path_of(folder if folder is not None else beside or ".", "folder", "a folder").absolute()
-    rows["file"] = [root/str(f) for f in rows["file"]]
-    absent = [i for i, f in enumerate(rows["file"]) if not f.is_file()]
+    files = {d: [root/str(f) for f in paths] for d, paths in columns["file"].items()}
+    listed = [f for paths in files.values() for f in paths]
+    absent = [f for f in listed if not f.is_file()]
     if absent:
-        first = absent[0]
-        raise FdgnbError(f"{own}: {len(absent)} of {len(rows['file'])} files are not there, the first is row {first} "
-                         f"(from 0): {str(rows['file'][first])!r}; correct folder= or the table")
-    columns = {meaning: by_domain(values, rows["domain"]) for meaning, values in rows.items()}
+        raise FdgnbError(f"{source_name}: {len(absent)} of {len(listed)} files are not there, the first is "
+                         f"{str(absent[0])!r}; correct folder= or the table")
     y = {d: as_labels(labels, f"domain {d!r}") for d, labels in columns["label"].items()}
-    order, _ = order_classes(list(y.values()), classes, own)
+    order, _ = order_classes(list(y.values()), classes, source_name)
     base = Path(root.anchor)                                             # paths may lead out of the folder
-    numbers = {d: [0]*len(v) if v.ndim == 2 else _number_labels(v, order).tolist() for d, v in y.items()}
-    labeled = {d: (base, files, numbers[d]) for d, files in columns["file"].items()}
-    name = name or own
-    window = window or common_window(name, rows["file"])
+    labeled = {}
+    for d, labels in y.items():
+        numbers = [0]*len(labels) if labels.ndim == 2 else number_labels(labels, order).tolist()
+        labeled[d] = base, files[d], numbers
+    name = name or source_name
+    window = window or common_window(name, listed)
     made, white, kept = read_folders(name, labeled, size, on_error, white, window)
     x, y = {d: dom.x for d, dom in made.items()}, {d: y[d][kept[d]] for d in made}
     data = label_domains(name, x, y, classes, {}, white=white, window=window)

@@ -183,7 +183,7 @@ def _traps(home):
     notes = next(iter(sorted(home.glob("caltech*.json"))), None) if home else None
     if not (images and notes): return {}
     pairs = {d: set() for d in TERRA}
-    with reading(notes, "json"):
+    with reading(notes):
         content = json.loads(notes.read_bytes())
         name = {row["id"]: row["name"] for row in content["categories"]}
         where = {row["id"]: (f"location_{row['location']}", row["file_name"]) for row in content["images"]}

@@ -165,11 +165,11 @@ def _decode_remarks(name, found, is_own):
             "The largest pixels of an image (of 8 bits, of more), or why it cannot be read."
             sample = samples[i] if isinstance(samples[i], Path) else io.BytesIO(samples[i])
             try: return decode_with_high(sample, 64)[1:]
-            except FdgnbError as e: return str(e)
+            except FdgnbError as e: return e
 
         read = map_in_threads(try_decode, range(len(f.y)), f"{name}/{d}", "image")
-        bad = [i for i, out in enumerate(read) if isinstance(out, str)]
-        highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, str))], axis=0).tolist()
+        bad = [i for i, out in enumerate(read) if isinstance(out, FdgnbError)]
+        highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, FdgnbError))], axis=0).tolist()
         if not bad: continue
         first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
         is_skipped = is_own and are_few(f.y, bad, [read[i] for i in bad])

@@ -31,8 +31,8 @@ def _review_texts(path):
 
 def _packed_rows(path):
     "Reviews as JSON, a line each: title, text, and the label 0 or 1."
-    with reading(path, "gzip"), gzip.open(path) as f: lines = f.read().splitlines()
-    with reading(path, "json"):
+    with reading(path), gzip.open(path) as f: lines = f.read().splitlines()
+    with reading(path):
         rows = [json.loads(line) for line in lines]
         is_sound = rows and all(row["label"] in (0, 1) and row["title"] + row["text"] for row in rows)
     if not is_sound: raise damage_error(path, "a line has no text and label 0 or 1, or there is no line")

@@ -29,18 +29,18 @@ def check_white(white):
     return None if white is None else check_value("white", white, WHITE)
 
 
-def white_of(high):
-    "The white of pixels that reach `high`; FdgnbError beyond 16 bits."
-    if high <= WHITES[-1]: return next(white for white in WHITES if high <= white)
-    raise FdgnbError(f"pixels reach {high}, more than 16 bits: scale them to [0, 1] by their own range")
-
-
 def check_range(low, high, white, where=""):
-    "FdgnbError on whole-number pixels outside 0 to `white`."
+    "NoScale on whole-number pixels outside 0 to `white`."
     if 0 <= low and high <= white: return
     remedy = "scale them to [0, 1], or give the white= they have"
     if low < 0: remedy = "choose a window, and scale it to [0, 1]"
     raise NoScale(f"{where}whole-number pixels beyond 0 to {white}, {low} to {high}: {remedy}")
+
+
+def white_of(high):
+    "The white of pixels that reach `high`; NoScale beyond 16 bits."
+    check_range(0, high, WHITES[-1])
+    return next(white for white in WHITES if high <= white)
 
 
 def decide_white(name, highs, white=None):
@@ -48,55 +48,30 @@ def decide_white(name, highs, white=None):
 
     highs: {domain: (largest of its bytes, largest of its wider whole numbers)}, 0 of none. white: as the caller says.
     FdgnbError where two domains have two scales."""
-    largest = {(d, is_wide): int(pair[is_wide]) for d, pair in highs.items() for is_wide in (0, 1)}
-    largest = {key: high for key, high in largest.items() if high}                 # black has no scale
+    largest = {(d, is_wide): int(pair[is_wide]) for d, pair in highs.items() for is_wide in (0, 1) if pair[is_wide]}
+    if not largest: return white or 255                                               # black has no scale
     if white is None: white = _common_white(name, largest)
-    else: _check_given(name, largest, white)
-    _warn_of_dark(name, largest, white)
+    limits = {(d, is_wide): white if is_wide else min(white, 255) for d, is_wide in largest}
+    for key, high in largest.items(): check_range(0, high, limits[key], f"{name}, domain {key[0]!r}: ")
+    dark = [key for key, high in largest.items() if high < limits[key]/8]
+    if dark:
+        warnings.warn(f"{name}: the brightest pixel of {dark[0][0]!r} is {largest[dark[0]]} where {limits[dark[0]]} "
+                      f"counts as white, nearly black; give white= if another number does")
     return white
 
 
 def _common_white(name, largest):
     "The white that all domains share, aloud unless it is 255; FdgnbError where they share none."
-    if not largest: return 255
-    bytes_, wide = ({_kind(high) for (_, kind), high in largest.items() if kind == is_wide} for is_wide in (0, 1))
-    is_one_scale = len(bytes_ | wide) == 1 or bytes_ == {"bytes"} and wide == {"more than bytes"}
-    if not is_one_scale: _refuse_mixed(name, largest)
+    kinds = {0: set(), 1: set()}                            # 1: zeros and ones, 255: bytes, 1023: more than bytes
+    for (_, is_wide), high in largest.items(): kinds[is_wide].add(min(white_of(high), 1023))
     most = max(largest.values())
     white = white_of(most)
-    if white == 255: return white
-    pixels = "pixels are 0 and 1 alone" if most == 1 else f"pixels reach {most}"
-    warnings.warn(f"{name}: {pixels}: {white} counts as white; give white= if another number does")
+    if len(kinds[0] | kinds[1]) > 1 and kinds != {0: {255}, 1: {1023}}:
+        (a, _), (b, _) = min(largest, key=largest.get), max(largest, key=largest.get)
+        raise FdgnbError(f"{name}: pixels of {a!r} reach {min(largest.values())}, those of {b!r} {most}: two scales in "
+                         f"one data set; scale each domain to [0, 1], or say white={white} if that is white in all")
+    if white != 255: warnings.warn(f"{name}: pixels reach {most}: {white} counts as white; give white= if another does")
     return white
-
-
-def _kind(high):
-    "What whole-number pixels that reach `high` may be."
-    return "0 and 1" if high == 1 else "bytes" if high < 256 else "more than bytes"
-
-
-def _refuse_mixed(name, largest):
-    "FdgnbError that names the darkest and the brightest domain."
-    (a, _), (b, _) = min(largest, key=largest.get), max(largest, key=largest.get)
-    low, high = min(largest.values()), max(largest.values())
-    raise FdgnbError(f"{name}: pixels of {a!r} reach {low}, those of {b!r} {high}: two scales in one data set; scale "
-                     f"each domain to [0, 1], or say white={white_of(high)} if that is white in all")
-
-
-def _check_given(name, largest, white):
-    "FdgnbError where pixels do not fit the white that the caller gives."
-    for (d, is_wide), high in largest.items():
-        check_range(0, high, white if is_wide or white < 255 else 255, f"{name}, domain {d!r}: ")
-
-
-def _warn_of_dark(name, largest, white):
-    "Warn of the domains whose brightest pixel is below an eighth of white."
-    dark = [(d, high, white if is_wide else min(white, 255)) for (d, is_wide), high in largest.items()]
-    dark = [row for row in dark if row[1] < row[2]/8]
-    if not dark: return
-    d, high, own = dark[0]
-    warnings.warn(f"{name}: the brightest pixel of {d!r} is {high} where {own} counts as white, nearly black; give "
-                  f"white= if another number does")
 
 # %% ../../nbs/data/18_scale.ipynb #scalecode6
 def to_bytes(x, white):
@@ -105,16 +80,3 @@ def to_bytes(x, white):
     if x.dtype.kind == "f": return np.rint(np.clip(x, 0, white)*255/white).astype(np.uint8)
     table = np.rint(np.arange(white + 1)*255/white).astype(np.uint8)
     return table[x.astype(np.intp, copy=False)]
-
-
-def read_whole(x, white, where):
-    "An array of whole-number pixels as bytes; FdgnbError on pixels beyond their white."
-    own = min(white, 255) if x.dtype == np.uint8 else white
-    check_range(x.min(), x.max(), own, f"{where}: ")
-    return to_bytes(x, own)
-
-
-def highs_of(x):
-    "(largest of an array of bytes, largest of one of wider whole numbers), 0 of what it is not."
-    if x.dtype.kind not in "iu" or not x.size: return 0, 0
-    return (int(x.max()), 0) if x.dtype == np.uint8 else (0, int(x.max()))

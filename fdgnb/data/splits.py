@@ -11,16 +11,15 @@ import numpy as np
 from dataclasses import replace
 from ..core import FdgnbError, echo, nearest
 from ..settings import arg, check_value
+from .files import asking
 
 # %% ../../nbs/data/19_splits.ipynb #splitscd3
 def list_values(values, n, where, what):
     "The values of `n` samples as a list, None where one is missing; FdgnbError on another number of them."
     if torch.is_tensor(values): values = values.detach().cpu()
     if hasattr(values, "tolist"): values = values.tolist()
-    if not isinstance(values, (list, tuple)):
-        raise FdgnbError(f"{where}: {what}={echo(values)}; wanted a list of {n}, one for each sample")
-    if len(values) != n: raise FdgnbError(f"{where}: {what} of {len(values)} samples, but there are {n}")
-    return [_plain(v) for v in values]
+    if isinstance(values, (list, tuple)) and len(values) == n: return [_plain(v) for v in values]
+    raise FdgnbError(f"{where}: {what}={echo(values, 80)}; wanted a list of {n}, one for each sample")
 
 
 def _plain(value):
@@ -34,37 +33,27 @@ def _plain(value):
 def name_groups(values, n, where):
     "The name of each sample's group; FdgnbError where one is missing, or no word and no number."
     names = list_values(values, n, where, "groups")
-    missing = [i for i, v in enumerate(names) if v is None]
-    if missing:
-        raise FdgnbError(f"{where}: {len(missing)} samples have no group (NaN, None or empty), the first is sample "
-                         f"{missing[0]}: name each, or leave those samples out")
     odd = [i for i, v in enumerate(names) if not isinstance(v, (str, int, float))]
-    if odd:
-        raise FdgnbError(f"{where}: the group of sample {odd[0]} is {echo(names[odd[0]])}; wanted a word or a number")
-    return [str(v) for v in names]
+    if not odd: return [str(v) for v in names]
+    raise FdgnbError(f"{where}: the group of sample {odd[0]} is {echo(names[odd[0]])}; wanted a word or a number of "
+                     f"each: name it, or leave the sample out")
 
 
 def number_groups(name, named):
     """{domain: numbers} of {domain: names of groups}, the same number for a name in all domains.
 
     Warns of names in two domains."""
-    known = {g: i for i, g in enumerate(sorted({g for names in named.values() for g in names}))}
-    owner, shared = {}, {}
+    owners = {}
     for d, names in named.items():
-        for g in set(names):
-            if g in owner: shared[g] = owner[g], d
-            owner[g] = d
-    if shared: warn_of_shared(name, shared)
+        for g in set(names): owners.setdefault(g, []).append(d)
+    shared = sorted(g for g, domains in owners.items() if len(domains) > 1)
+    if shared:
+        a, b, *_ = owners[shared[0]]
+        warnings.warn(f"{name}: {len(shared)} groups are in two domains, the first, {shared[0]!r}, in {a!r} and {b!r}: "
+                      f"one domain is tested on what another trains on; leave it out of one, or name the groups of "
+                      f"each domain differently if they only share a name")
+    known = {g: i for i, g in enumerate(sorted(owners))}
     return {d: torch.tensor([known[g] for g in names], dtype=torch.int64) for d, names in named.items()}
-
-
-def warn_of_shared(name, shared):
-    "Warn of groups in two domains: {group: the two}."
-    g = min(shared)
-    a, b = shared[g]
-    who = f"group {g!r} is" if len(shared) == 1 else f"{len(shared)} groups are in two domains, the first, {g!r},"
-    warnings.warn(f"{name}: {who} in {a!r} and {b!r}: one domain is tested on what another trains on; leave it out of "
-                  f"one, or name the groups of each domain differently if they only share a name")
 
 # %% ../../nbs/data/19_splits.ipynb #splitscd4
 PARTS = ("train", "val", "test")
@@ -74,49 +63,35 @@ def read_split(given, n, where):
     """{part: rows} of a domain of n samples: of rows or masks by part, or of a part's name per sample; else FdgnbError.
 
     Warns of samples in no part."""
-    if isinstance(given, dict):
-        parts = {part: _read_rows(rows, n, f"{where}: split {echo(part)}") for part, rows in given.items()}
-    else: parts = _rows_by_name(list_values(given, n, where, "split"))
-    for part in parts:
-        if part not in PARTS:
-            raise FdgnbError(f"{where}: split has a part {echo(part)}{nearest(part, PARTS)}")
-    parts = {part: parts.get(part, torch.arange(0)) for part in PARTS}
+    named = given
+    if not isinstance(given, dict):
+        values = list_values(given, n, where, "split")
+        named = [part for part in values if part is not None]
+        given = {part: [value == part for value in values] for part in PARTS}
+    for part in named:
+        if part not in PARTS: raise FdgnbError(f"{where}: split has a part {echo(part)}{nearest(part, PARTS)}")
+    parts = {part: _read_rows(given.get(part, ()), n, f"{where}: split {part!r}") for part in PARTS}
     if not len(parts["train"]): raise FdgnbError(f"{where}: its split has no training samples; wanted a part 'train'")
-    _check_apart(parts, n, where)
+    times = torch.bincount(torch.cat(list(parts.values())), minlength=n)
+    if times.max() > 1:
+        raise FdgnbError(f"{where}: sample {int(times.argmax())} is twice in its split; wanted it once")
+    left = int((times == 0).sum())
+    if left: warnings.warn(f"{where}: {left} of {n} samples are in no part of its split and are left out")
     return parts
-
-
-def _rows_by_name(names):
-    "{part: rows} of a part's name per sample, None for no part."
-    named = {v for v in names if v is not None}
-    return {part: torch.tensor([i for i, v in enumerate(names) if v == part]) for part in sorted(named, key=str)}
 
 
 def _read_rows(rows, n, where):
     "Rows of a domain of n samples, given as such or as a mask; FdgnbError on what is neither."
-    if torch.is_tensor(rows): rows = rows.detach().cpu().numpy()
+    if torch.is_tensor(rows): rows = rows.detach().cpu()
     try: rows = np.asarray(rows)
-    except ValueError: raise FdgnbError(f"{where}: wanted rows or a mask, not {echo(rows)}") from None
-    if rows.ndim == 1 and rows.dtype == bool:
-        if len(rows) == n: return torch.from_numpy(np.flatnonzero(rows))
-        raise FdgnbError(f"{where}: a mask of {len(rows)} samples, but there are {n}")
-    if not rows.size and rows.ndim == 1: return torch.arange(0)
+    except ValueError as e: raise FdgnbError(f"{where}: {e}") from None
+    if rows.dtype == bool and rows.shape == (n,): return torch.from_numpy(np.flatnonzero(rows))
+    if rows.shape == (0,): return torch.arange(0)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise FdgnbError(f"{where}: wanted rows (whole numbers) or a mask, not {echo(rows.tolist())}")
+        raise FdgnbError(f"{where}: wanted rows (whole numbers) or a mask of {n}, not {echo(rows.tolist())}")
     low, high = int(rows.min()), int(rows.max())
     if low < 0 or high >= n: raise FdgnbError(f"{where}: rows {low} to {high}, but the samples are 0 to {n - 1}")
     return torch.from_numpy(rows.astype(np.int64))
-
-
-def _check_apart(parts, n, where):
-    "FdgnbError where a sample stands twice; a warning where some stand nowhere."
-    times = torch.bincount(torch.cat(list(parts.values())), minlength=n)
-    if times.max() > 1:
-        row = int(times.argmax())
-        own = [part for part, rows in parts.items() for r in rows.tolist() if r == row]
-        raise FdgnbError(f"{where}: sample {row} is twice in its split, in {own[0]!r} and {own[1]!r}; wanted it once")
-    left = int((times == 0).sum())
-    if left: warnings.warn(f"{where}: {left} of {n} samples are in no part of its split and are left out")
 
 # %% ../../nbs/data/19_splits.ipynb #splitscd5
 STRATIFY = arg(bool, "equal shares of the classes in every part")
@@ -126,11 +101,10 @@ def check_named(name, what, given, domains, exempt=()):
     "FdgnbError unless `given` is a dict of known domains; a warning of those that it does not name."
     if not isinstance(given, dict):
         raise FdgnbError(f"{name}: {what}={echo(given)}; wanted a dict {{domain: one value for each of its samples}}")
-    known = list(domains)
-    for d in given:
-        if str(d) not in known: raise FdgnbError(f"{name}: {what} names the domain {echo(d)}{nearest(d, known)}")
-    named = {str(d) for d in given}
-    lacking = [d for d in known if d not in named and d not in exempt]
+    named = list(map(str, given))
+    for d in named:
+        if d not in domains: raise FdgnbError(f"{name}: {what} names the domain {d!r}{nearest(d, domains)}")
+    lacking = [d for d in domains if d not in named and d not in exempt]
     how = dict(groups="each of its samples is a group of its own", split="it is cut at random")[what]
     if lacking: warnings.warn(f"{name}: {what} does not name the domain {lacking[0]!r}: {how}")
 
@@ -141,62 +115,50 @@ def attach_splits(data, groups=None, split=None, stratify=None, exempt=()):
     stratify: whether runs on it stratify unless told otherwise. exempt: domains that need not be named."""
     added = {d: {} for d in data.domains}
     if groups is not None:
-        check_named(data.name, "groups", groups, data.domains, exempt)
+        check_named(data.name, "groups", groups, data.names, exempt)
         named = {str(d): name_groups(values, len(data[d]), f"domain {str(d)!r}")
                  for d, values in groups.items() if values is not None}
-        for d, numbers in number_groups(data.name, named).items(): added[d] |= dict(groups=numbers)
+        for d, numbers in number_groups(data.name, named).items(): added[d]["groups"] = numbers
     if split is not None:
-        check_named(data.name, "split", split, data.domains, exempt)
+        check_named(data.name, "split", split, data.names, exempt)
         for d, given in split.items():
             if given is None: continue
-            own = read_split(given, len(data[d]), f"domain {str(d)!r}")
-            added[str(d)] |= dict(split=own, official=None)
+            added[str(d)] |= dict(split=read_split(given, len(data[d]), f"domain {str(d)!r}"), official=None)
     defaults = data.defaults
     if stratify is not None: defaults = defaults | dict(stratify=check_value("stratify", stratify, STRATIFY))
     return replace(data, domains={d: replace(dom, **added[d]) for d, dom in data.domains.items()}, defaults=defaults)
 
 # %% ../../nbs/data/19_splits.ipynb #splitscd8
+def ask_each(what, ask, items):
+    "What anyone's function gives for each item; FdgnbError that names the item where it raises, or gives no group."
+    values = []
+    for item in items:
+        with asking(f"{what}: the function of {str(item)!r}"): values.append(ask(item))
+        if what == "groups" and _plain(values[-1]) is None: raise FdgnbError(f"groups: no group for {str(item)!r}")
+    return values
+
+
 def name_files(what, how, root, files, level):
     """{domain: value of each file} of {domain: files below `root`}; FdgnbError that names the file without a value.
 
     how: a function of the path, an expression with one group, "folder" (the folder `level` steps below the root); None
     and a dict of values stay."""
     if how is None or isinstance(how, dict): return how
-    if callable(how): read = how
-    elif isinstance(how, str) and how == "folder": read = _by_folder(what, root, level)
-    else: read = _by_expression(what, how, root)
-    return {d: [_name_file(what, read, file) for file in own] for d, own in files.items()}
+    read = how if callable(how) else _find_in_path(what, how, root, level)
+    return {d: ask_each(what, read, paths) for d, paths in files.items()}
 
 
-def _name_file(what, read, file):
-    "What `read` gives for a file; FdgnbError where it raises, or gives no group."
-    try: value = read(file)
-    except FdgnbError: raise
-    except Exception as e:                   # anyone's function: whatever it raises is said with its file
-        why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
-        raise FdgnbError(f"{what}: the function fails on {str(file)!r} ({why})") from e
-    if what == "groups" and _plain(value) is None: raise FdgnbError(f"groups: no group for {str(file)!r}")
-    return value
-
-
-def _by_folder(what, root, level):
-    "A function that gives the name of the folder which a file lies in, `level` steps below the root."
-    def read(file):
-        steps = file.relative_to(root).parts
-        if level < len(steps) - 1: return steps[level]
-        raise FdgnbError(f"{what}=\"folder\": {str(file)!r} lies in no folder of its own below that of its class")
-    return read
-
-
-def _by_expression(what, pattern, root):
-    "A function that gives what the one group of a regular expression finds in a file's path below the root."
-    wanted = f"{what}={echo(pattern)}: wanted r\"patient(\\d+)\" (one group), a function of the path, or \"folder\""
+def _find_in_path(what, how, root, level):
+    "A function that gives what the one group of a regular expression, or \"folder\", finds in a path below the root."
+    pattern = rf"^(?:[^/]+/){{{level}}}([^/]+)/" if how == "folder" else how
+    wanted = f"{what}={echo(how)}: wanted r\"patient(\\d+)\" (one group), a function of the path, or \"folder\""
     try: expression = re.compile(pattern)
     except (re.error, TypeError, RecursionError, OverflowError): raise FdgnbError(wanted) from None
-    if not isinstance(pattern, str) or expression.groups != 1: raise FdgnbError(wanted)
+    if not isinstance(how, str) or expression.groups != 1: raise FdgnbError(wanted)
 
     def read(file):
-        found = expression.search(file.relative_to(root).as_posix())
-        if found and found[1]: return found[1]
-        raise FdgnbError(f"{what}={echo(pattern)} finds nothing in {str(file.relative_to(root))!r}")
+        place = file.relative_to(root).as_posix()
+        match = expression.search(place)
+        if match and match[1]: return match[1]
+        raise FdgnbError(f"{what}={echo(how)} finds nothing in {place!r}")
     return read
