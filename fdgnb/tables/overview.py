@@ -23,7 +23,7 @@ def home(key):
 
 # %% ../../nbs/tables/03_overview.ipynb #over0031
 def published():
-    "DataFrame of the numbers that four of the papers print."
+    "DataFrame of the numbers that four of the papers print; odd: what speaks against one (tables/08_printed)."
     with (files("fdgnb.tables")/"published.csv").open() as f: return pd.read_csv(f, keep_default_na=False)
 
 # %% ../../nbs/tables/03_overview.ipynb #over0034
