@@ -17,7 +17,7 @@ from ..experiments.grid import grid
 from ..runs.fit import fit
 from ..runs.plots import WORDS, colors, styled
 from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as, spread
-from .paper import at_hand, lies_here, play, grid_of, spaced
+from .paper import at_hand, lies_here, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
 def save_figure(figure, folder, stem, vector=False):
