@@ -6,27 +6,19 @@
 __all__ = []
 
 # %% ../../nbs/tables/10_ledger.ipynb #ac8afd4c
-import json, math, torch
+import json
 import numpy as np
-import pandas as pd
 from collections import defaultdict
 from dataclasses import asdict
 from functools import cache, partial
-from scipy.stats import t as t_of
-from torch.utils.flop_counter import FlopCounterMode
-from .. import models
 from ..core import FdgnbError
 from ..data.catalogue import DATASETS
-from ..data.domain import Dataset, Domain
 from ..experiments.store import Store
 from ..federation.compose import hyper_names, list_hyper, method_class
-from ..federation.loop import client_update, downloads, server_update
-from ..runs.protocols import resolve, split_sum
 from ..runs.plan import plan as make_plan
-from ..runs.setup import Federation
+from ..runs.protocols import resolve
 from ..settings import Settings
-from .overview import DATA, LEFT, LIGHT, MEANS, NETS, TARGETS, published, row_run
-from .printed import AT_256, CCT14, FORWARD, oddities
+from .overview import DATA, LEFT, MEANS, NETS, TARGETS, row_run
 
 # %% ../../nbs/tables/10_ledger.ipynb #77e656a3
 LACKS = (                              # kind, paper, data set, backbone: what is missing
@@ -48,29 +40,27 @@ AT_PAPER = (                           # and at scale paper
 )
 PRICES = ("params_1e7", "comm_MB_per_round", "flops_1e10", "params_M")   # neither rounds nor seeds matter
 MACHINE = ("sim_time_s", "train_time_s")                    # seconds on the authors' machine
-HOURS = "CPU hours: not spent yet"
 
 
 def short_of(paper, table, method, dataset, backbone, metric, scale="paper"):
     "What a published number would need and this project lacks, a text per lack; [] where nothing but time."
-    if (plain := method.removesuffix("+GA")) in LEFT: return [f"method: {plain}: {LEFT[plain]}"]
+    plain = method.removesuffix("+GA")
+    if plain in LEFT: return [f"method: {plain}: {LEFT[plain]}"]
     if metric in MACHINE: return ["machine: seconds of the authors' hardware, which no run of ours measures"]
     if metric in PRICES: return []
-    if of := MEANS.get(dataset):
-        some = [short_of(paper, table, method, d, "", metric, scale) for d in of]
-        return list(dict.fromkeys(s for one in some for s in one))
-    holds = lambda rule, own: rule in ("", own)
-    out = [f"{kind}: {what}" for kind, p, d, b, what in LACKS + AT_PAPER*(scale == "paper")
-           if holds(p, paper) and holds(d, DATA.get(dataset, dataset)) and holds(b, backbone)]
-    return list(dict.fromkeys(out + weights_of(paper, dataset, backbone, scale)))
-
-
-def weights_of(paper, dataset, backbone="", scale="paper"):
-    "The weights that a paper's protocol begins with, of a row's own backbone, and that are not at hand."
-    values = resolve(paper, scale, DATA.get(dataset, dataset))
+    if dataset in MEANS:
+        several = [short_of(paper, table, method, d, "", metric, scale) for d in MEANS[dataset]]
+        return list(dict.fromkeys(lack for lacks in several for lack in lacks))
+    data = DATA.get(dataset, dataset)
+    lacks = []
+    for kind, *rule, text in LACKS + AT_PAPER*(scale == "paper"):
+        holds = all(asked in ("", value) for asked, value in zip(rule, (paper, data, backbone)))
+        if holds: lacks.append(f"{kind}: {text}")
+    values = resolve(paper, scale, data)
     net = NETS.get(backbone, backbone) or values.get("backbone", "")
-    out = [f"weights: {net} trained on ImageNet"] if values.get("pretrained") else []
-    return out + ["weights: BERT"]*((values.get("load") or {}).get("encoder") == "bert")
+    if values.get("pretrained"): lacks.append(f"weights: {net} trained on ImageNet")
+    if (values.get("load") or {}).get("encoder") == "bert": lacks.append("weights: BERT")
+    return list(dict.fromkeys(lacks))
 
 # %% ../../nbs/tables/10_ledger.ipynb #4cddf148
 def targets_in(dataset): return [str(d) for d in DATASETS.get(DATA.get(dataset, dataset)).info["counts"]]
@@ -78,11 +68,11 @@ def targets_in(dataset): return [str(d) for d in DATASETS.get(DATA.get(dataset, 
 
 def needs(r, unseen):
     "[(data set, target as `fit` knows it)] of the runs, per seed, whose mean a published number is."
-    if of := MEANS.get(r.dataset): return [(d, t) for d in of for t in targets_in(d)]
+    if r.dataset in MEANS: return [(d, t) for d in MEANS[r.dataset] for t in targets_in(d)]
     if not unseen: return [(r.dataset, None)]
     if r.target in ("avg", "all", ""): return [(r.dataset, t) for t in targets_in(r.dataset)]
-    name = "Clipart" if (r.dataset, r.target) == ("office_home", "clipart") else r.target
-    return [(r.dataset, TARGETS.get(name, name))]
+    if (r.dataset, r.target) == ("office_home", "clipart"): return [(r.dataset, "Clipart")]
+    return [(r.dataset, TARGETS.get(r.target, r.target))]
 
 
 @cache
@@ -97,9 +87,9 @@ def called(paper, table, method, dataset, backbone, scale):
 def plan_for(method, dataset, protocol, target=None, scale="paper", **given):
     "What the record of a run has in its `args`: all but data, seed, device."
     made = make_plan(method, dataset, protocol=protocol, scale=scale, **given)
-    what = dict(method=made.method.name, dataset=dataset, protocol=protocol, target=target, scale=scale,
-                rounds=made.rounds)
-    return json.loads(json.dumps(what | dict(hyper=list_hyper(made.method), settings=made.given)))
+    asked = dict(method=made.method.name, dataset=dataset, protocol=protocol, target=target, scale=scale,
+                 rounds=made.rounds)
+    return json.loads(json.dumps(asked | dict(hyper=list_hyper(made.method), settings=made.given)))
 
 
 @cache
@@ -108,42 +98,53 @@ def plan_of(paper, table, method, dataset, backbone, target, scale="paper"):
     call, _ = called(paper, table, method, dataset, backbone, scale)
     return plan_for(**call, target=target, scale=scale)
 
+
+def runs_behind(r, scale="paper"):
+    "[(data set, call of `fit`, target, plan)] of the runs, per seed, whose mean a published number is."
+    net_of = lambda d: r.backbone if d == r.dataset else resolve(r.paper, "paper", DATA.get(d, d)).get("backbone", "")
+    first = MEANS.get(r.dataset, [r.dataset])[0]
+    _, unseen = called(r.paper, r.table, r.method, first, net_of(first), scale)
+    runs = []
+    for dataset, target in needs(r, unseen):
+        row = r.paper, r.table, r.method, dataset, net_of(dataset)
+        runs.append((dataset, called(*row, scale)[0], target, plan_of(*row, target, scale)))
+    return runs
+
 # %% ../../nbs/tables/10_ledger.ipynb #271a970a
 SEEDS = 3
 FREE = ("eval_every", "eval_local", "eval_train")
-PLAN = ("method", "dataset", "target", "protocol", "scale", "rounds", "hyper")
+PLAN = ("method", "dataset", "target", "protocol", "rounds", "hyper")
 DEFAULT = json.loads(json.dumps(asdict(Settings())))
+RAMPS = ("gamma",)                       # hyper-parameters that are steepness over the whole run
 
 
 def fits(args, plan):
     "Whether a record's arguments are those of a plan."
-    if any((args[k] or "paper" if k == "scale" else args[k]) != plan[k] for k in PLAN): return False
-    own = DATASETS.get(plan["dataset"]).info.get("defaults") or {}
-    wanted = DEFAULT | own | plan["settings"]
+    if (args["scale"] or "paper") != plan["scale"] or any(args[k] != plan[k] for k in PLAN): return False
+    wanted = DEFAULT | (DATASETS.get(plan["dataset"]).info.get("defaults") or {}) | plan["settings"]
     return all(k in FREE or v == wanted[k] for k, v in args["settings"].items())
-
-
-RAMPS = ("gamma",)                       # hyper-parameters that are steepness over the whole run
 
 
 def begins(args, plan):
     "Whether a record's arguments are a plan's, or of its first rounds: fewer, a ramp as much flatter."
     share, cls = args["rounds"]/plan["rounds"], method_class(plan["method"])
-    parts, ramps = getattr(cls, "parts", {"": cls}).values(), [k for k in RAMPS if k in args["hyper"]]
-    fixed = any(p.uses_rounds and not {*RAMPS} & {*hyper_names(p)} for p in parts)
+    parts = getattr(cls, "parts", {"": cls}).values()
+    fixed = any(part.uses_rounds and not {*RAMPS} & {*hyper_names(part)} for part in parts)
     if share >= 1 or fixed or args["settings"]["lr_drops"]: return fits(args, plan)
-    wanted = lambda k: plan["hyper"].get(k, np.nan)
-    if not all(np.isclose(args["hyper"][k]/share, wanted(k), rtol=1e-9) for k in ramps): return False
-    whole = {k: wanted(k) for k in ramps}
-    return fits(args | dict(rounds=plan["rounds"], hyper=args["hyper"] | whole), plan)
+    ramps = {k: plan["hyper"].get(k, np.nan) for k in RAMPS if k in args["hyper"]}
+    if not all(np.isclose(args["hyper"][k]/share, whole, rtol=1e-9) for k, whole in ramps.items()): return False
+    return fits(args | dict(rounds=plan["rounds"], hyper=args["hyper"] | ramps), plan)
 
 
 def prices(args, plan):
     "Whether a round of a record costs what a plan's does: all is equal but rounds, and images per domain."
-    same = dict(limit=plan["settings"].get("limit", DEFAULT["limit"]))
-    return fits(args | dict(rounds=plan["rounds"], settings=args["settings"] | same), plan)
+    limit = plan["settings"].get("limit", DEFAULT["limit"])
+    return fits(args | dict(rounds=plan["rounds"], settings=args["settings"] | dict(limit=limit)), plan)
 
 # %% ../../nbs/tables/10_ledger.ipynb #4f9577fb
+def made_by(rec): return str(rec["versions"]), rec["args"]["device"], rec["args"].get("data")
+
+
 class Records:
     "The whole records of a store, found by method, data set and target."
     def __init__(self, store=None):
@@ -159,20 +160,13 @@ class Records:
     def of(self, plan, fit=fits):
         """{seed: record} of a plan, all of the same versions, device and data; of one seed the longest run.
 
+        fit: `begins` also takes runs of the plan's first rounds, `prices` runs that cost the same per round.
         Of several such groups with enough seeds the newest; else the one with most seeds."""
         groups = defaultdict(dict)
         for r in sorted(self.known.get(self.key(plan), ()), key=lambda r: r["args"]["rounds"]):
             if fit(r["args"], plan): groups[made_by(r)][r["args"]["seed"]] = r
-        newest = lambda g: max(r["provenance"]["made"] for r in g.values())
-        return max(groups.values(), key=lambda g: (min(len(g), SEEDS), newest(g)), default={})
-
-    def begun(self, plan):
-        "{seed: record} as `of`; a run of the plan's first rounds counts too."
-        return self.of(plan, begins)
-
-    def priced(self, plan):
-        "{seed: record} as `of`; a run that costs the same per round counts too."
-        return self.of(plan, prices)
+        newest = lambda group: max(r["provenance"]["made"] for r in group.values())
+        return max(groups.values(), key=lambda group: (min(len(group), SEEDS), newest(group)), default={})
 
 # %% ../../nbs/tables/10_ledger.ipynb #13f64d81
 RULE = dict(max_over_rounds_target_acc=("target", "aggregated"), target_acc=("source_val", "aggregated"),
@@ -182,16 +176,16 @@ RULE = dict(max_over_rounds_target_acc=("target", "aggregated"), target_acc=("so
 AT = {("test_acc_in_domain", m): ("source_val", "local") for m in ("FDSE", "FedBN", "LG-FedAvg", "Ditto")}
 AT |= {("unseen_target_acc", m): ("last", "adapted") for m in ("FDSE", "FedBN")}
 AT |= {("target_acc", m): ("last", "adapted") for m in ("Tent", "Tent+GA", "DSBN", "DSBN+GA")}
+SENT = dict(                           # backbone, row of FedBR's Table 7: what `transmitted` counts
+    vgg11=dict(FedAvg=9.22561, Moon=9.617034, VHL=9.22561, FedCM=18.45122, FedBR=9.455626),
+    cct=dict(FedAvg=3.783269, Moon=3.914853, VHL=3.783269, FedCM=7.566538, FedBR=3.947749))
+FORWARD = dict(FedBN=3.33, Ditto=3.33, FDSE=1.68)           # 1e10 multiply-adds of a forward pass at 224 pixels
+COUNTED = dict(params_M=lambda r: SENT[r.backbone][r.method], flops_1e10=lambda r: FORWARD[r.method])   # no run
 
 
 def read_as(metric, method):
     "(rule, point) of an accuracy; None of a metric that is none."
     return AT.get((metric, method.partition("[")[0]), RULE.get(metric))
-
-
-def column_of(paper, target, held_out):
-    "The column of a record's scores: the target, or in-domain the mean over clients or over all samples."
-    return "target" if held_out else "ALL" if (paper, target) == ("fdse", "all") else "AVG"
 
 
 def rounds_to(rec, percent):
@@ -209,92 +203,48 @@ def sent(rec, way):
     return rec["bytes"][way]["all"]/rec["rounds"]/min(clients, at_once)
 
 
-COSTS = dict(
-    params_1e7=lambda r: r["parameters"]/1e7, comm_MB_per_round=lambda r: sent(r, "up")/2**20)
-
-
 def every_round(metric, how):
     "The settings that have to be 1 for a metric over all rounds, by its (rule, point): each is evaluated."
     over = metric.startswith("rounds_to_") or (how and how[0] in ("top5", "target"))
     return ["eval_every"]*bool(over) + ["eval_local"]*bool(over and how and how[1] == "local")
 
 
-def measured_as(rec, r, held_out, sparse=False):
+def measured_as(rec, r, sparse=False):
     """The quantity of a record that a published number is (accuracies in percent); None where it has none.
 
     sparse: at scale paper, also over all rounds (a maximum, the best five) where only some were evaluated."""
     args, how = rec["args"], read_as(r.metric, r.method)
     whole = all(args["settings"][k] == 1 for k in every_round(r.metric, how))
     if not sparse and args["scale"] in (None, "paper") and not whole: return None
-    if r.metric in COSTS: return COSTS[r.metric](rec)
+    if r.metric == "params_1e7": return rec["parameters"]/1e7
+    if r.metric == "comm_MB_per_round": return sent(rec, "up")/2**20
     if r.metric.startswith("rounds_to_"): return rounds_to(rec, int(r.metric.rpartition("_")[2]))
     if not how: return None
-    rule, point = how
-    v = rec["scores"].get(point, {}).get(rule, {}).get(column_of(r.paper, r.target, held_out))
-    return None if v is None else 100*v
+    column = "target" if args["target"] else "ALL" if (r.paper, r.target) == ("fdse", "all") else "AVG"
+    value = rec["scores"].get(how[1], {}).get(how[0], {}).get(column)
+    return None if value is None else 100*value
 
-# %% ../../nbs/tables/10_ledger.ipynb #1e2bcea2
-def carried(payload):
-    "Millions of numbers in a payload, images and single numbers aside."
-    return sum(v.numel() for k, v in payload.items() if not k.startswith(("images.", "scalars.")))/1e6
-
-
-def transmitted(paper, table, method, dataset, backbone, scale="paper"):
-    "Millions of numbers that a client gets or sends per round, the more of both: a row's network, built."
-    plan = plan_of(paper, table, method, dataset, backbone, None, scale)
-    info, x = DATASETS.get(plan["dataset"]).info, torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
-    data = Dataset("black", dict(a=Domain("a", x, torch.arange(2))), info["class_names"])
-    hyper = plan["hyper"] | {k: v for k, v in LIGHT.items() if k in plan["hyper"]}
-    one = dict(batch_size=2, local_steps=1, fractions=(1., 0., 0.), backbone=plan["settings"]["backbone"])
-    fed = Federation(make_plan(plan["method"], data, None, 1, hyper=hyper, **one))
-    up = client_update(fed.method, fed.net, fed.clients[0], downloads(fed.method, fed.server)["a"], 0)
-    down = server_update(fed.method, fed.server, [("a", up)], 0)["a"]
-    return round(max(carried(down), carried(up)), 6)
-
-
-SENT = dict(                           # backbone, row of FedBR's Table 7: what `transmitted` counts
-    vgg11=dict(FedAvg=9.22561, Moon=9.617034, VHL=9.22561, FedCM=18.45122, FedBR=9.455626),
-    cct=dict(FedAvg=3.783269, Moon=3.914853, VHL=3.783269, FedCM=7.566538, FedBR=3.947749))
-
-
-COUNTED = dict(                        # on the network of scale paper, without a run
-    params_M=lambda r: SENT[r.backbone][r.method], flops_1e10=lambda r: FORWARD[224][r.method])
-
-
-def made_by(rec): return str(rec["versions"]), rec["args"]["device"], rec["args"].get("data")
-
-
-def holds_out(r, scale="paper"):
-    "Whether a published number is of a domain that no client has."
-    return called(r.paper, r.table, r.method, *first_of(r), scale)[1]
-
-
-def plans_of(r, scale="paper"):
-    "[(data set, plan)] of the runs, per seed, whose mean a published number is."
-    net = lambda d: r.backbone if d == r.dataset else net_of(r, d)
-    plan = lambda d, t: plan_of(r.paper, r.table, r.method, d, net(d), t, scale)
-    return [(d, plan(d, t)) for d, t in needs(r, holds_out(r, scale))]
-
-
-def by_seed(r, find, measure, scale="paper", fold=np.mean):
-    "{seed: fold (mean) of measure(record) over the runs of a published number}, where all are there."
-    try: unseen, plans = holds_out(r, scale), plans_of(r, scale)
+# %% ../../nbs/tables/10_ledger.ipynb #ourscd0001
+def by_seed(r, find, measured, scale="paper", fold=np.mean):
+    "{seed: fold (mean) of measured(record) over the runs of a published number}, where all are there."
+    try: runs = runs_behind(r, scale)
     except FdgnbError: return {}
-    by, made = [], defaultdict(set)
-    for d, plan in plans:
+    values, makers = [], defaultdict(set)
+    for dataset, _, _, plan in runs:
         found = find(plan)
-        made[d] |= {made_by(rec) for rec in found.values()}
-        values = {s: measure(rec, r, unseen) for s, rec in found.items()}
-        by.append({s: v for s, v in values.items() if v is not None})
-    seeds = sorted(set.intersection(*map(set, by)))
-    if any(len(v) > 1 for v in made.values()): return {}              # two codes, devices or data: no mean
-    return {s: float(fold([b[s] for b in by])) for s in seeds}
+        makers[dataset] |= {made_by(rec) for rec in found.values()}
+        of_run = {seed: measured(rec, r) for seed, rec in found.items()}
+        values.append({seed: v for seed, v in of_run.items() if v is not None})
+    if any(len(several) > 1 for several in makers.values()): return {}       # two codes, devices or data: no mean
+    seeds = sorted(set.intersection(*map(set, values)))
+    return {seed: float(fold([v[seed] for v in values])) for seed in seeds}
 
 
 def ours(r, records, scale="paper"):
     "Our values of a published number, one per seed: a seed counts where every run that it needs is there."
     if r.metric in COUNTED: return [COUNTED[r.metric](r)]*(scale == "paper")
-    return list(by_seed(r, records.priced if r.metric in PRICES else records.of, measured_as, scale).values())
+    find = partial(records.of, fit=prices) if r.metric in PRICES else records.of
+    return list(by_seed(r, find, measured_as, scale).values())
 
 
 def wanted(r):
@@ -302,241 +252,35 @@ def wanted(r):
     return 1 if r.metric in PRICES else SEEDS
 
 
-def first_of(r):
-    "(data set, backbone) of a row's first run; of a mean over data sets those of the first."
-    if r.dataset not in MEANS: return r.dataset, r.backbone
-    return MEANS[r.dataset][0], net_of(r, MEANS[r.dataset][0])
-
-
-def net_of(r, dataset):
-    "The backbone of a data set of a mean: the protocol's."
-    return resolve(r.paper, "paper", DATA.get(dataset, dataset)).get("backbone", "")
-
-# %% ../../nbs/tables/10_ledger.ipynb #costcd0001
-@cache
-def sample_flops(backbone, size, classes):
-    "FLOPs of a sample forward and backward: convolutions and matrix products of the network, without numbers."
-    with torch.device("meta"):
-        net, x = models.get(backbone, classes, size=size).eval(), torch.empty(1, 3, size, size)
-    with FlopCounterMode(display=False) as counter: net(x).sum().backward()
-    return counter.get_total_flops()
-
-
-def pass_of(n, plan):
-    "(local steps, samples) of a client's round with n samples; FedKA's client passes no more than it drew."
-    s, draws = plan["settings"], plan["hyper"].get("samples")
-    if draws: n = min(n, draws)
-    if s.get("local_steps") and not draws: return s["local_steps"], s["local_steps"]*s["batch_size"]
-    epochs = s.get("local_epochs", 1)
-    return epochs*math.ceil(n/s["batch_size"]), epochs*n
-
-
-def round_of(plan):
-    "(local steps, samples) of a round of a plan, of all clients that take part."
-    s = DEFAULT | plan["settings"]
-    counts = DATASETS.get(plan["dataset"]).info["counts"]
-    sizes = [min(n, s["limit"] or n) for domain, n in counts.items() if str(domain) != plan["target"]]
-    each = [pass_of(round(n*s["fractions"][0]), plan) for n in sizes]
-    return (s["per_round"] or len(sizes))*np.mean(each, axis=0)
-
-# %% ../../nbs/tables/10_ledger.ipynb #costcd0003
-GPU_FLOPS, GPU_STEP = 10e12, .003        # assumed: FLOPs a second, and seconds that a step's kernels take to start
-HOURS_OF = ["cpu_hours", "gpu_hours"]
-ALIKE = ["protocol", "dataset", "target", "backbone", "size", "batch_size"]
-PLAIN = "fedavg", "subsample+uniform"    # FedAvg, also as FedKA has it
-
-
-def work_of(rec):
-    "What a record's steps are of, FLOPs of one, FLOPs a second."
-    args, flops = rec["args"] | rec["args"]["settings"], rec["flops_round"]
-    alike = {k: str(args[k]) for k in ["method", *ALIKE]}
-    return alike | dict(step=flops/rec["steps_round"], speed=flops/rec["provenance"]["seconds"]["round"])
-
-
-def is_timed(rec):
-    "Whether a record knows its FLOPs and its seconds: of a processor, of images and not of an encoder's vectors."
-    timed = rec.get("flops_round") and rec.get("steps_round") and rec["provenance"]["seconds"].get("round")
-    encoded = "encoder" in (rec["args"]["settings"]["load"] or {})
-    return bool(timed) and rec["args"]["device"] == "cpu" and not encoded
-
-
-class Rates:
-    "What work costs by the records: FLOPs a second of a core, and a method's FLOPs in FedAvg's."
-    def __init__(self, records):
-        work = pd.DataFrame([work_of(r) for r in records.all() if is_timed(r)],
-                            columns=["method", *ALIKE, "step", "speed"])
-        self.speeds = work.groupby("backbone").speed.median()
-        plain = work[work.method.isin(PLAIN)].groupby(ALIKE).step.median()
-        self.work = work.join(plain.rename("plain"), on=ALIKE, how="inner")
-
-    def speed(self, backbone):
-        "FLOPs a second of a core: the backbone's, else the median over those on record; NaN without records."
-        return self.speeds.get(backbone, self.speeds.median())
-
-    def times(self, backbone, method):
-        "FLOPs of a method's step in FedAvg's: with the backbone, else with others; of a sum its parts'; else 1."
-        some = self.work[self.work.method == method]
-        if (some.backbone == backbone).any(): some = some[some.backbone == backbone]
-        if len(some): return float((some.step/some.plain).median())
-        parts = split_sum(method)
-        return math.prod(self.times(backbone, part) for part in parts) if len(parts) > 1 else 1.
-
-    def hours(self, plan):
-        "(CPU hours, GPU hours) of a run."
-        s, classes = plan["settings"], DATASETS.get(plan["dataset"]).info["classes"]
-        steps, samples = plan["rounds"]*round_of(plan)
-        times = self.times(s["backbone"], plan["method"])
-        flops = times*samples*sample_flops(s["backbone"], s["size"], classes)
-        return flops/self.speed(s["backbone"])/3600, (flops/GPU_FLOPS + max(times, 1)*steps*GPU_STEP)/3600
-
-
-ROW = ["paper", "table", "row", "dataset", "backbone"]
-
-
-def can_run(r):
-    "Whether an undecided number lacks nothing but time."
-    lacks = short_of(r.paper, r.table, r.method, r.dataset, r.backbone, r.metric)
-    return r.state == "not run" and all("hours" in what.partition(":")[0] for what in lacks)
-
-
-def bill(book, records):
-    "A line for each run that undecided numbers of a ledger need: its row, seeds that are missing, their hours."
-    rates, out = Rates(records), []
-    for r in filter(can_run, book.assign(method=book.row).itertuples()):
-        counted = r.metric in PRICES                                  # by a single round
-        find = records.priced if counted else records.of
-        for _, plan in plans_of(r):
-            if counted: plan = plan | dict(rounds=1)
-            seeds = max(0, wanted(r) - len(find(plan)))
-            what = {k: getattr(r, k) for k in ROW} | dict(run=json.dumps(plan, sort_keys=True), seeds=seeds)
-            out.append(what | dict(zip(HOURS_OF, seeds*np.array(rates.hours(plan)))))
-    return pd.DataFrame(out, columns=[*ROW, "run", "seeds", *HOURS_OF])
-
-
-def sum_hours(missing, by):
-    "The runs and hours of a bill by some of its columns, each run once in a group."
-    once = missing.drop_duplicates([*by, "run"])
-    return once.groupby(by, sort=False)[["seeds", *HOURS_OF]].sum(min_count=1).rename(columns=dict(seeds="runs"))
-
-
-def add_prices(book, records):
-    "A ledger with the hours that the rows of its undecided numbers would take, to two digits."
-    hours = sum_hours(bill(book, records), ROW)[HOURS_OF].map(lambda v: float(f"{v:.2g}"))
-    open_ = book.assign(method=book.row).apply(can_run, axis=1)
-    return book.join(book[ROW].join(hours, on=ROW)[HOURS_OF].where(open_, axis=0))
-
-# %% ../../nbs/tables/10_ledger.ipynb #6d898a4f
-ACCURACY = tuple(RULE)
-EXPLAINED = (                          # paper, tables, data set, targets: what was tried and what explains it
-    ("fedka", "table2 table5", "office_caltech10", "dslr webcam avg",
-     "a model trained on amazon alone has the level of dslr and webcam (a guess: tables/04_fedka2)"),
-    ("fedka", "table2", "office_caltech10", "amazon caltech",
-     "how a model is judged and which one clients start from matter (tables/04_fedka2)"),
-    ("fedbr", "table7", "cifar100", "", CCT14),
-    ("fedbr", "table7", "cifar10", "", "printed is MOON's number, on both networks; the text's projection, "
-     "256 and 128 wide, sends 0.23 M beside the VGG-11, MOON's 0.39 M"),
-)
-NOTED = (                              # paper, tables, data set, targets: how our number differs in kind
-    ("fedbr", "table6", "", "", "test set: the caption's are global and balanced, here a model is tested "
-     "on its client's own tenth of the test images, each turned once"),
-    ("fedbr", "table1 table4", "rotated_mnist", "", "test set: MNIST's at each of ten angles, as the release "
-     "loads it (which images the printed numbers are of is asked on tables/18_rotated)"),
-)
-
-
-def said_of(r, rules):
-    "The first text of some rules that hold for a printed number; '' of none."
-    own, holds = (r.paper, r.table, r.dataset, r.target), lambda rule, own: not rule or own in rule.split()
-    return next((text for *rule, text in rules if all(map(holds, rule, own))), "")
-
-
-def explain(r):
-    "What was tried on a printed number that does not come out, and what explains it."
-    if (r.paper, r.table, r.metric) == ("fdse", "table4", "flops_1e10"):
-        return f"printed is {AT_256}, as ours; at 256 we count {FORWARD[256][r.method]}"
-    return said_of(r, EXPLAINED) or "no explanation known"
-
-
-
 def tolerance(r):
     "How far we may lie from a printed value: one point or two sd; a hundredth of a price; else a tenth."
-    if r.metric in ACCURACY: return max(1., 2*float(r.std or 0))
+    if r.metric in RULE: return max(1., 2*float(r.std or 0))
     return float(r.mean)*(.01 if r.metric in PRICES else .1)
 
 
-OPEN = "our seeds leave both open"
-
-
-def leaves_open(values, printed, most):
-    "What is said where Student's 95 % interval of our mean lies on both sides of what is allowed: a list."
-    n = len(values)
-    if n < 2 or not np.isfinite(values).all(): return []
-    half = t_of.ppf(.975, n - 1)*np.std(values, ddof=1)/n**.5
-    ends = np.mean(values) - printed - half, np.mean(values) - printed + half
-    if not any(ends[0] < edge < ends[1] for edge in (-most, most)): return []
-    return [f"{OPEN}: {ends[0]:+.2f} to {ends[1]:+.2f}, allowed {most:.2f}"]
-
-
-def judge(r, values, least=(), after=""):
-    """(state, why) of a published number from our values at scale `paper`.
-
-    least: bounds below, from runs of the first rounds; they decide where all lie above what is allowed."""
-    most, printed, few = tolerance(r), float(r.mean), len(values) < wanted(r)
-    known, note = explain(r), [said_of(r, NOTED)]*bool(said_of(r, NOTED))
-    if few and len(least) >= SEEDS and min(least) - printed > most + 1e-9:
-        gap = f"at least {min(least) - printed:+.2f} {after} (n = {len(least)}), allowed {most:.2f}"
-        return "not reproduced", "; ".join([gap, known, *note])
-    if few:
-        lacks = short_of(r.paper, r.table, r.method, r.dataset, r.backbone, r.metric) or [HOURS]
-        return "not run", "; ".join(lacks + [f"{len(values)} of {SEEDS} seeds there"]*bool(values) + note)
-    gap, note = np.mean(values) - printed, [*leaves_open(values, printed, most), *note]
-    if abs(gap) <= most + 1e-9: return "reproduced", "; ".join(note)
-    return "not reproduced", "; ".join([f"{gap:+.2f}, allowed {most:.2f}", known, *note])
-
-
-def bounds(r, records):
-    "(bounds below of a largest accuracy over the rounds, one per seed; after how many rounds, in words)."
-    if r.metric != "max_over_rounds_target_acc": return [], ""
-    least = list(by_seed(r, records.begun, partial(measured_as, sparse=True)).values())
-    length = partial(by_seed, r, records.begun, lambda rec, *_: rec["args"]["rounds"])
-    low, high = min(length(fold=min).values(), default=0), max(length(fold=max).values(), default=0)
-    return least, f"after {low:.0f} rounds" + f" ({high:.0f} of some targets)"*(high > low)
-
-# %% ../../nbs/tables/10_ledger.ipynb #6f92f774
 def spread(values):
     "Standard deviation (n - 1), NaN of fewer than two or of what was never reached."
     return float(np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(values).all() else np.nan
 
 
-def line(r, records, beside="cpu", odd=""):
-    "One line of the ledger."
-    values, small = ours(r, records), ours(r, records, beside)
-    least, after = bounds(r, records)
-    state, why = judge(r, values, least, after)
+def bounds(r, records):
+    "Bounds below of a largest accuracy over the rounds, one per seed, from runs of the first rounds."
+    if r.metric != "max_over_rounds_target_acc": return []
+    begun = partial(records.of, fit=begins)
+    return list(by_seed(r, begun, partial(measured_as, sparse=True)).values())
+
+
+def measure(r, records, scale="paper"):
+    """Ours beside a printed number: values by seed, ours (their mean), sd, n, difference; least, state.
+
+    least: the mean of bounds below, where these decide: all lie above what is allowed."""
+    values, printed = ours(r, records, scale), float(r.mean if r.mean != "" else "nan")
     mean = float(np.mean(values)) if values else np.nan
-    at = f"{np.mean(small):.2f} (n = {len(small)})".replace("inf ", "not reached ") if small else ""
-    what = dict(paper=r.paper, table=r.table, row=r.method, dataset=r.dataset, backbone=r.backbone,
-                target=r.target, metric=r.metric, printed=r.mean, printed_sd=r.std)
-    early = state == "not reproduced" and len(values) < wanted(r)
-    what["at_least"] = float(np.mean(least)) if early else np.nan
-    return what | dict(state=state, ours=mean, ours_sd=spread(values), n=len(values),
-                       difference=mean - float(r.mean or "nan"), why=why, odd=odd) | {f"at_{beside}": at}
-
-
-def ledger(store=None, numbers=None):
-    """DataFrame with a line for every published number: state, ours, difference, why, what is odd, price.
-
-    store: a Store, its folder, or None for the usual one. numbers: some of `published()`; None: all."""
-    records = store if isinstance(store, Records) else Records(store)
-    odd, numbers = oddities(published()), published() if numbers is None else numbers
-    book = pd.DataFrame([line(r, records, odd=odd.get(r.Index, "")) for r in numbers.itertuples()])
-    return add_prices(book, records)
-
-
-def counts(book):
-    "Paper by state: how many numbers, and of how many something is odd; with a last line for all."
-    states = ["reproduced", "not reproduced", "not run"]
-    t = book.groupby(["paper", "state"], sort=False).size().unstack(fill_value=0)
-    t = t.reindex(columns=states, fill_value=0).rename_axis(index=None, columns=None)
-    t = t.assign(numbers=t.sum(axis=1), odd=book.odd.ne("").groupby(book.paper).sum())
-    return pd.concat([t, t.sum().rename("all").to_frame().T])
+    least, state = np.nan, "not run"
+    if scale == "paper" and printed == printed:
+        most = tolerance(r) + 1e-9
+        below = bounds(r, records) if len(values) < wanted(r) else []
+        if len(values) >= wanted(r): state = "reproduced" if abs(mean - printed) <= most else "not reproduced"
+        elif len(below) >= SEEDS and min(below) - printed > most: least, state = float(np.mean(below)), "not reproduced"
+    return dict(values=values, ours=mean, sd=spread(values), n=len(values), difference=mean - printed, least=least,
+                state=state)

@@ -6,129 +6,50 @@
 __all__ = []
 
 # %% ../../nbs/tables/03_overview.ipynb #over0005
-import ast, inspect, re, sys, textwrap
-from functools import cache
+import inspect, re, sys
 from importlib.resources import files
 from pathlib import Path
 import pandas as pd
-from fdgnb.core import FdgnbError, echo, nearest
-from fdgnb.data.catalogue import get_dataset
-from fdgnb.federation.compose import METHODS, Sum, hyper_names
-from fdgnb.federation.toys import slice_of
+from fdgnb.core import FdgnbError
+from fdgnb.federation.compose import METHODS
 from fdgnb.methods import fdse, fedbr
-from fdgnb.runs.fit import fit
 
 # %% ../../nbs/tables/03_overview.ipynb #over0008b
-def page_of(cls):
-    "The notebook of a class, as a path below nbs/."
-    m = re.search(r"File to edit: (?:\.\./)*nbs/(\S+\.ipynb)", Path(inspect.getsourcefile(cls)).read_text())
-    return m[1] if m else ""
-
-
 def home(key):
     "The page on which a method is derived, as a path below nbs/."
-    cls = METHODS.get(key)
-    return page_of(sys.modules[cls.__module__])
-
-# %% ../../nbs/tables/03_overview.ipynb #over0017
-def code_rows(source):
-    "The lines of a source, from 1, that are neither blank nor comment nor docstring."
-    nodes = ast.walk(ast.parse(source))
-    said = [n for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
-    doc = {r for n in said for r in range(n.lineno, n.end_lineno + 1)}
-    lines = enumerate(source.splitlines(), 1)
-    return {r for r, line in lines if r not in doc and line.strip() and not line.lstrip().startswith("#")}
-
-
-def code_size(cls):
-    "(lines of a method's own class, lines of its functions); of a sum, those of its parts."
-    if issubclass(cls, Sum): return tuple(map(sum, zip(*map(code_size, cls.parts.values()))))
-    source = textwrap.dedent(inspect.getsource(cls))
-    first = lambda f: min([f.lineno, *(d.lineno for d in f.decorator_list)])
-    functions = [f for f in ast.parse(source).body[0].body if isinstance(f, ast.FunctionDef)]
-    inside = {r for f in functions for r in range(first(f), f.end_lineno + 1)}
-    rows = code_rows(source)
-    return len(rows), len(rows & inside)
-
-# %% ../../nbs/tables/03_overview.ipynb #over0021
-@cache
-def reference(images=24):
-    "A few digits of each domain: what the costs are measured on."
-    return slice_of(get_dataset("digits"), images)
-
-
-# where a method sets samples or a pass of its own: as few as the batch
-LIGHT = dict(S=8, samples=8, target_samples=8, mmd_batch=8, votes=16, vhl_n=64)
-
-
-def trial(key, images=24, **given):
-    "Two rounds of a method, one local step each."
-    usual = dict(target="blended", rounds=2, local_steps=1, batch_size=8, lr=.01, eval_every=0, workers=1,
-                 progress=False)
-    own = hyper_names(METHODS.get(key))
-    return fit(key, reference(images), **usual | {k: v for k, v in LIGHT.items() if k in own} | given)
+    module = sys.modules[METHODS.get(key).__module__]
+    page = re.search(r"File to edit: (?:\.\./)*nbs/(\S+\.ipynb)", Path(module.__file__).read_text())
+    return page[1] if page else ""
 
 # %% ../../nbs/tables/03_overview.ipynb #over0031
 def published():
-    "DataFrame of the numbers that four of the papers print."
+    "DataFrame of the numbers that four of the papers print; odd: what speaks against one (tables/08_printed)."
     with (files("fdgnb.tables")/"published.csv").open() as f: return pd.read_csv(f, keep_default_na=False)
 
 # %% ../../nbs/tables/03_overview.ipynb #over0034
-ROWS = {
-    "fedka": {"FedAvg": ("subsample+uniform", {}), "f-DANN": ("fdann", {}), "f-DAN": ("fdan", {}),
-              "Voting": ("voting", {}), "Voting-S": ("voting", dict(votes=512)),
-              "Voting-L": ("voting", dict(votes=2048)), "Disentangler + MK-MMD": ("disentangler+mkmmd", {}),
-              "Disentangler + Voting": ("disentangler+voting", {}),
-              "Disentangler + Voting-S": ("disentangler+voting", dict(votes=512)),
-              "Disentangler + Voting-L": ("disentangler+voting", dict(votes=2048)),
-              "FedKA": ("fedka", {}), "FedKA-S": ("fedka", dict(votes=512)),
-              "FedKA-L": ("fedka", dict(votes=2048))},
-    "ga": {"FedAvg": ("fedavg", {}), "FedProx": ("fedprox", {}), "Scaffold": ("scaffold", dict(momentum=0.)),
-           "FedNova": ("fednova", {}), "AM": ("am", {}), "RSC": ("rsc", {}), "ARFL": ("arfl", {}),
-           "FedSAM": ("fedsam", {}), "FedASAM*": ("fedasam", {}), "HarmoFL": ("harmofl", {}),
-           "FedSR": ("fedsr", {}), "ELCFS": ("elcfs", {}), "CCST": ("ccst", {}), "Tent": ("tent", {}),
-           "DSBN": ("dsbn", {}), "FedAvg (more clients)": ("fedavg", dict(partition=("split", 2)))},
-    "fedbr": {"FedAvg": ("fedavg", {}), "Local": ("local", {}), "FedProx": ("fedprox", {}),
-              "Moon": ("moon", dict(project=256, mu=.01)),                  # as released; text: .01 to 10
-              "DANN": ("dann", {}), "GroupDRO": ("groupdro", {}),
-              "FedMix": ("fedmix", {}), "FedCM": ("fedcm", {}), "FedNTD": ("fedntd", {}), "VHL": ("vhl", {}),
-              "FedDecorr": ("feddecorr", {}), "Mixup": ("mixup", {}), "FedBR": ("fedbr", {})},
-    "fedsb": {"FedAvg": ("fedavg", {}), "FedProx": ("fedprox", {}), "FedADG": ("fedadg", {}),
-              "FedSR": ("fedsr", {}), "FedIIR": ("fediir", {}), "CCST": ("ccst", {}), "FedSB": ("fedsb", {})},
-    "fdse": {"FedAvg": ("fedavg", {}), "Local": ("local", {}), "FedProx": ("fedprox", {}),
-             "Scaffold": ("scaffold", {}), "FedDyn": ("feddyn", {}), "MOON": ("moon", {}),
-             "PartialFed": ("partialfed", {}), "LG-FedAvg": ("lgfedavg", {}), "FedBN": ("fedbn", {}),
-             "Ditto": ("ditto", {}), "FedFA": ("fedfa", {}), "FedHeal": ("fedheal", {}), "FDSE": ("fdse", {}),
-             "FedDG-GA": ("ga", {}), "FedSR": ("fedsr", {})},
-}
-
-
-ablation = lambda letters: fdse.ABLATION[letters.replace("+", "")]
-component = lambda words: fedbr.ABLATIONS[f"Table 4: {words}"]
 ONCE = dict(refresh="once")                                          # "pseudo-data only transfer once"
 MIXTURE = ONCE | dict(pseudo="mixture")                              # "... using Mixture"
-
-
-def joined(*keys):
-    "A sum's key of several; FedAvg adds nothing."
-    words = [w for key in keys for w in key.split("+") if w and w != "fedavg"]
-    return "+".join(words) or "fedavg"
-
-
-ROWS |= {
+# {paper, or paper and table: {row, or its part: (method, what else is given)}}; another row is named as its method
+ROWS = {
+    "fedka": {"FedAvg": ("subsample+uniform", {}), "f-DANN": ("fdann", {}), "f-DAN": ("fdan", {}),
+              "MK-MMD": ("mkmmd", {}), "Voting-S": ("voting", dict(votes=512)),
+              "Voting-L": ("voting", dict(votes=2048)), "FedKA-S": ("fedka", dict(votes=512)),
+              "FedKA-L": ("fedka", dict(votes=2048))},
+    "ga": {"Scaffold": ("scaffold", dict(momentum=0.)), "FedASAM*": ("fedasam", {}),
+           "FedAvg (more clients)": ("fedavg", dict(partition=("split", 2)))},
+    "fedbr": {"Moon": ("moon", dict(project=256, mu=.01))},          # as released; text: .01 to 10
+    "fdse": {"LG-FedAvg": ("lgfedavg", {}), "FedDG-GA": ("ga", {})},
     "fdse table2": {"FedBN": ("fedbn+bnstats", {}), "FDSE - align": ("fdse", dict(adapt="never"))},
-    "fdse table3": {f"FDSE[{v}]": ablation(v) for v in ("none", "B+C", "A+C", "A+B", "A+B+C")},
-    "fedbr table1": {"FedAvg + Mixup": ("mixup", {}), "FedBR + Mixup": ("fedbr+mixup", {})},
-    "fedbr table2": {
-        "VHL (2000 virtual data)": ("vhl", dict(vhl_n=2000)),
-        "VHL (20000 virtual data)": ("vhl", dict(vhl_n=20000)),
-        "FedBR (32 pseudo-data)": ("fedbr", ONCE)},
-    "fedbr table3": {f"{m} + FedBR": (joined(m.lower(), "fedbr"), MIXTURE)
-                     for m in ("FedAvg", "FedCM", "FedDecorr", "FedNTD")},
-    "fedbr table4": {
-        "Component 1": component("component 1"), "Component 2": component("component 2"),
-        "Component 1 + min step": component("component 1 + min step"),
-        "Component 2 w/o max step": component("component 2 without max step")},
+    "fdse table3": {f"FDSE[{parts}]": fdse.ABLATION[parts.replace("+", "")]
+                    for parts in ("none", "B+C", "A+C", "A+B", "A+B+C")},
+    "fedbr table2": {"VHL (2000 virtual data)": ("vhl", dict(vhl_n=2000)),
+                     "VHL (20000 virtual data)": ("vhl", dict(vhl_n=20000)),
+                     "FedBR (32 pseudo-data)": ("fedbr", ONCE)},
+    "fedbr table3": {"FedBR": ("fedbr", MIXTURE)},
+    "fedbr table4": {"Component 1": fedbr.ABLATIONS["Table 4: component 1"],
+                     "Component 2": fedbr.ABLATIONS["Table 4: component 2"],
+                     "Component 1 + min step": fedbr.ABLATIONS["Table 4: component 1 + min step"],
+                     "Component 2 w/o max step": fedbr.ABLATIONS["Table 4: component 2 without max step"]},
     "fedbr table6": {"FedBR": ("fedbr", ONCE)}, "fedbr table7": {"FedBR": ("fedbr", ONCE)},
 }
 HUNDRED = dict(partition=("chain", ("lda", 100, .1, "hsu"), ("turn", 15, 10, 1., "hsu")))
@@ -145,15 +66,19 @@ MEANS = {"avg3": ("pacs", "office_home", "terra_incognita")}        # of GA's th
 UNSEEN = ("fedsb ", "fedka ", "ga ", "fdse table2", "fdse tableA9")  # tables of a domain that is held out
 
 
-def key_of(paper, table, method, dataset=""):
-    "(key, what else is given) of a published row; FdgnbError on one that is unknown, or left out."
-    names, where = ROWS[paper] | ROWS.get(f"{paper} {table}", {}), f"{paper} {table}"
-    plain = method.removesuffix("+GA")
-    if plain in LEFT: raise FdgnbError(f"the row {method!r} of {where} has no run: {LEFT[plain]}")
-    if plain not in names: raise FdgnbError(f"unknown row {echo(method)} of {where}{nearest(plain, names)}")
-    key, given = names[plain]
-    beneath = BENEATH.get(f"{where} {dataset}", "")
-    return joined(key, beneath, "ga" if plain != method else ""), GIVEN.get(where, {}) | given
+def key_of(paper, table, row, dataset=""):
+    "(method, what else is given) of a published row; FdgnbError on one that is left out."
+    where, plain = f"{paper} {table}", row.removesuffix("+GA")
+    names = ROWS.get(paper, {}) | ROWS.get(where, {})
+    if plain in LEFT: raise FdgnbError(f"the row {row!r} of {where} has no run: {LEFT[plain]}")
+    keys, given = [], GIVEN.get(where, {})
+    for part in [plain] if plain in names else plain.split(" + "):
+        key, more = names.get(part, (part.lower(), {}))
+        keys.append(key)
+        given = given | more
+    keys += [BENEATH.get(f"{where} {dataset}", ""), "ga" if plain != row else ""]
+    words = [word for key in keys for word in key.split("+") if word and word != "fedavg"]
+    return "+".join(words) or "fedavg", given
 
 # %% ../../nbs/tables/03_overview.ipynb #over0038
 def row_run(paper, table, method, dataset, backbone="", target=None):
@@ -161,21 +86,20 @@ def row_run(paper, table, method, dataset, backbone="", target=None):
 
     target: as printed; of a table of held-out domains, None, 'avg' or 'all' is the data set's own."""
     key, given = key_of(paper, table, method, dataset)
-    if of := MEANS.get(dataset):
-        raise FdgnbError(f"{dataset!r} is a mean: ask for the rows of {', '.join(of)}")
-    held_out = f"{paper} {table}".startswith(UNSEEN)
+    if dataset in MEANS: raise FdgnbError(f"{dataset!r} is a mean: ask for the rows of {', '.join(MEANS[dataset])}")
     target = "own" if target in (None, "", "avg", "all") else TARGETS.get(target, target)
     if (dataset, target) == ("office_home", "clipart"): target = "Clipart"
+    if not f"{paper} {table}".startswith(UNSEEN): target = None
     net = dict(backbone=NETS.get(backbone, backbone)) if backbone else {}
     data = DATA.get(dataset, dataset) or "office_caltech10"           # FDSE's Table 4 names none
-    return dict(method=key, dataset=data, target=target if held_out else None, protocol=paper) | net | given
+    return dict(method=key, dataset=data, target=target, protocol=paper) | net | given
 
 
 def row_map():
     "DataFrame of every published row (paper, table, method, data set): key, what is given, why left out."
-    def line(r):
-        try: key, given = key_of(r.paper, r.table, r.method, r.dataset)
-        except FdgnbError as e: return dict(r._asdict(), key="", given={}, why=str(e).rpartition(": ")[2])
-        return dict(r._asdict(), key=key, given=given, why="")
-    rows = published()[["paper", "table", "method", "dataset"]].drop_duplicates()
-    return pd.DataFrame([line(r) for r in rows.itertuples(index=False)])
+    rows = []
+    for r in published()[["paper", "table", "method", "dataset"]].drop_duplicates().itertuples(index=False):
+        try: key, given, why = *key_of(*r), ""
+        except FdgnbError as e: key, given, why = "", {}, str(e).rpartition(": ")[2]
+        rows.append(dict(r._asdict(), key=key, given=given, why=why))
+    return pd.DataFrame(rows)

@@ -20,10 +20,9 @@ from ..experiments.statistics import verdicts
 from ..experiments.table import TEX, latex_of, table
 from ..experiments.store import Store
 from ..runs.metrics import RULES, style_names
-from ..runs.protocols import SCALES
-from .ledger import HOURS, Records, bounds, called, first_of, judge, needs, net_of, ours, read_as
-from .ledger import PRICES, SEEDS, plan_of, short_of, spread, targets_in, wanted
-from .overview import MEANS, ROWS, published
+from .ledger import PRICES, SEEDS, Records, begins, fits, measure, prices, read_as
+from .ledger import runs_behind, short_of, targets_in, wanted
+from .overview import MEANS, published
 from .setting import write_setting
 
 # %% ../../nbs/tables/05_paper.ipynb #fbb378c7
@@ -40,19 +39,17 @@ SB_TABLES = (                          # table, data set, backbone, methods: wha
 
 
 def rows_of(paper, tables=None):
-    "The lines of `published()` of a paper, of all or some tables (names, or words by commas)."
-    numbers = published()
-    known = [p for p in ROWS if " " not in p]
-    if paper not in known: raise FdgnbError(f"unknown paper {echo(paper)}{nearest(paper, known)}")
+    "The lines of `published()` of a paper, of all or some tables (names by commas)."
+    lines = published().query("paper == @paper").drop(columns="odd")
     if paper == "fedsb":
         lines = [dict(paper=paper, table=t, method=m, dataset=d, backbone=b, target=x, metric="target_acc")
                  for t, d, b, some in SB_TABLES for m in some.split() for x in [*targets_in(d), "avg"]]
-        numbers = pd.DataFrame(lines).assign(mean=np.nan, std="", note="")
-    mine, own = numbers[numbers.paper == paper], list(dict.fromkeys(numbers[numbers.paper == paper].table))
-    chosen = [t.strip() for t in tables.split(",") if t.strip()] if isinstance(tables, str) else tables
-    for t in chosen or ():
-        if t not in own: raise FdgnbError(f"unknown table {echo(t)} of {paper}{nearest(t, own)}")
-    return mine[mine.table.isin(chosen or own)].reset_index(drop=True)
+        lines = pd.DataFrame(lines).assign(mean=np.nan, std="", note="")
+    known = list(dict.fromkeys(lines.table))
+    chosen = [t.strip() for t in (tables or "").split(",") if t.strip()] or known
+    for t in chosen:
+        if t not in known: raise FdgnbError(f"unknown table {echo(t)} of {paper}{nearest(t, known)}")
+    return lines[lines.table.isin(chosen)].reset_index(drop=True)
 
 # %% ../../nbs/tables/05_paper.ipynb #bf5482cc
 @cache
@@ -72,16 +69,13 @@ def at_hand(plan):
 
 def calls_of(lines, scale, here=True):
     "[(label, call of `fit`, target, plan)] of the runs behind some rows, each once; here: those at hand."
-    out = {}
+    calls = {}
     for r in lines.itertuples():
-        try: _, unseen = called(r.paper, r.table, r.method, *first_of(r), scale)
-        except FdgnbError: continue
-        for d, t in needs(r, unseen):
-            net = r.backbone if d == r.dataset else net_of(r, d)
-            call, _ = called(r.paper, r.table, r.method, d, net, scale)
-            plan = plan_of(r.paper, r.table, r.method, d, net, t, scale)
-            if at_hand(plan) or not here: out.setdefault(repr(plan), (r.method, call, t, plan))
-    return list(out.values())
+        try: runs = runs_behind(r, scale)
+        except FdgnbError: continue                                            # a row that is left out
+        for _, call, target, plan in runs:
+            if at_hand(plan) or not here: calls.setdefault(repr(plan), (r.method, call, target, plan))
+    return list(calls.values())
 
 
 def spaced(some, most):
@@ -90,47 +84,53 @@ def spaced(some, most):
     return [some[i] for i in sorted({round(i*(len(some) - 1)/max(1, most - 1)) for i in range(most)})]
 
 
+def grid_of(label, call, target, seeds, scale, **hyper):
+    "The grid of a call of `fit` at a scale. hyper: what is changed."
+    given = {k: v for k, v in call.items() if k not in ("method", "dataset", "protocol")} | hyper
+    at = None if scale == "paper" else scale
+    return grid({label: (call["method"], given)}, call["dataset"], target, seeds, None, call["protocol"], at)
+
+
 def runs_of(lines, scale="smoke", seeds=range(3), most=None):
     "The grid of the runs behind some rows. most: so many runs, spread over the rows."
-    if scale not in SCALES: raise FdgnbError(f"unknown scale {echo(scale)}{nearest(scale, SCALES)}")
-    wanted = spaced([(*c, s) for c in calls_of(lines, scale) for s in seeds], most)
-    grids = []
-    for label, call, target, _, seed in wanted:
-        own = {k: v for k, v in call.items() if k not in ("method", "dataset", "protocol")}
-        at = None if scale == "paper" else scale
-        grids.append(grid({label: (call["method"], own)}, call["dataset"], target, seed, None,
-                          call["protocol"], at))
-    return pd.concat(grids, ignore_index=True) if grids else pd.DataFrame()
+    wanted = spaced([(label, call, target, seed) for label, call, target, _ in calls_of(lines, scale)
+                     for seed in seeds], most)
+    return pd.concat([grid_of(*one, scale) for one in wanted], ignore_index=True) if wanted else pd.DataFrame()
+
+
+def play(todo, store, jobs=None):
+    "Run what a store lacks of a grid; a run that failed is printed."
+    if not len(todo): return
+    for r in run(todo, store, jobs).itertuples():
+        if r.state != "done": print(f"{r.label}, {r.dataset}, {r.target}, seed {r.seed}: {r.error}")
 
 # %% ../../nbs/tables/05_paper.ipynb #02f2d339
+HOURS = "CPU hours: not spent yet"
+
+
 def lacking(one, scale):
     "Why the cell of a table of one line is blank at a scale: a text per reason."
     r = next(one.itertuples())
-    out = short_of(r.paper, r.table, r.method, r.dataset, r.backbone, r.metric, scale)
-    kept = [w for w in out if w.startswith(("method:", "machine:"))]
+    lacks = short_of(r.paper, r.table, r.method, r.dataset, r.backbone, r.metric, scale)
+    for_good = [w for w in lacks if w.startswith(("method:", "machine:"))]
     here, there = (len(calls_of(one, scale, here)) for here in (True, False))
-    return kept or ([HOURS] if scale != "paper" and here == there > 0 else out or [HOURS])
+    if not for_good and scale != "paper" and here == there > 0: return [HOURS]
+    return for_good or lacks or [HOURS]
 
 
 def filled(lines, records, scale):
-    """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank).
+    """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank): see `measure`.
 
-    At scale paper alone: mark, and least, the mean of bounds below where those decide (see the ledger).
     Prices, as the ledger counts them the same for any rounds and images, are of scale paper in all scales."""
-    out, asked = [], scale
+    rows = []
     for i, r in enumerate(lines.itertuples(index=False)):
-        scale = "paper" if r.metric in PRICES else asked
-        values, printed = ours(r, records, scale), float(r.mean) if r.mean != "" else np.nan
-        mean, least = float(np.mean(values)) if values else np.nan, np.nan
-        state, why = "not run", "" if values else "; ".join(lacking(lines.iloc[[i]], scale))
-        if scale == "paper" and printed == printed:
-            below, after = bounds(r, records)
-            state, _ = judge(r, values, below, after)
-            if state != "not run" and len(values) < wanted(r): least, why = float(np.mean(below)), ""
-        mark = {"reproduced": "yes", "not reproduced": "no"}.get(state, "")
-        out.append(dict(ours=mean, sd=spread(values), n=len(values), difference=mean - printed, least=least,
-                        mark=mark, why=why))
-    return pd.concat([lines.reset_index(drop=True), pd.DataFrame(out, index=range(len(out)))], axis=1)
+        at = "paper" if r.metric in PRICES else scale
+        m = measure(r, records, at)
+        mark = {"reproduced": "yes", "not reproduced": "no"}.get(m["state"], "")
+        is_blank = not m["values"] and np.isnan(m["least"])
+        why = "; ".join(lacking(lines.iloc[[i]], at)) if is_blank else ""
+        rows.append({k: m[k] for k in ("ours", "sd", "n", "difference", "least")} | dict(mark=mark, why=why))
+    return pd.concat([lines.reset_index(drop=True), pd.DataFrame(rows, index=range(len(rows)))], axis=1)
 
 
 def decimals(v): return len(str(v).partition(".")[2])
@@ -144,11 +144,6 @@ def pair(mean, sd, digits=1):
     if sd in ("", None) or sd != sd: return f"{float(mean):.{digits}f}"
     fine = max(digits, decimals(sd)) if isinstance(sd, str) else digits
     return f"{float(mean):.{digits}f} ± {float(sd):.{fine}f}"
-
-
-def signed(v, digits):
-    "'+0.5', '-0.5'; what rounds to nothing is '+0.0'."
-    return f"{round(v, digits) + 0.:+.{digits}f}"
 
 # %% ../../nbs/tables/05_paper.ipynb #wordscd0001
 SHORT = dict(params_1e7="parameters, 1e7", comm_MB_per_round="MiB up", flops_1e10="multiply-adds, 1e10",
@@ -187,33 +182,28 @@ def reasons(lines):
     return {w: chr(97 + i) for i, w in enumerate(w for w in dict.fromkeys(lines.why) if w)}
 
 
-def digits_of(lines):
-    "As many digits as are printed, one or two."
-    return min(2, max([1, *(decimals(str(v).rstrip("0")) for v in lines["mean"] if v == v)]))
-
-
 def few(r, seeds):
     "Whether a filled cell has fewer runs than are wanted: one of a price, else `seeds`."
-    return 0 < r.n < (1 if r.metric in PRICES else seeds)
+    return 0 < r.n < min(wanted(r), seeds)
 
 
 def in_cell(r, digits, letters, seeds=SEEDS):
     "'ours / printed (difference mark, n = 1 †)', '≥ ours / printed (mark)', or '– / printed [a]'."
     if rounds_in(r.metric): digits = 0
-    own, printed = pair(r.ours, r.sd, digits), pair(r.mean, r.std, digits) or "–"
-    if never := r.ours == np.inf: own = "not reached"
-    if r.least == r.least: return f"≥ {pair(r.least, '', digits)} / {printed} ({SIGNS[r.mark].strip()})"
-    if not own: return f"– / {printed} [{letters[r.why]}]"
-    said = [signed(r.difference, digits) + SIGNS[r.mark]]*bool(np.isfinite(r.difference))
-    said += [SIGNS[r.mark].strip()]*bool(never and r.mark)
-    said += [f"n = {r.n} {SIGNS['few']}"]*few(r, seeds)
-    return f"{own} / {printed}" + f" ({', '.join(said)})"*bool(said)
+    mark, printed = SIGNS[r.mark], pair(r.mean, r.std, digits) or "–"
+    if r.least == r.least: return f"≥ {pair(r.least, '', digits)} / {printed} ({mark.strip()})"
+    if r.why: return f"– / {printed} [{letters[r.why]}]"
+    shown = pair(r.ours, r.sd, digits) if r.ours != np.inf else "not reached"
+    notes = [mark.strip()]*(r.ours == np.inf and bool(mark))
+    if np.isfinite(r.difference): notes = [f"{round(r.difference, digits) + 0.:+.{digits}f}{mark}"]    # never '-0.0'
+    if few(r, seeds): notes.append(f"n = {r.n} {SIGNS['few']}")
+    return f"{shown} / {printed}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def in_words(lines, seeds=SEEDS):
     "A table as a DataFrame of texts: methods by data set, backbone, target and metric, where they differ."
-    digits, letters, cells = digits_of(lines), reasons(lines), {}
-    several = lines.metric.nunique() > 1
+    digits = min(2, max([1, *(decimals(str(v).rstrip("0")) for v in lines["mean"] if v == v)]))      # as printed
+    letters, cells, several = reasons(lines), {}, lines.metric.nunique() > 1
     nets = bool(lines[["dataset", "backbone"]].drop_duplicates().dataset.duplicated().any())
     data = lines.dataset.nunique() > 1 or set(lines.target) == {"all"}
     for r in lines.itertuples():
@@ -339,7 +329,7 @@ class Report:
         mine = self.lines[self.lines.table == table]
         if mine.metric.isin(PRICES).any():
             plans = [plan for *_, plan in calls_of(mine, "paper", here=False)]
-            return [rec for plan in plans for rec in self.records.priced(plan).values()]
+            return [rec for plan in plans for rec in self.records.of(plan, prices).values()]
         return list(self.runs([table], begun=self.scale == "paper").record)
 
     def sheets(self): return [self.sheet(t) for t in dict.fromkeys(self.lines.table)]
@@ -348,13 +338,12 @@ class Report:
         """Runs behind the rows (label, method, dataset, target, seed, record; of: the plan's rounds).
 
         begun: where a whole run is not there, one of the plan's first rounds is taken."""
-        find = self.records.begun if begun else self.records.of
-        lines, out = self.lines[self.lines.table.isin(tables or set(self.lines.table))], []
-        for label, call, t, plan in calls_of(lines, self.scale, here=False):
-            for s, rec in find(plan).items():
-                out.append(dict(label=label, method=call["method"], dataset=call["dataset"], target=t, seed=s,
-                                record=rec, of=plan["rounds"]))
-        return pd.DataFrame(out, columns="label method dataset target seed record of".split())
+        lines, rows = self.lines[self.lines.table.isin(tables or set(self.lines.table))], []
+        for label, call, target, plan in calls_of(lines, self.scale, here=False):
+            for seed, rec in self.records.of(plan, begins if begun else fits).items():
+                rows.append(dict(label=label, method=call["method"], dataset=call["dataset"], target=target, seed=seed,
+                                 record=rec, of=plan["rounds"]))
+        return pd.DataFrame(rows, columns="label method dataset target seed record of".split())
 
 # %% ../../nbs/tables/05_paper.ipynb #98deedf5
 def run_rows(lines, rows, scale, seeds, store, most=None, jobs=None):
@@ -368,10 +357,7 @@ def run_rows(lines, rows, scale, seeds, store, most=None, jobs=None):
             if name in entry: some = some[some[name] == entry[name]]
         if "methods" in entry: some = some[some.method.isin(entry["methods"])]
         todo.append(runs_of(some, scale, range(entry.get("seeds", seeds)), most))
-    todo = pd.concat(todo, ignore_index=True) if todo else pd.DataFrame()
-    if not len(todo): return
-    for r in run(todo, store, jobs).itertuples():
-        if r.state != "done": print(f"{r.label}, {r.dataset}, {r.target}, seed {r.seed}: {r.error}")
+    if todo: play(pd.concat(todo, ignore_index=True), store, jobs)
 
 
 def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=False, limit_runs=None,

@@ -7,78 +7,7 @@ __all__ = []
 
 # %% ../../nbs/tables/08_printed.ipynb #printed004
 import math
-import numpy as np
-import pandas as pd
-from collections import defaultdict
 from functools import cache
-from ..data.catalogue import DATASETS
-from .overview import BENEATH, DATA, MEANS, published
-
-# %% ../../nbs/tables/08_printed.ipynb #bba01715
-def half_step(text):
-    "Half a unit of the last printed digit; numbers are read as the file has them."
-    return .5*10.**-len(str(text).partition(".")[2].rstrip("0") or "0")
-
-
-def odd_averages(numbers):
-    "The printed averages that are off the mean of their columns by more than rounding."
-    keys, out = ["paper", "table", "method", "dataset", "metric"], []
-    for k, g in numbers.groupby(keys, sort=False):
-        avg, cols = g[g.target == "avg"], g[~g.target.isin(["avg", "all"])]
-        if len(avg) != 1 or len(cols) < 2: continue
-        digits = min(half_step(v) for v in g["mean"])
-        mean, off = cols["mean"].mean(), avg["mean"].iloc[0] - cols["mean"].mean()
-        if abs(off) > 2*digits + 1e-9:
-            out.append(dict(zip(keys, k), printed=avg["mean"].iloc[0], mean=mean, off=off,
-                            columns=list(cols["mean"])))
-    return pd.DataFrame(out, columns=[*keys, "printed", "mean", "off", "columns"])
-
-# %% ../../nbs/tables/08_printed.ipynb #0d17209a
-def odd_means(numbers):
-    "The printed means over data sets that are off the mean of the printed averages by more than rounding."
-    out = []
-    for r in numbers[numbers.dataset.isin(MEANS)].itertuples():
-        of = numbers[(numbers.paper == r.paper) & (numbers.table == r.table) & (numbers.method == r.method)
-                     & (numbers.target == "avg") & numbers.dataset.isin(MEANS[r.dataset])]["mean"]
-        if len(of) == len(MEANS[r.dataset]) and abs(r.mean - of.mean()) > .01 + 1e-9:
-            out.append(dict(paper=r.paper, table=r.table, method=r.method, printed=r.mean, mean=of.mean(),
-                            off=r.mean - of.mean()))
-    return pd.DataFrame(out, columns="paper table method printed mean off".split())
-
-# %% ../../nbs/tables/08_printed.ipynb #c34edf84
-TENTH = dict(caltech=112, amazon=95, dslr=15, webcam=29)
-
-
-def seeds_behind(value, n, most=5):
-    "The fewest runs (1 to `most`) whose mean on n images can print as `value`, cut or rounded; else None."
-    for s in range(1, most + 1):
-        k = value*s*n/100
-        near = {100*i/(s*n) for i in (np.floor(k), np.ceil(k), np.floor(k) + 1)}
-        if any(-1e-9 <= v - value < .01 or abs(v - value) <= .005 + 1e-9 for v in near): return s
-    return None
-
-# %% ../../nbs/tables/08_printed.ipynb #7dc0ee17
-def borrowed(numbers):
-    """Accuracies that a paper prints, digit for digit, for the same method on other data in another table.
-
-    Two of a table's column at least, so that no chance is listed; `of` says where the values stand."""
-    some = numbers[numbers.metric.str.contains("acc") & ~numbers.dataset.isin(MEANS)]
-    some = some.assign(first=some.method.str.partition(" ")[0], row=some.index)
-    pairs = some.merge(some, on=["paper", "first", "mean"], suffixes=("", "_of"))
-    pairs = pairs[(pairs.dataset != pairs.dataset_of) & (pairs.table != pairs.table_of)]
-    column = ["paper", "table", "dataset", "target", "metric", "dataset_of"]
-    many = pairs.groupby(column)["mean"].transform("nunique") > 1
-    return pairs[many].groupby("row").agg(
-        {k: "first" for k in ["paper", "table", "method", "dataset", "mean", "dataset_of"]}
-        | dict(table_of=lambda t: ", ".join(dict.fromkeys(t))))
-
-# %% ../../nbs/tables/08_printed.ipynb #486c2e14
-def guessed(numbers, within=6.):
-    "The columns of tables (paper, data set, target) whose every row is within so much of guessing."
-    some = numbers[numbers.metric.str.contains("acc") & ~numbers.target.isin(["avg", "all", *MEANS])]
-    t = some.groupby(["paper", "dataset", "target"])["mean"].agg(["size", "min", "max"]).reset_index()
-    level = [100/DATASETS.get(DATA.get(d, d)).info["classes"] for d in t.dataset]
-    return t.assign(guessing=level)[lambda t: t["max"] - t.guessing <= within].reset_index(drop=True)
 
 # %% ../../nbs/tables/08_printed.ipynb #pr0att01
 @cache
@@ -90,15 +19,11 @@ def sums(runs, most):
     return {(s + x, q + x*x) for s, q in sums(runs - 1, most) for x in steps if q + x*x <= most}
 
 
-def whole(low, high):
-    "The whole numbers from low to high, both included."
-    return range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
-
-
 def attainable(mean, sd, n, runs, ddof=0):
     """Whether `runs` accuracies of n images each can have this mean and sd: percent, to .1 and to .01.
 
     ddof: 0 for the population's standard deviation (numpy's), 1 for the sample's."""
+    def whole(low, high): return range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
     unit = n*runs/100
     for total in whole((mean - .05)*unit, (mean + .05)*unit):
         rest = total % runs                            # hits less the mean rounded down sum to this
@@ -106,62 +31,3 @@ def attainable(mean, sd, n, runs, ddof=0):
         squares = whole(spread(max(sd - .005, 0)), spread(sd + .005))
         if squares and any((rest, q) in sums(runs, 64*(squares[-1]//64 + 1)) for q in squares): return True
     return False
-
-# %% ../../nbs/tables/08_printed.ipynb #323e4d99
-IMAGES = dict(dslr=157, webcam=295)
-
-
-@cache
-def runs_behind(mean, sd, n):
-    "Which of three and five runs on n images can have a mean and a population deviation."
-    return [k for k in (3, 5) if attainable(float(mean), float(sd), n, k)]
-
-
-def five_runs(numbers):
-    "{index: what the digits say} of FedKA's cells of dslr and webcam."
-    some = numbers[(numbers.paper == "fedka") & numbers.target.isin(list(IMAGES))]
-    level = dict(table2="far below what three clients reach here in 12 rounds",
-                 table5="at the level of Table 2, though the network is another")
-    said = lambda k: "" if 3 in k else ("; three runs (the released seeds) cannot have these digits"
-                                        + (", five can" if 5 in k else ", nor can five"))
-    return {r.Index: level[r.table] + said(runs_behind(r.mean, r.std, IMAGES[r.target]))
-            for r in some.itertuples()}
-
-# %% ../../nbs/tables/08_printed.ipynb #a9c69cab
-SHIFTED = "at the level of guessing in every row: the released labels of SVHN are y - 1 (data/09_arrays)"
-AT_256 = "one forward pass of 50 images at the released code's 256 pixels; the text has 224"
-FORWARD = {                                              # pixels: multiply-adds of a forward pass, 1e10
-    224: dict(FedBN=3.33, Ditto=3.33, FDSE=1.68), 256: dict(FedBN=4.39, Ditto=4.39, FDSE=2.21)}
-CCT14 = "22.4 M is CCT-14/7x2; the cct_7_3x1 of the text has 3.8 M by building it"
-
-
-def rows_like(numbers, r, keys):
-    "The rows of `numbers` that agree with a line in some columns."
-    return numbers.index[np.logical_and.reduce([numbers[k] == getattr(r, k) for k in keys])]
-
-
-def oddities(numbers):
-    "{index of a printed number: what speaks against it}, all checks together."
-    out = defaultdict(list)
-    for r in odd_averages(numbers).itertuples():
-        said = f"the row's average is printed {r.printed:g}, its columns have {r.mean:.2f}"
-        for i in rows_like(numbers, r, ["paper", "table", "method", "dataset", "metric"]): out[i].append(said)
-    for r in odd_means(numbers).itertuples():
-        for i in rows_like(numbers[numbers.dataset.isin(MEANS)], r, ["paper", "table", "method"]):
-            out[i].append(f"printed {r.printed:g}, the three averages have {r.mean:.3f}")
-    for i, r in borrowed(numbers).iterrows():
-        out[i].append(f"the same digits stand under {r.dataset_of} ({r.table_of})")
-    for r in guessed(numbers).itertuples():
-        for i in rows_like(numbers, r, ["paper", "dataset", "target"]): out[i].append(SHIFTED)
-    for i in numbers.index[(numbers.metric == "params_M") & (numbers.backbone == "cct")]: out[i].append(CCT14)
-    for i in numbers.index[numbers.metric == "flops_1e10"]: out[i].append(AT_256)
-    for i, said in (five_runs(numbers) | no_mean(numbers)).items(): out[i].append(said)
-    return {i: "; ".join(said) for i, said in out.items()}
-
-
-def no_mean(numbers):
-    "{index: what is odd} of accuracies on Office-Caltech10 that are no mean of up to five runs."
-    some = numbers[(numbers.metric == "unseen_target_acc") & (numbers.dataset == "office_caltech10")]
-    some = some[some.target.isin(list(TENTH))]
-    return {r.Index: f"no mean of up to five runs on {TENTH[r.target]} images" for r in some.itertuples()
-            if seeds_behind(r.mean, TENTH[r.target]) is None}
