@@ -45,7 +45,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_bits(tmp_path):
     (dict(method="fdsee"), "did you mean 'fdse'"), (dict(data="digitz"), "'digits'"), (dict(lam_=3), "'lam_'"),
     (dict(method="x"*10_000), "..."), (dict(target="tt"), "did you mean 't'"), (dict(batchsize=3), "'batch_size'"),
     (dict(method="fdse", G=2**31 - 1), "should be"), (dict(method="fedbn", backbone="cnn4"), "no BatchNorm"),
-    (dict(data=images(n=1)), "single training sample"), (dict(batch_size=1), "BatchNorm"),
+    (dict(data=images(n=1)), "nothing to learn"), (dict(batch_size=1), "BatchNorm"),
     (dict(data=images("t")), "no domain left"), (dict(drops=((1, "bb"),)), "did you mean 'b'"),
     (dict(out="/proc/nowhere"), "cannot be used"), (dict(device="gpu"), "'gpu'"),
     (dict(method="fedka", data="amazon_review", target="dvds", protocol="fedka"), "did you mean 'dvd'")])

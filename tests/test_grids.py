@@ -251,8 +251,8 @@ def test_what_no_worker_can_import_is_refused(places):
 
 def test_a_method_s_own_values_go_before_shared_ones():
     methods = ["fedprox", "fedprox(mu=1)", "fedavg"]
-    options = grid(methods, seed=0, target="inked", hyper=dict(mu=.1), lr=.05).options
-    assert options.tolist() == [dict(mu=.1, lr=.05), dict(mu=1, lr=.05), dict(lr=.05)]
+    plans = grid(methods, seed=0, target="inked", hyper=dict(mu=.1), lr=.05).plan
+    assert [made.call["hyper"] for made in plans] == [dict(mu=.1, lr=.05), dict(mu=1, lr=.05), dict(lr=.05)]
 
 
 @pytest.mark.parametrize("target, held_out", [
@@ -269,8 +269,7 @@ def test_what_is_held_out_in_turn(target, held_out):
     (dict(hyper=dict(mu=1.)), "no method of the grid has"), (dict(hyper=dict(lr=.1), lr=.2), "given twice"),
     (dict(lrr=1.), "did you mean 'lr'"), (dict(target="blendet"), "did you mean 'blended'"),
     (dict(seed=[1, 1.]), "different seeds"), (dict(seed=None), "seed=None"), (dict(dataset=["digits"]*2), "twice"),
-    (dict(method="fedka", target=None), "name a target"), (dict(drops=[(1, "inked")]), "unknown client 'inked'"),
-    (dict(method="scaffold", momentum=.9), "plain SGD"), (dict(seeds=3), "did you mean 'seed'")])
+    (dict(method="fedka", target=None), "name a target"), (dict(seeds=3), "did you mean 'seed'")])
 def test_a_grid_refuses_what_fit_would_refuse(given, said):
     says(lambda: grid(**dict(method="fedavg", rounds=3) | given), said)
 
@@ -280,7 +279,9 @@ def test_a_grid_refuses_what_fit_would_refuse(given, said):
     (lambda lines, at: run(lines, at, metrics=5), "metrics=5"),
     (lambda lines, at: run(lines, at, metrics="macro_f2"), "did you mean 'macro_f1'"),
     (lambda lines, at: run(lines, __file__, 1), "cannot be"),
-    (lambda lines, at: run(lines.assign(options=[dict(backbone="alexnet_bn")]*len(lines)), at, 1), "at least 63 px"),
+    (lambda lines, at: run(small(drops=[(1, "inked")]), at, 1), "unknown client 'inked'"),
+    (lambda lines, at: run(grid("scaffold", few_digits(), "inked", momentum=.9), at, 1), "plain SGD"),
+    (lambda lines, at: run(small(backbone="alexnet_bn"), at, 1), "at least 63 px"),
     (lambda lines, at: results(None, at), "wanted the lines"), (lambda lines, at: Store(5), "store=5"),
     (lambda lines, at: search(None), "method"), (lambda lines, at: search("fedavg", hyper=1.), "hyper=1.0")])
 def test_what_cannot_be_is_refused_before_any_run(call, said, tmp_path):

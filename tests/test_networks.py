@@ -198,7 +198,7 @@ def flat(*layers):
     (lambda: nn.LazyLinear(10), "no numbers yet"), (lambda: nn.Linear(5, 10, device="meta"), "no numbers yet"),
     (lambda: flat(nn.Linear(3*28*28, 10), nn.AlphaDropout(.1)), "AlphaDropout"),
     (lambda: len, "a network of so many classes"), (lambda: lambda n, c: None, "gives None"),
-    (lambda: lambda n, c: 1/0, "ZeroDivisionError"), (lambda: ["cnn2"], "a word"),
+    (lambda: lambda n, c: 1/0, "ZeroDivisionError"), (lambda: ["cnn2"], "valid string"),
     (lambda: Parts(7, 3), "[7]"), (Careless, "draws from the global random state")])
 def test_what_is_no_network_says_why(make, word, tiny):
     with seeded(0): backbone = make()

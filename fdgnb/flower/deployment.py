@@ -21,6 +21,7 @@ from ..runs.callbacks import as_callbacks
 from ..runs.checkpoints import start_again
 from ..runs.imports import import_modules
 from ..runs.fit import Run, play, reserve_folder, restore
+from ..runs.plan import Playing
 from ..runs.metrics import remarks
 from ..runs.sites import ServerPart, differ_in, read_hello
 
@@ -251,7 +252,8 @@ def play_there(grid, spec, out, say):
     if run.round: say(f"goes on after round {run.round}")
     keep_large_blocks()
     with one_thread(), repeatable(fed.device):
-        if run.round < fed.rounds: play(run, lambda fed, workers: closing(sites), callbacks=as_callbacks([report(say)]))
+        how = Playing(progress=False, callbacks=as_callbacks([report(say)]))
+        if run.round < fed.rounds: play(run, how, lambda fed, workers: closing(sites))
         run.save()
     for line in [*remarks(run), f"kept in {out}"]: say(line)
     return run

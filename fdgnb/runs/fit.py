@@ -160,7 +160,7 @@ def start_run(fed, how) -> Run:
     with one_thread(), repeatable(fed.device), explain_mps(), start_and_end(how.callbacks, run) as who:
         if who: stay(run, who)
         else:
-            with interruptible(run, how): play(run, how)
+            with interruptible(run, how): play(run, how, find_engine(how.engine))
     if run.stopped: print(run.reason)
     if run.privacy: print(describe_privacy(run.privacy))
     return run
@@ -184,12 +184,12 @@ def is_quiet(how):
     return bool(os.environ.get("CI")) if how.progress is None else not how.progress
 
 
-def play(run, how):
+def play(run, how, open_engine):
     "The rounds of a run that are still to be done."
     from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
     fed, quiet = run.fed, is_quiet(how)
     down = downloads(fed.method, fed.server)
-    with find_engine(how.engine)(fed, how.workers) as engine:
+    with open_engine(fed, how.workers) as engine:
         bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}",
                    initial=run.round, total=fed.rounds, disable=quiet, unit="round")
         for r in bar:

@@ -76,13 +76,12 @@ def join_hyper(options, hyper):
 def name_objects(options):
     "(options, {option: object}): a network or a function given as `backbone` or `augment` is called by a name there."
     objects = {k: options[k] for k in ("backbone", "augment") if callable(options.get(k))}
-    names = {k: name_object(v) for k, v in objects.items()}
     net = objects.get("backbone")
-    if net is None: return options | names, objects
-    if options.get("pretrained"):
+    if net is not None and options.get("pretrained"):
         raise FdgnbError("pretrained is for backbones by name: a network that is given has weights of its own")
-    if isinstance(net, nn.Module): net = models.copy_network(net, type(net).__name__)
-    objects["backbone"] = models.GIVEN.setdefault(names["backbone"], net)
+    if isinstance(net, nn.Module): objects["backbone"] = models.copy_network(net, type(net).__name__)
+    names = {k: name_object(v) for k, v in objects.items()}
+    if net is not None: objects["backbone"] = models.GIVEN.setdefault(names["backbone"], objects["backbone"])
     return options | names, objects
 
 # %% ../../nbs/runs/00_plan.ipynb #plan000013
@@ -232,10 +231,11 @@ def find_targets(target, dataset, known):
     known: the names of the domains; None: the data will say, and also whether one is called 'own' or 'none', so that
     these words stay as they are."""
     target = to_python(target)
-    if isinstance(target, str) and target in (known or ()): return (target,)
-    if target in ("own", "none") and not known: return target
-    if target == "own": return default_target(dataset, known)
-    if target is None or target in ("none", ""): return ()
+    if isinstance(target, str):
+        if target in (known or ()): return (target,)
+        if target in ("own", "none") and not known: return target
+        if target == "own": return default_target(dataset, known)
+    if target is None or isinstance(target, str) and target in ("none", ""): return ()
     names = target if isinstance(target, tuple) else (target,)
     for name in names:
         if isinstance(name, bool) or not isinstance(name, (str, int)):
