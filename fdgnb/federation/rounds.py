@@ -11,7 +11,7 @@ from statistics import NormalDist
 from torch.nn.utils import get_total_norm
 from fdgnb.core import FdgnbError, generator
 from fdgnb.vectors import COMMON, is_vector, norm, part
-from fdgnb.federation.engine import Threads
+from fdgnb.federation.engine import Engine
 from fdgnb.federation.loop import makes_offers, server_gather, server_update
 from fdgnb.federation.node import check_finite, check_state
 from fdgnb.federation.privacy import draw_normal, make_key
@@ -157,7 +157,7 @@ def check_moved(fed, before, changes):
 
 def run_round(
     fed,                                       # the `Federation`: method, server, settings
-    engine: Threads,                           # what asks the clients
+    engine: Engine,                            # what asks the clients
     down: dict[str, dict],                     # {client: what it is sent}
     round: int,                                # from 0
     ledger,                                    # the `Ledger` that counts what passes

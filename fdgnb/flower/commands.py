@@ -8,9 +8,10 @@ __all__ = ['RETRY', 'make_federation', 'make_certificates', 'is_address', 'make_
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0004
 import http.client, ipaddress, json, os, shlex, shutil, signal, socket, ssl, subprocess, sys, tempfile, time, tomllib
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Annotated
 from .wire import QUIET
 from ..core import FdgnbError, atomic_write, echo, parse_json, read_regular, root, writing
 from ..runs.imports import import_modules
@@ -75,26 +76,22 @@ def check_site_name(name):
     raise FdgnbError(f"site {echo(name)}: wanted a name of letters, digits, - and _")
 
 
-@dataclass
-class FederationFile:
+class FederationFile(BaseModel):
     "What a federation's file says."
+    model_config = ConfigDict(strict=True, extra="forbid")
     file: Path
     name: str
     address: str
-    sites: dict
+    sites: Annotated[dict[str, str], Field(min_length=1)]
     secure: bool = True
-    timeout: float = 600.
+    timeout: Annotated[float, Field(gt=0)] = 600.
     wait: float = 600.
-    max_change: float = 100.
+    max_change: Annotated[float, Field(ge=0)] = 100.
 
     @property
     def folder(self): return self.file.parent/self.file.stem
 
     def flower_home(self): return self.folder/"flower"
-
-
-KINDS = dict(name=str, address=str, sites=dict, secure=bool, timeout=(int, float), wait=(int, float),
-             max_change=(int, float))
 
 
 def read_federation(file):
@@ -104,16 +101,13 @@ def read_federation(file):
     if content is None: raise FdgnbError(f"no file {file}: python -m fdgnb federation {file.name} SITE SITE ...")
     try: said = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, ValueError) as e: raise FdgnbError(f"{file} is no TOML: {e}") from None
-    for name, value in said.items():
-        if name not in KINDS: raise FdgnbError(f"{file} says {echo(name)}; known: {', '.join(KINDS)}")
-        if not isinstance(value, KINDS[name]) or isinstance(value, bool) and name != "secure":
-            raise FdgnbError(f"{file}: {name}={echo(value)}")
-    for name in ("address", "sites"):
-        if not said.get(name): raise FdgnbError(f"{file} lacks {name}")
-    for site in said["sites"]: check_site_name(site)
-    found = FederationFile(file, said.pop("name", file.stem), **said)
+    try: found = FederationFile(**dict(name=file.stem) | said | dict(file=file))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FdgnbError(f"{file} says {where}={echo(first['input'])}: {first['msg']}") from None
+    for site in found.sites: check_site_name(site)
     if not found.secure: check_insecure(read_address(found.address)[0])
-    if found.timeout <= 0 or found.max_change < 0: raise FdgnbError(f"{file}: timeout or max_change is below 0")
     return found
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0010
