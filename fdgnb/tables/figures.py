@@ -12,13 +12,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from ..core import FdgnbError
-from ..experiments.execution import run
-from ..experiments.grid import grid
 from ..runs.fit import fit
 from ..runs.metrics import RULES
 from ..runs.plots import colors, styled
 from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as, spread
-from .paper import at_hand, lies_here, spaced
+from .paper import at_hand, grid_of, lies_here, play, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
 def save_figure(figure, folder, stem, vector=False):
@@ -289,18 +287,14 @@ class Study:
         "Its runs; none where data or weights are not at hand."
         calls = {k: (called(*self.row(m), self.scale)[0], h) for k, (m, h) in self.changes.items()}
         if not all(map(at_hand, self.plans().values())): return pd.DataFrame()
-        first, at = next(iter(calls.values()))[0], None if self.scale == "paper" else self.scale
-        own = lambda call: {k: v for k, v in call.items() if k not in ("method", "dataset", "protocol")}
-        methods = {k: (call["method"], own(call) | h) for k, (call, h) in calls.items()}
-        return grid(methods, first["dataset"], self.target, seeds, None, first["protocol"], at)
+        return pd.concat([grid_of(k, call, self.target, seeds, self.scale, **h) for k, (call, h) in calls.items()],
+                         ignore_index=True)
 
 
 def fill(report, todo, most=None, jobs=None):
     "Run what a report's store lacks of a grid, at most so many, spread; then its records are read again."
     todo = todo.iloc[spaced(list(range(len(todo))), most)]
-    if not len(todo): return
-    for r in run(todo, report.records.store, jobs).itertuples():
-        if r.state != "done": print(f"{r.label}, {r.dataset}, {r.target}, seed {r.seed}: {r.error}")
+    play(todo, report.records.store, jobs)
     report.records = Records(report.records.store)
 
 
