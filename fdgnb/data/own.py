@@ -184,7 +184,7 @@ def _from_fractions(x, where):
 def to_nchw(x, where):
     "An array of images (N, H, W), (N, C, H, W) or (N, H, W, C) as (N, C, H, W); FdgnbError on other shapes."
     if x.ndim == 3: x = x[:, None]
-    if x.ndim != 4: raise FdgnbError(f"{where}: samples of shape {x.shape[1:]} are no images")
+    if x.ndim != 4: raise FdgnbError(f"{where}: samples {x.shape[1:]} are no images: say kind='vectors' of vectors")
     first, side, last = x.shape[1:]
     if {first, last} <= {3, 4} and (first == side) == (side == last):
         raise FdgnbError(f"{where}: images {x.shape[1:]}, whose channels may be first or last: give sides above 4")
@@ -725,8 +725,8 @@ def join_labels(rows, label):
     "{meaning: values} with the values of several columns of labels as one row a sample, under `label`."
     if isinstance(label, str): return rows
     parts = [rows.pop(meaning) for meaning in name_labels(label)]
-    truth = {"True": 1, "False": 0}
-    return rows | dict(label=[[truth.get(v, v) for v in row] for row in zip(*parts)])
+    truth = {"true": 1, "false": 0}
+    return rows | dict(label=[[truth.get(str(v).strip().lower(), v) for v in row] for row in zip(*parts)])
 
 
 NUMBERS = {int: r"0|-?[1-9]\d{0,17}", float: r"-?(0|[1-9]\d*)(\.\d+)?"}        # as one writes them in one way only
@@ -735,7 +735,7 @@ NUMBERS = {int: r"0|-?[1-9]\d{0,17}", float: r"-?(0|[1-9]\d*)(\.\d+)?"}        #
 def read_labels(words):
     "Labels of a CSV file: numbers where all are written as such, else words."
     for kind, pattern in NUMBERS.items():
-        if all(re.fullmatch(pattern, word) for word in words): return list(map(kind, words))
+        if all(re.fullmatch(pattern, word.strip()) for word in words): return list(map(kind, words))
     return words
 
 

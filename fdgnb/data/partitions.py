@@ -244,9 +244,10 @@ def pool(dataset, target, generator):
 def join_clients(data, cuts, target):
     "(data set, {domain: {part: rows}}) with all sources as one client, of the same samples in the same parts."
     cut = {k: replace(d, split=cuts[k]) for k, d in data.domains.items()}
-    whole = replace(pool_sources(replace(data, domains=cut), target), name=POOLED)
+    name = POOLED if target != POOLED else f"{POOLED} sources"
+    whole = replace(pool_sources(replace(data, domains=cut), target), name=name)
     kept = {} if target is None else {target: cuts[target]}
-    return make_clients(data, target, [whole], "pool"), {POOLED: whole.split} | kept
+    return make_clients(data, target, [whole], "pool"), {name: whole.split} | kept
 
 
 @PARTITIONS.register("chain")

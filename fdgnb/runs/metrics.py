@@ -316,7 +316,7 @@ def remarks(run):
     t, n, out = rules_table(run, rules=("last", "source_val")), count_validation(run.sizes), []
     rule, share = "source_val" if t["rounds"]["source_val"] else "last", largest_share(run)
     score = t["target" if "target" in t else "ALL"][rule]
-    if score <= share:
+    if score <= share and score < 1:
         out.append(f"{100*score:.1f} % is not above the share of the largest class, {100*share:.1f} %: try {REMEDIES}")
     if still_rises(values(run.history, run.sizes, split="val")["ALL"], n):
         out.append(f"accuracy on the sources' validation samples still rises at the end: try {LONGER}")
