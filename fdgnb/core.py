@@ -44,10 +44,14 @@ def echo(value, most=200):
     return text if len(text) <= most else f"{text[:most - 3]}..."
 
 
+BREAKS = re.compile(r"[\n\r\u2028\u2029\u200b\u200e\u200f\u2060\ufeff]")        # of lines, or without a width
+
+
 def check_words(what, words):
-    "FdgnbError where a name that enters holds a sign that is not to be shown."
+    "FdgnbError where a name that enters holds a sign that is not to be shown, or a line break."
     for word in words:
-        if UNSHOWN.search(str(word)): raise FdgnbError(f"{what} {echo(word)} holds a sign that is not shown: rename it")
+        if UNSHOWN.search(str(word)) or BREAKS.search(str(word)):
+            raise FdgnbError(f"{what} {echo(word)} holds a sign that is not shown: rename it")
 
 
 MARKUP = re.compile(r"[<>&`|$\\]|\](?=[(\[])|~~+|:(?=//)|(?<=\w)\*+(?=\w)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
