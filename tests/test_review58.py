@@ -3,20 +3,16 @@ import collections, json, types
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 import fdgnb
 from conftest import one_line
 from digests import data
 from fdgnb.core import FdgnbError, check_words
 from fdgnb.data.cache import cache_dir
-from fdgnb.data.own import join_labels, read_labels, to_nchw
 from fdgnb.federation.rounds import select_clients
 from fdgnb.methods.reweighting import clip_losses
 from pairs import TINY
-from test_splits import STORED, make_dicom
 
 small = pytest.fixture(scope="module")(lambda: data(n=12))
-WINDOW = dict(WindowCenter=1024, WindowWidth=1024)
 
 
 def refused(call, said):
@@ -36,28 +32,6 @@ def test_only_what_the_cache_wrote_is_made_private(tmp_path, monkeypatch):
     cache_dir()
     changed = {str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*") if f.stat().st_mode & 0o777 != 0o755}
     assert changed == {"entry", "entry/manifest.json", "entry/x.npy"}
-
-
-@pytest.mark.parametrize("other, fields, said", [
-    (lambda file: Image.fromarray(STORED).save(file.with_suffix(".png")), WINDOW, "has not the window (512.0, 1535.0)"),
-    (lambda file: np.save(file.with_suffix(".npy"), STORED/65535), WINDOW, "has not the window"),
-    (lambda file: None, WINDOW | dict(VOILUTFunction="SIGMOID"), "without a linear window"),
-    (lambda file: Image.new("L", (16, 16)).save(file.with_suffix(".png")), WINDOW, None)])
-def test_a_window_of_dicom_is_for_dicom(other, fields, said, tmp_path):
-    for i, c in enumerate("xyxy"):
-        make_dicom(tmp_path/"f"/"ab"[i//2]/c/f"{i}.dcm", STORED, **fields)
-        if i > 1: other(tmp_path/"f"/"b"/c/f"o{i}")
-    read = lambda: fdgnb.from_folder(tmp_path/"f", size=16)
-    if said is None: assert read().window == (512., 1535.)
-    else: refused(read, said)
-
-
-def test_one_dicom_that_is_cut_off_is_skipped(tmp_path):
-    files = [make_dicom(tmp_path/"f"/d/"windows"/f"{i}.dcm", STORED + i, **WINDOW) for d in "ab" for i in range(4)]
-    files[0].write_bytes(files[0].read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="skipped 1 of 4 files") as said:
-        assert len(fdgnb.from_folder(tmp_path/"f", size=16)["a"]) == 3
-    assert not any("pip install" in str(w.message) for w in said)
 
 
 def test_a_loss_alone_in_its_round_is_bounded():
@@ -101,9 +75,6 @@ def test_who_answers_and_what_is_read():
     fed = types.SimpleNamespace(settings=settings, seed=0, server=types.SimpleNamespace(clients=["a", "b"]))
     assert select_clients(fed, 0) == (["a", "b"], [])
     for sign in "\n\r\u2028\u200b\u200e\ufeff": refused(lambda: check_words("x", [f"a{sign}b"]), "rename it")
-    cells = {"label 0": ["TRUE", "false", " True"], "label 1": read_labels([" 1", "0 ", "1"])}
-    assert join_labels(cells, ["p", "q"]) == dict(label=[[1, 1], [0, 0], [1, 1]])
-    refused(lambda: to_nchw(np.zeros((4, 9)), "x"), "kind='vectors'")
     x, y = np.random.default_rng(0).integers(0, 255, (24, 3, 16, 16), dtype=np.uint8), np.arange(24) % 2
     own = fdgnb.from_arrays({d: (x, y) for d in ("a", "pooled", "c")}, name="own")
     run = fdgnb.fit("fedavg", own, "pooled", partition=("pool",), backbone="lenet", batch_size=8, rounds=1)

@@ -9,7 +9,6 @@ __all__ = ['RULES', 'METRICS', 'Rule', 'best_rounds', 'rules_table']
 import torch, warnings
 import numpy as np
 import pandas as pd
-from collections.abc import Collection
 from importlib.util import find_spec
 from pandas.api.types import is_numeric_dtype
 from ..core import FdgnbError, Registry, echo, escape_cell, escape_markup, nearest
@@ -229,7 +228,7 @@ def rules_table(
     that was not measured."""
     points = BOTH if isinstance(point, str) and point == "both" else (point,)
     rules = (rules,) if isinstance(rules, str) else RULES if rules is None else rules
-    if not isinstance(rules, Collection) or not rules:
+    if not isinstance(rules, (list, tuple, dict)) or not rules:
         raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
     for p in points: POINTS.get(p)
     for rule in rules: RULES.get(rule)
