@@ -115,7 +115,8 @@ CONTAINERS = {
     "one name": (lambda: fdgnb.from_arrays({1: (x, y), "1": (x, y)}), "one name"),
     "two shapes": (lambda: fdgnb.from_arrays(dict(a=(x, y), b=(x[:, :1], y))), "one shape"),
     "no images": (lambda: read_one(table, kind="images"), "no images"),
-    "images for vectors": (lambda: fdgnb.fit("fedavg", fdgnb.from_arrays(dict(a=(x, y))), backbone="mlp2"), "takes a batch"),
+    "images for vectors": (
+        lambda: fdgnb.fit("fedavg", fdgnb.from_arrays(dict(a=(x, y))), backbone="mlp2"), "takes a batch"),
     "vectors for images": (lambda: fdgnb.fit("fedavg", fdgnb.from_arrays(dict(a=(table, y))), backbone="cnn2"), "mlp2")}
 
 

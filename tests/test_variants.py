@@ -12,7 +12,7 @@ from pairs import bars, short
 def images(n): return torch.zeros(n, 3, 8, 8, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("pair", [("caf\u00e9", "cafe\u0301"), ("cat", "cat\u200b"), ("Dog", "dog ")])
+@pytest.mark.parametrize("pair", [("caf\u00e9", "cafe\u0301"), ("Dog", "dog ")])
 def test_names_that_look_alike(pair):
     with pytest.warns(UserWarning, match="different classes"): fdgnb.from_arrays(dict(a=(images(2), list(pair))))
 
