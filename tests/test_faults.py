@@ -75,8 +75,10 @@ def cut(file): file.write_bytes(file.read_bytes()[:-100])
 
 
 def change_weight(file):
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+    "Turn a bit of the first number behind the file's head."
+    whole = bytearray(file.read_bytes())
+    whole[8 + int.from_bytes(whole[:8], "little") + 1] ^= 4
+    file.write_bytes(whole)
 
 
 def write(content): return lambda file: file.write_bytes(content)
