@@ -71,14 +71,17 @@ class Planner:
 
     def __call__(self, row: pd.Series) -> tuple:                  # a line of a grid
         made = row["plan"]
-        if self.key_of(made) not in self._known: self._known[self.key_of(made)] = self.identify(made)
-        args, versions = self._known[self.key_of(made)]
+        key = self.key_of(made)
+        if key not in self._known:
+            args, versions = self.identify(made)
+            self._known[key] = args, versions, made.method             # held, so that no later one has its id
+        args, versions, _ = self._known[key]
         is_one = len(made.target) == 1
         return args | dict(seed=made.seed) | (dict(target=made.target[0]) if is_one else {}), versions
 
     def key_of(self, made):
         "What plans that differ in the seed or in the one target alone have in common."
-        return made.method, made.rounds, "one" if len(made.target) == 1 else made.target
+        return id(made.method), made.rounds, "one" if len(made.target) == 1 else made.target
 
     def read(self, made):
         "The data of a plan, or those read last, where they are the same."
@@ -103,6 +106,7 @@ class Planner:
 
     def check(self, row):
         "FdgnbError where a run cannot begin: it is set up whole, once for all seeds and targets."
+        self(row)
         key = self.key_of(row["plan"])
         if key not in self._checked: Federation(row["plan"], self.read(row["plan"]))
         self._checked.add(key)

@@ -9,7 +9,10 @@ __all__ = ['message_type', 'Flower']
 import math, time
 from collections.abc import Iterator
 from fdgnb.flower.wire import MOST_BYTES, pack, unpack                   # before flwr: it turns its telemetry off
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
 from fdgnb.core import FdgnbError, echo, one_line
 from fdgnb.federation.engine import one_thread
 from fdgnb.federation.node import ASKS, SCORES
@@ -182,3 +185,40 @@ def answer(what, node, net, download, about):
         with one_thread(): payload, said = ASKS[what](node, net, download, about)
         return pack(payload, said)
     except FdgnbError as e: return pack({}, dict(error=str(e)))
+
+# %% ../../nbs/flower/02_engine.ipynb #fleng12
+def travel(content):
+    "A message's content after it was written to bytes and read again."
+    objects = get_all_nested_objects(content)
+    return inflate_object_from_contents(content.object_id, {k: o.deflate() for k, o in objects.items()})
+
+
+class Loopback:
+    "A grid in this process: reply(type, content, node) answers each message as it is pushed."
+    def __init__(self, reply, nodes):
+        self.reply, self.nodes, self.replies, self.number, self.given = reply, list(nodes), {}, 0, set()
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1           # a message asks for them
+
+    def get_node_ids(self): return self.nodes
+
+    def push_messages(self, messages):
+        "Take messages and have them answered; their numbers."
+        return [self.push(m) for m in messages]
+
+    def push(self, message):
+        "Take a message; its number."
+        self.number += 1
+        number, meta = str(self.number), message.metadata
+        meta.__dict__["_message_id"] = number
+        try: out = self.reply(meta.message_type, travel(message.content), meta.dst_node_id)
+        except Exception as e:
+            self.replies[number] = Message(Error(code=2, reason=repr(e)), reply_to=message)
+            return number
+        if out is not None: self.replies[number] = Message(travel(out), reply_to=message)
+        return number
+
+    def pull_messages(self, numbers):
+        "The replies that are there; each number is asked for until its reply came, as Flower wants it."
+        assert {*map(int, numbers)} <= {*range(1, self.number + 1)} - self.given
+        self.given |= {int(n) for n in numbers if n in self.replies}
+        return [self.replies.pop(n) for n in numbers if n in self.replies]
