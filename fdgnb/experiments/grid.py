@@ -222,11 +222,6 @@ def check_grid(grid):
         raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
 
 
-def call_of(row):
-    "The arguments of `fit` by name, of a grid's line."
-    return row["plan"].call
-
-
 @dataclass(frozen=True)
 class ComparePage(Shared):
     "The parameters of the notebook `compare`."

@@ -62,12 +62,7 @@ class Threads:
             self.local.net = copy.deepcopy(net).to(device).to(memory_format=torch.channels_last)
         self.pool = ThreadPoolExecutor(self.workers, "fdgnb", initializer=start)
 
-    def ask(self,
-        what: str,                             # of `ASKS`: offer, train, score, trial
-        payloads: dict[str, dict],             # {id: what it is sent}, in the order of the answers
-        about: dict,                           # what all are told beside: round, scoring
-    ) -> Iterator[tuple[str, dict, dict]]:     # (id, payload, about) as they come; who is absent is left out
-        "Ask several nodes the same."
+    def ask(self, what, payloads, about):
         answer = ASKS[what]
         return self.map(lambda net, k: (k, *answer(self.nodes[k], net, payloads[k], about)), payloads)
 

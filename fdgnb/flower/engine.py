@@ -7,7 +7,6 @@ __all__ = ['message_type', 'Flower']
 
 # %% ../../nbs/flower/02_engine.ipynb #fleng03
 import math, time
-from collections.abc import Iterator
 from fdgnb.flower.wire import MOST_BYTES, pack, unpack                   # before flwr: it turns its telemetry off
 from flwr.app import Error, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -110,12 +109,8 @@ class Flower:
         self.stop, self.wire = Stop(), []      # rows (round, id, asked for, down or up, bytes)
         self.most = {}                         # {asked for: bytes that an answer may have}
 
-    def ask(self,
-        what: str,                             # of `ASKS`: offer, train, score, trial
-        payloads: dict[str, dict],             # {id: what it is sent}, in the order of the answers
-        about: dict,                           # what all are told beside: round, scoring
-    ) -> Iterator[tuple[str, dict, dict]]:     # (id, payload, about) as they come; who is absent is left out
-        "Ask several nodes the same; FdgnbError on an answer that cannot be theirs."
+    def ask(self, what, payloads, about):
+        "As every `Engine`; FdgnbError on an answer that cannot be theirs."
         end = math.inf if self.timeout is None else time.monotonic() + self.timeout
         numbers = {k: self.send(what, k, payload, about) for k, payload in payloads.items()}
         waiting, came = {number: k for k, number in numbers.items() if number}, {}
