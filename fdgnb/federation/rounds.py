@@ -50,49 +50,28 @@ def select_clients(fed, round):
                      "the last checkpoint is kept")
 
 # %% ../../nbs/federation/04_rounds.ipynb #upcode0001
-def describe_rows(v):
-    "Type and shape of a tensor but for its first dimension, in words."
-    return describe_entry(v[0]) if v.ndim and len(v) else describe_entry(v)
-
-
-def check_held(fed, k, upload, what="upload"):
-    "FdgnbError naming client and key where an entry is not as the server's own of that name, or no model has it."
-    held = fed.server.state
-    for q in sorted(upload):
-        here, there = describe_entry(upload[q]), describe_entry(held.get(q))
-        if q in held and here != there:
-            raise FdgnbError(f"the {what} of client {k!r} holds {q!r} as {here}, the server as {there}")
-        if q not in held and q.startswith("model."):
-            raise FdgnbError(f"the {what} of client {k!r} holds {q!r}, which the global model has not")
-
-
 def check_upload(fed, k, upload, first, what="upload"):
-    """FdgnbError naming client and key where an upload does not go with the server's state or the first one's.
+    """FdgnbError naming client and key where an upload does not go with the server's state or the round's first one.
 
-    first: (client, upload) of the round's first, or None. Returns what is the first now: shapes, not numbers."""
-    check_held(fed, k, upload, what)
-    mine = {q: v.to("meta") for q, v in upload.items()}
-    other, theirs = first or (k, mine)
-    for q in sorted(mine.keys() | theirs.keys()):
-        varies = q.startswith(tuple(fed.method.varying))
-        if q in mine and q in theirs:
-            describe = describe_rows if varies else describe_entry
-            here, there = describe(mine[q]), describe(theirs[q])
-            if here == there: continue
-            why = f"{k!r} sends {q!r} as {here}, {other!r} as {there}"
+    first: the first client's entries, as shapes without numbers."""
+    held, varying = fed.server.state, tuple(fed.method.varying)
+    for q in sorted(upload.keys() | first.keys()):
+        varies = q.startswith(varying)
+        if q in upload and q in first:
+            here, there = describe_entry(upload[q], varies), describe_entry(held.get(q, first[q]), varies)
+            if here == there and (q in held or not q.startswith("model.")): continue
+            why = f"as {here}" + (f", wanted {there}" if here != there else ", which the global model has not")
         else:
             if varies: continue
-            has, lacks = (k, other) if q in mine else (other, k)
-            why = f"{has!r} sends {q!r}, {lacks!r} does not"
+            why = "and the first client does not" if q in upload else "not, but the first client does"
         hint = "" if q.startswith("model.") or q in COMMON else f"; to let it differ: varying = ({q!r},) in the class"
-        raise FdgnbError(f"the {what} of client {k!r} does not go with that of {other!r}: {why}{hint}")
-    return other, theirs
+        raise FdgnbError(f"client {k!r} sends in its {what} {q!r} {why}{hint}")
 
 # %% ../../nbs/federation/04_rounds.ipynb #normcode01
 def measure_change(before, k, upload, round, most=None):
     "$\\lVert\\theta_k-\\theta\\rVert_2$ of an uploaded model; FdgnbError where it is above `most`."
     sent = part(upload, "model")
-    model = {q: sent[q] for q, v in before.items() if q in sent and is_vector(v) and sent[q].shape == v.shape}
+    model = {q: sent[q] for q, v in before.items() if q in sent and is_vector(v)}
     size = float(get_total_norm([v - before[q] for q, v in model.items()]))
     if not math.isfinite(size):                                      # large numbers, whose squares overflow
         size = norm({q: v.double() - before[q].double() for q, v in model.items()})
@@ -102,48 +81,64 @@ def measure_change(before, k, upload, round, most=None):
     return size
 
 # %% ../../nbs/federation/04_rounds.ipynb #offercode1
-def make_offers(fed, engine, down, round, ledger, clients):
-    "Offers of `clients`, gathered, what passes counted: (new downloads, the old ones of who made an offer)."
-    had = {}
-    def counted():
-        first = None
-        for k, offer, _ in engine.ask("offer", {k: down[k] for k in clients}, dict(round=round)):
-            first = check_upload(fed, k, offer, first, "offer")
-            if offer: had[k] = ledger.count(round + 1, k, "down", down[k])
-            yield k, ledger.count(round + 1, k, "up", offer)
-    return server_gather(fed.method, fed.server, counted(), round), had
-
-
 def find_news(payload, before):
     "The entries of a payload that the one before did not have, or not so."
     same = lambda a, b: a is b or (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b)
     return {k: v for k, v in payload.items() if k not in before or not same(v, before[k])}
 
-# %% ../../nbs/federation/04_rounds.ipynb #2ac6b876
-def take_uploads(fed, engine, down, round, scoring, ledger, rows, changes):
-    "(client, upload) as they come, checked and counted. Noted: rows of the history, how far each client went."
-    before, first = fed.server.model, None
-    for k, upload, said in engine.ask("train", down, dict(round=round, scoring=sorted(scoring))):
-        changes[k] = measure_change(before, k, upload, round, fed.settings.max_change)
-        first = check_upload(fed, k, upload, first)
-        rows += said["rows"]
-        if said["start"] is not None: fed.start[k] = said["start"]
-        yield k, ledger.count(round + 1, k, "up", upload)
-    if down and not changes and fed.settings.dp_clip is None:
-        raise FdgnbError(f"round {round + 1} failed: nobody answered; the last checkpoint is kept")
 
+class Round:
+    "One round at the server. rows: of the history; changes: how far each client's model went."
+    def __init__(self, fed, engine, number, ledger):
+        self.fed, self.engine, self.number, self.ledger = fed, engine, number, ledger
+        self.scoring = plan_scores(fed.settings, number, fed.rounds)
+        self.rows, self.changes = [], {}
 
-def score_round(fed, engine, down, round, scoring):
-    "Rows of every client and of the unseen one, each with the model it would now be sent."
-    if fed.target: down = down | {fed.target: fed.method.download(fed.server, fed.target)}
-    answers = engine.ask("score", down, dict(round=round, scoring=sorted(scoring)))
-    return [row for _, _, said in answers for row in said["rows"]]
+    def ask(self, what, down):
+        "(client, payload, what it says beside) of several nodes, as they come."
+        return self.engine.ask(what, down, dict(round=self.number, scoring=sorted(self.scoring)))
 
+    def take(self, what, down, name):
+        "The same, each payload checked and counted."
+        first = None
+        for k, payload, said in self.ask(what, down):
+            if first is None: first = {q: v.to("meta") for q, v in payload.items()}
+            check_upload(self.fed, k, payload, first, name)
+            yield k, self.ledger.count(self.number + 1, k, "up", payload), said
 
-def try_model(engine, down, there, round):
-    "[(client, loss)] of the new global model on one batch of one client, another one each round."
-    k = there[round % len(there)]
-    return [(k, said["loss"]) for k, _, said in engine.ask("trial", {k: down[k]}, dict(round=round))]
+    def take_offers(self, down, clients):
+        "(the downloads after the clients' offers, what those who made one were sent before it)."
+        had = {}
+        def offers():
+            for k, offer, _ in self.take("offer", {k: down[k] for k in clients}, "offer"):
+                if offer: had[k] = self.ledger.count(self.number + 1, k, "down", down[k])
+                yield k, offer
+        return server_gather(self.fed.method, self.fed.server, offers(), self.number), had
+
+    def take_uploads(self, down):
+        "(client, upload) as they come."
+        fed, before = self.fed, self.fed.server.model
+        for k, upload, said in self.take("train", down, "upload"):
+            self.changes[k] = measure_change(before, k, upload, self.number, fed.settings.max_change)
+            self.rows += said["rows"]
+            if said["start"] is not None: fed.start[k] = said["start"]
+            yield k, upload
+        if down and not self.changes and fed.settings.dp_clip is None:
+            raise FdgnbError(f"round {self.number + 1} failed: nobody answered; the last checkpoint is kept")
+
+    def score(self, down):
+        """Score every client, and the unseen one, with the model that it would now be sent: losses (client, loss).
+
+        In a round that is not scored the loss of one batch of one client, another one each round."""
+        if "aggregated" in self.scoring:
+            target = self.fed.target
+            if target: down = down | {target: self.fed.method.download(self.fed.server, target)}
+            self.rows += [row for _, _, said in self.ask("score", down) for row in said["rows"]]
+            return []
+        there = list(self.changes)
+        if not there: return []
+        k = there[self.number % len(there)]
+        return [(k, said["loss"]) for k, _, said in self.ask("trial", {k: down[k]})]
 
 # %% ../../nbs/federation/04_rounds.ipynb #roundcode1
 def check_moved(fed, before, changes):
@@ -164,39 +159,27 @@ def run_round(
 ) -> tuple[dict, list]:                        # the next downloads; rows of the history
     "Play one round of a federation and score what is due. FdgnbError on uploads that cannot be averaged."
     drawn, there = select_clients(fed, round)
-    scoring, had, rows, changes = plan_scores(fed.settings, round, fed.rounds), {}, [], {}
-    if makes_offers(fed.method, round):
-        asked = there if round else fed.server.clients
-        down, had = make_offers(fed, engine, down, round, ledger, asked)
+    now, had = Round(fed, engine, round, ledger), {}
+    if makes_offers(fed.method, round): down, had = now.take_offers(down, there if round else fed.server.clients)
     for k in drawn: ledger.count(round + 1, k, "down", find_news(down[k], had.get(k, {})))
-    sent = {k: down[k] for k in there}
-    uploads = take_uploads(fed, engine, sent, round, scoring, ledger, rows, changes)
     if round == 0: fed.first = {q: v.clone() for q, v in fed.server.model.items()}
-    down = server_update(fed.method, fed.server, uploads, round)
-    if round + 1 == min(2, fed.rounds): check_moved(fed, vars(fed).pop("first", {}), changes)   # one may collect first
+    down = server_update(fed.method, fed.server, now.take_uploads({k: down[k] for k in there}), round)
+    if round + 1 == min(2, fed.rounds):                              # a method may collect before it moves
+        check_moved(fed, vars(fed).pop("first", {}), now.changes)
     check_state("server", fed.server.state)
     check_finite("server", fed.server.state, fed.method.gaps, round)
-    tried = []
-    if "aggregated" in scoring: rows += score_round(fed, engine, down, round, scoring)
-    elif changes: tried = try_model(engine, down, list(changes), round)
-    check_loss(rows, changes, round, tried)
-    check_progress(fed, rows, tried, round)
-    return down, [(round + 1, *r) for r in rows]
+    tried = now.score(down)
+    check_loss(now.rows, now.changes, round, tried)
+    check_progress(fed, now.rows, tried, round)
+    return down, [(round + 1, *row) for row in now.rows]
 
 # %% ../../nbs/federation/04_rounds.ipynb #542f95ac
-def find_outlier(changes):
-    "(client, its change, the others' largest) of who went over 100 times as far as the others; or None."
-    if not changes: return None
+def name_outlier(changes):
+    "A sentence on the client whose model went over 100 times as far as any other's, of {client: how far}; '' if none."
+    if not changes: return ""
     k, *others = sorted(changes, key=changes.get, reverse=True)
     most, next_ = changes[k], changes[others[0]] if others else math.inf
-    return (k, most, next_) if most > 100*next_ else None
-
-
-def name_outlier(changes):
-    "Who stands out among {client: how far its model went}: a sentence, or what else to try."
-    found = find_outlier(changes)
-    if not found: return "no client stands out, try a smaller lr, or clip=10"
-    k, most, next_ = found
+    if most <= 100*next_: return ""
     return f"client {k!r} uploaded a model {most:.3g} away from the last one, the others at most {next_:.3g}"
 
 
@@ -204,12 +187,12 @@ def check_loss(rows, changes, round, trial=(), limit=1e3):
     "FdgnbError where the global model's loss has exploded, in the history rows or on trial [(client, loss)]."
     trained = [v for *_, p, m, v in rows if (p, m) == ("training", "loss") and math.isfinite(v)]
     losses = [(c, v) for c, _, p, m, v in rows if (p, m) == ("aggregated", "loss")] + list(trial)
+    outlier = name_outlier(changes)
     for c, v in losses:
-        if v <= limit*max([1., *trained]): continue
-        if math.isfinite(v) and not find_outlier(changes): continue
-        said = "is not finite" if not math.isfinite(v) else "exploded"
+        if v <= limit*max([1., *trained]) or math.isfinite(v) and not outlier: continue
+        said = "exploded" if math.isfinite(v) else "is not finite"
         raise FdgnbError(f"the global model {said} after round {round + 1} (its loss on {c} is {v:.3g}): "
-                         f"{name_outlier(changes)}; the last checkpoint is kept")
+                         f"{outlier or 'no client stands out, try a smaller lr, or clip=10'}; the last checkpoint is kept")
 
 # %% ../../nbs/federation/04_rounds.ipynb #divcode001
 def mean_of(values):
@@ -218,29 +201,18 @@ def mean_of(values):
     return sum(values)/len(values) if values else 0.
 
 
-def untrained_loss(fed):
-    "The loss of a network that has not learned: the mean of the clients' first steps, at least ln C and 1."
-    first = mean_of(fed.start.values())
-    return max(1., math.log(fed.server.n_classes or 1), first)
-
-
-def find_excess(fed, rows, tried, round):
-    "(which loss, its value) where a round's rows, or losses on trial [(client, loss)], show a divergence; or None."
-    far, ended = untrained_loss(fed), round + 1 == fed.rounds
-    trained = mean_of(v for *_, p, m, v in rows if (p, m) == ("training", "loss"))
-    if trained > far*(100 if ended else 1000): return "training loss", trained
-    scored = [v for _, s, p, m, v in rows if (p, m) == ("aggregated", "loss") and s != "target"]
-    scored = mean_of([*scored, *(v for _, v in tried)])
-    return ("loss", scored) if ended and scored > 1e6*far else None
-
-
 def check_progress(fed, rows, tried, round):
     "Note in `fed.diverged` the first round that shows a divergence; FdgnbError then, unless the run goes on."
-    found = find_excess(fed, rows, tried, round) if fed.diverged is None else None
-    if not found: return
+    if fed.diverged is not None: return
+    untrained, ended = max(1., math.log(fed.server.n_classes or 1), mean_of(fed.start.values())), round + 1 == fed.rounds
+    trained = mean_of(v for *_, p, m, v in rows if (p, m) == ("training", "loss"))
+    scored = [v for _, s, p, m, v in rows if (p, m) == ("aggregated", "loss") and s != "target"]
+    scored = mean_of([*scored, *(v for _, v in tried)])
+    if trained > untrained*(100 if ended else 1000): what, value = "training loss", trained
+    elif ended and scored > 1e6*untrained: what, value = "loss", scored
+    else: return
     fed.diverged = round + 1
     if fed.settings.diverge == "go": return
-    what, value = found
     raise FdgnbError(f"the run diverged in round {round + 1} of {fed.rounds}: its {what} is {value:.3g}, untrained "
-                     f"{untrained_loss(fed):.3g}: try a smaller lr, or clip=10; the last checkpoint is kept "
+                     f"{untrained:.3g}: try a smaller lr, or clip=10; the last checkpoint is kept "
                      "(diverge='go' goes on)")

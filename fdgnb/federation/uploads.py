@@ -16,10 +16,10 @@ NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16,
            torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def describe_entry(v):
-    "Type and shape of a tensor, in words; the type of anything else."
+def describe_entry(v, varies=False):
+    "Type and shape of a tensor, in words, of one that varies by client but for its rows; the type of anything else."
     if not isinstance(v, torch.Tensor): return f"a {type(v).__name__}"
-    return f"{str(v.dtype).removeprefix('torch.')} {list(v.shape)}"
+    return f"{str(v.dtype).removeprefix('torch.')} {list(v.shape[1:] if varies else v.shape)}"
 
 
 def describe_oddity(v):

@@ -213,13 +213,6 @@ def progress_postfix(fed, rows):
     return dict(loss=avg(losses), acc=avg(hits))
 
 # %% ../../nbs/runs/05_fit.ipynb #3b1d10d5
-def look_at(client):
-    "A copy of a client, so that what a method notes while one looks at its network stays in the copy."
-    client = copy.copy(client)
-    client.state, client.scratch = dict(client.state), {}
-    return client
-
-
 def network_of(fed, domain=None):
     "The network that a domain's client, or an unseen one, would now be sent, in evaluation mode."
     if not isinstance(domain, str | None): raise FdgnbError(f"no client {echo(domain)}: wanted a domain's name")
@@ -227,9 +220,8 @@ def network_of(fed, domain=None):
     if domain not in (None, fed.target) and not who:
         raise FdgnbError(f"no client {echo(domain)}{nearest(domain, fed.server.clients)}")
     if not fed.nodes and has_own(fed.method): refuse_site(domain, fed.server.clients)
-    if who: who = look_at(who)
-    who = who or fed.target_client or Client("unseen", {}, fed.settings)
-    who.round = fed.server.round
+    who = copy.copy(who or fed.target_client or Client("unseen", {}, fed.settings))     # notes stay in the copy
+    who.state, who.scratch, who.round = dict(who.state), {}, fed.server.round
     net = copy.deepcopy(fed.net)
     fed.method.receive(net, who, fed.method.download(fed.server, who.id))
     return net.eval()
@@ -249,20 +241,16 @@ def selected_network(run, rule, domain=None):
     return models.fill(net, state_for(about, states, domain, round), fed.method.name).eval()
 
 
-def keep_in(run, folder):
-    "Write the weights of every rule into a folder that is not the run's own."
+def save_with_weights(run, out):
+    "The record of a run in `out`, with the weights of every rule where that is not its own folder."
+    path = save(run, out)
+    if path.parent == run.out: return path
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
     for rule, r in run.chosen.items():
         if r not in run.kept: run.kept[r] = states_of(run.fed, lambda domain: run.model_of(domain, rule))
-    with writing(folder):
-        write_weights(run, folder, final=True)
-        name_weights(run, folder)
-
-
-def save_with_weights(run, out):
-    "The record of a run in `out`, with its weights where that is not its own folder."
-    path = save(run, out)
-    if path.parent != run.out: keep_in(run, path.parent)
+    with writing(path.parent):
+        write_weights(run, path.parent, final=True)
+        name_weights(run, path.parent)
     return path
 
 # %% ../../nbs/runs/05_fit.ipynb #afterround
@@ -296,11 +284,6 @@ def folder_of(out, what="out"):
     if out is None or isinstance(out, str) and not out: return None
     return path_of(out, what, "the path of a folder")
 
-
-def folder_args(fed):
-    "What a run's folder is compared by: its arguments and the versions of what computes it, as JSON."
-    return fed.args() | dict(versions=versions_of(fed.plan, fed.data))
-
 # %% ../../nbs/runs/05_fit.ipynb #growcode01
 def depends_on_rounds(fed):
     "Why a federation would have run otherwise with more rounds; '' where it would not."
@@ -327,46 +310,45 @@ def rows_so_far(rows, fed):
 INSTEAD = "choose another folder, or resume=False (of the command: --no-resume)"
 
 
-def check_versions(old, new, where):
-    "FdgnbError where what computed a folder's run is of another version now."
-    if not isinstance(old, dict): raise FdgnbError(f"{where} holds a run of another version of fdgnb: {INSTEAD}")
-    changed = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
-    if changed: raise FdgnbError(f"{where} holds a run of another version of {', '.join(changed[:4])}: {INSTEAD}")
-
-
 def check_args(old, new, where, why_not=""):
-    """FdgnbError that says what differs where the arguments of two runs do; more rounds are no difference.
+    """FdgnbError that says what differs where the arguments or versions of two runs do; more rounds are no difference.
 
     why_not: why this run cannot go on to more rounds."""
-    apart = lambda a: flatten({k: v for k, v in a.items() if k != "versions"})
-    was, now = apart(old), apart(new)
-    differ = [k for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
+    was, now = flatten(old), flatten(new)
+    changed = [k for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]
+    versions = [k.removeprefix("versions.") for k in changed if k.startswith("versions.")]
+    differ = [k for k in changed if not k.startswith("versions")]
     grows = differ == ["rounds"] and type(was.get("rounds")) is int and was["rounds"] < now["rounds"]
-    if grows and why_not:
-        raise FdgnbError(f"{where} holds a run of {was['rounds']} rounds that cannot go on to "
-                         f"{now['rounds']}: {why_not}; {INSTEAD}")
     if differ and not grows:
-        diff = "; ".join(f"{k}: {echo(was.get(k))} there, {echo(now.get(k))} now" for k in differ)
-        raise FdgnbError(f"{where} holds a run with other arguments ({diff}): {INSTEAD}")
-    check_versions(old.get("versions"), new["versions"], where)
+        why = "; ".join(f"{k}: {echo(was.get(k))} there, {echo(now.get(k))} now" for k in differ)
+        why = f"with other arguments ({why})"
+    elif grows and why_not: why = f"of {was['rounds']} rounds that cannot go on to {now['rounds']} ({why_not})"
+    elif versions: why = f"of another version of {', '.join(versions[:4]) if 'versions' in old else 'fdgnb'}"
+    else: return
+    raise FdgnbError(f"{where} holds a run {why}: {INSTEAD}")
 
 # %% ../../nbs/runs/05_fit.ipynb #b0e3ce08
+def write_first(file, text):
+    "Write a file that is not there, whole and once, whoever else does: the bytes that are there where it is; or None."
+    mine = atomic_write(file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"), text)
+    try: os.link(mine, file)
+    except FileExistsError: return read_regular(file)
+    finally: mine.unlink()
+
+
 def reserve_folder(run):
     "Make `run.out` this run's folder: the first run writes args.json there; other arguments are refused."
-    file, args, there, why = run.out/"args.json", folder_args(run.fed), None, None
+    file, args = run.out/"args.json", run.fed.args() | dict(versions=versions_of(run.fed.plan, run.fed.data))
+    text = json.dumps(args, indent=1)
     try:
         run.out.mkdir(parents=True, exist_ok=True)
         sweep(run.out)
-        mine = run.out/f".args.json.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-        try: os.link(atomic_write(mine, json.dumps(args, indent=1)), file)
-        except FileExistsError: there = read_regular(file)
-        finally: mine.unlink(missing_ok=True)
-    except (OSError, ValueError) as e: why = e
-    if why: raise FdgnbError(f"out={echo(str(run.out))} cannot be used: {why}")
+        there = write_first(file, text)
+    except (OSError, ValueError) as e: raise FdgnbError(f"out={echo(str(run.out))} cannot be used: {e}")
     run.args, old = args, args if there is None else read_args(there, file)
     begun = (run.out/"checkpoint.safetensors").exists()               # else nothing of another version goes on
     check_args(old if begun else old | dict(versions=args["versions"]), args, run.out, depends_on_rounds(run.fed))
-    if old != args: atomic_write(file, json.dumps(args, indent=1))
+    if old != args: atomic_write(file, text)
 
 # %% ../../nbs/runs/05_fit.ipynb #56fca22f
 def restore(run):
@@ -380,9 +362,9 @@ def take_up(run, states, meta):
     "Set a run to what its checkpoint holds."
     fed = run.fed
     check_args(meta["args"], run.args, run.out, depends_on_rounds(fed))
-    wide = lambda v: v.dtype == torch.float64 and torch.device(fed.device).type == "mps"           # it has none
-    put = lambda v: v.to(fed.device) if torch.is_tensor(v) and fed.device != "cpu" and not wide(v) else v
-    move = lambda state: {k: put(v) for k, v in state.items()}
+    has_float64 = torch.device(fed.device).type != "mps"
+    def put(v): return v.to(fed.device) if torch.is_tensor(v) and (has_float64 or v.dtype != torch.float64) else v
+    def move(state): return {k: put(v) for k, v in state.items()}
     fed.server.state = move(states["server"])
     for i, c in enumerate(fed.clients): c.state = move(states[f"client.{i}"])
     run.rows, run.seconds = rows_so_far(meta["rows"], fed), meta["seconds"]
