@@ -250,15 +250,10 @@ def find_targets(target, dataset, known):
 DEVICES = "'cpu', 'cuda', 'mps' or 'auto'"
 
 
-def count_devices():
-    "{kind: how many are here}, the fastest first."
-    return dict(cuda=torch.cuda.device_count(), mps=int(torch.backends.mps.is_available()), cpu=1)
-
-
 def check_device(device):
     "The device, auto: the first of cuda, mps, cpu that is here; FdgnbError on one that torch does not know or find."
     if not isinstance(device, (str, torch.device)): raise FdgnbError(f"device={echo(device)}: wanted {DEVICES}")
-    here = count_devices()
+    here = dict(cuda=torch.cuda.device_count(), mps=int(torch.backends.mps.is_available()), cpu=1)
     if device == "auto": return next(kind for kind, n in here.items() if n)
     try: at = torch.device(device)
     except RuntimeError: raise FdgnbError(f"unknown device {echo(device)}; use {DEVICES}") from None
