@@ -72,10 +72,8 @@ class Files(list):
     def __getitem__(self, i): return super().__getitem__(i)()
 
 
-TORCH = {
-    "no samples": [], "no pair": [3], "missing": [(x[0], None)], "give size=": [(x[0], 1), (x[0, :, 1:], 0)],
-    "no map-style": iter([]), "ZeroDivisionError": Files([lambda: 1/0]),
-    "sample 1 fails": Files([lambda: (Image.new("L", (8, 8)), 0), lambda: (Image.open("gone.png"), 0)])}
+TORCH = {"no samples": [], "no pair": [3], "missing": [(x[0], None)], "size=": [(x[0], 1), (x[0, :, 1:], 0)],
+         "ZeroDivisionError": Files([lambda: 1/0])}
 
 
 @pytest.mark.parametrize("part", TORCH)
@@ -91,16 +89,12 @@ def spoil(value):
 
 REFUSED = {
     "fractions of 255": (x.astype(np.float32), "divide by 255"), "normalized": (x/128 - 1, "normalization"),
-    "a bit beyond 1": (x/255*1.0001, "clip"), "NaN": (spoil(np.nan), "NaN"), "infinite": (spoil(np.inf), "infinite"),
-    "32 bits": (x.astype(int)*2000, "[0, 1]"), "negative": (x.astype(int) - 9, "[0, 1]"),
+    "NaN": (spoil(np.nan), "NaN"), "32 bits": (x.astype(int)*2000, "[0, 1]"),
     "empty": (np.zeros((6, 3, 0, 0)), "no numbers"), "meta": (torch.zeros(6, 3, 8, 8, device="meta"), "meta"),
     "masked": (np.ma.masked_array(x, x > 99), "mask"), "complex": (x*1j, "numbers"),
     "sparse": (torch.from_numpy(x).to_sparse(), "to_dense"), "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[..., :3]"),
-    "RGBA, first": (np.zeros((6, 4, 8, 8), np.uint8), "x[:, :3]"), "cubes": (np.zeros((6, 3, 4, 4, 4)), "vectors"),
-    "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes"), "ragged": ([[[1], [2, 3]]], "inhomogeneous"),
-    "paths": (["a.png", "b.png"], "from_folder"), "objects": (np.array([None, 1]), "numbers"),
-    "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples"),
-    "floats of PIL": ([Image.new("F", (8, 8))]*6, "domain 'a'"), "none": ([], "no samples"), "None": (None, "numbers")}
+    "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes"), "paths": (["a.png", "b.png"], "from_folder"),
+    "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples"), "none": ([], "no samples")}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -114,9 +108,6 @@ CONTAINERS = {
     "no pair": (lambda: fdgnb.from_arrays(dict(a=dict(x=x, y=y))), "pair"),
     "one name": (lambda: fdgnb.from_arrays({1: (x, y), "1": (x, y)}), "one name"),
     "two shapes": (lambda: fdgnb.from_arrays(dict(a=(x, y), b=(x[:, :1], y))), "one shape"),
-    "no images": (lambda: read_one(table, kind="images"), "no images"),
-    "images for vectors": (
-        lambda: fdgnb.fit("fedavg", fdgnb.from_arrays(dict(a=(x, y))), backbone="mlp2"), "takes a batch"),
     "vectors for images": (lambda: fdgnb.fit("fedavg", fdgnb.from_arrays(dict(a=(table, y))), backbone="cnn2"), "mlp2")}
 
 
@@ -124,10 +115,11 @@ CONTAINERS = {
 def test_containers_that_are_refused(what): says(CONTAINERS[what][0], CONTAINERS[what][1])
 
 
-def test_names_of_domains_that_are_alike_are_said():
-    for pair in (("st mary", "St Mary"), ("north", "north "), ("Z\u00fcrich", "Zu\u0308rich")):
-        _, lines = said(lambda: fdgnb.from_arrays({pair[0]: (x, y), pair[1]: (x[::-1], y)}))
-        assert lines, pair
+@pytest.mark.parametrize("pair", [("caf\u00e9", "cafe\u0301"), ("Dog", "dog "), ("st mary", "St Mary")])
+def test_names_that_look_alike_are_said(pair):
+    _, domains = said(lambda: fdgnb.from_arrays({pair[0]: (x, y), pair[1]: (x[::-1], y)}))
+    _, classes = said(lambda: fdgnb.from_arrays(dict(a=(x[:2], list(pair)))))
+    assert domains and classes
 
 
 def test_copies_in_the_target_and_under_two_labels_are_said():
@@ -169,8 +161,8 @@ def test_white_as_the_caller_says(tmp_path):
 zero_one = (x[:, 0] > 99).astype(np.uint8)
 WHITES = {
     "bytes and fractions": (dict(a=x[:, 0], b=x[:, 0]/255), 255, ""), "one bit": (dict(a=zero_one), 1, "white"),
-    "bytes and 12 bits": (dict(a=x[:, 0], b=deep), 4095, "4095"), "16 bits": (dict(a=deep*16), 65535, "65535"),
-    "a dark domain": (dict(a=x[:, 0], b=x[:, 0]//17), 255, "brightest pixel of 'b' is 15")}
+    "bytes and 12 bits": (dict(a=x[:, 0], b=deep), 4095, "4095"),
+    "a dark domain": (dict(a=x[:, 0], b=x[:, 0]//17), 255, "brightest")}
 
 
 @pytest.mark.parametrize("what", WHITES)
@@ -180,7 +172,7 @@ def test_white_is_the_smallest_that_fits_all_domains(what):
     assert data.white == white and len(lines) == bool(part) and part in "".join(lines)
 
 
-@pytest.mark.parametrize("a, b", [(x[:, 0], zero_one), (x[:, 0].astype(int), deep), (zero_one, deep)])
+@pytest.mark.parametrize("a, b", [(x[:, 0], zero_one), (x[:, 0].astype(int), deep)])
 def test_two_scales_are_refused(a, b):
     says(lambda: fdgnb.from_arrays(dict(a=(a, y), b=(b, y))), "'a'", "'b'", "two scales")
 
@@ -243,9 +235,8 @@ def png_of(width, height, bits):
 
 
 UNREAD = {
-    "a bomb": (png_of(50_000, 50_000, 8), "MAX_IMAGE_PIXELS"), "a gif": (b"GIF89a" + bytes(99), "BMP, JPEG, PNG"),
-    "16 dark bits a color": (png_of(1, 1, 16), "8 bits a color"), "cut": (png_of(9, 9, 8)[:40], "damaged"),
-    "nothing": (b"", "damaged")}
+    "a bomb": (png_of(50_000, 50_000, 8), "MAX_IMAGE_PIXELS"), "a gif": (b"GIF89a" + bytes(99), "PNG"),
+    "16 dark bits a color": (png_of(1, 1, 16), "8 bits"), "cut": (png_of(9, 9, 8)[:40], "damaged")}
 
 
 @pytest.mark.parametrize("what", UNREAD)
@@ -270,14 +261,9 @@ def drop(folder, *names):
 
 FOLDERS = {
     "another layout": (lambda f: f/"a", {}, "no class folders"), "no folder": (lambda f: f/"none", {}, "no folder"),
-    "a name": (lambda f: "~nobody/shop", {}, "folder"), "None": (lambda f: None, {}, "folder"),
-    "an empty class": (lambda f: drop(f, *(f"b/y/{i}.png" for i in range(3))) or f, {}, "has no images"),
-    "a domain": (lambda f: f, dict(domains=["aa"]), "did you mean 'a'?"),
-    "on_error": (lambda f: f, dict(on_error="skp"), "'skip'"), "a size": (lambda f: f, dict(size=10**5), "size=100000"),
-    "classes": (lambda f: f, dict(classes=["x", "x"]), "different"),
-    "an option": (lambda f: f, dict(domain=3), "did you mean 'domains'?"),
-    "a window": (lambda f: f, dict(window=(2, 1)), "(low, high)"),
-    "a control character": (lambda f: (f/"a"/"x").rename(f/"a"/"a\nb") and f, {}, "rename")}
+    "an empty class": (lambda f: drop(f, *(f"b/y/{i}.png" for i in range(3))) or f, {}, "no images"),
+    "a domain": (lambda f: f, dict(domains=["aa"]), "'a'?"), "a size": (lambda f: f, dict(size=10**5), "size=100000"),
+    "an option": (lambda f: f, dict(domain=3), "'domains'?"), "a window": (lambda f: f, dict(window=(2, 1)), "window")}
 
 
 @pytest.mark.parametrize("what", FOLDERS)
@@ -347,12 +333,9 @@ def test_a_dicom_file_by_its_own_window_or_the_given_one(tmp_path, fields, windo
 
 EIGHT = dict(BitsAllocated=8, BitsStored=8, HighBit=7)
 NO_SCALE = {                                                            # fields of the files of two hospitals
-    "signed": (np.int16, dict(PixelRepresentation=1), {}), "unsigned": (np.uint16, {}, {}),
-    "bits": (np.uint16, {}, dict(BitsStored=16, HighBit=15)),
+    "no window": (np.uint16, {}, {}),
     "a slope in one": (np.uint8, EIGHT, EIGHT | dict(RescaleSlope=2, RescaleIntercept=0)),
-    "a window in one": (np.uint16, {}, OWN), "no line": (np.uint16, *[OWN | dict(VOILUTFunction="SIGMOID")]*2),
-    "two windows": (np.uint16, OWN | dict(WindowWidth=900), OWN),
-    "inverted": (np.uint16, {}, dict(PhotometricInterpretation="MONOCHROME1"))}
+    "a window in one": (np.uint16, {}, OWN), "inverted": (np.uint16, {}, dict(PhotometricInterpretation="MONOCHROME1"))}
 
 
 @pytest.mark.parametrize("what", NO_SCALE)
@@ -367,10 +350,9 @@ def test_dicom_files_without_one_scale_want_a_window(tmp_path, what):
     assert data["b"].x.equal(wanted.get(what, data["a"].x))
 
 
-@pytest.mark.parametrize("length", [-40, 400, 140])
-def test_one_cut_dicom_file_is_skipped_and_a_window_is_for_dicom_alone(tmp_path, length):
+def test_one_cut_dicom_file_is_skipped_and_a_window_is_for_dicom_alone(tmp_path):
     for i in range(3): save_dicom(STORED, tmp_path/"a"/"x"/f"{i}.dcm", **OWN)
-    (tmp_path/"a"/"x"/"1.dcm").write_bytes((tmp_path/"a"/"x"/"1.dcm").read_bytes()[:length])
+    (tmp_path/"a"/"x"/"1.dcm").write_bytes((tmp_path/"a"/"x"/"1.dcm").read_bytes()[:400])
     with pytest.warns(UserWarning, match="skipped 1 of 3"): fdgnb.from_folder(tmp_path, size=8)
     write_picture(tmp_path/"b"/"x"/"1.png", STORED)
     says(lambda: fdgnb.from_folder(tmp_path, size=8, on_error="skip"), "1.png", "window=")
@@ -438,11 +420,8 @@ def test_texts_of_a_table_a_csv_of_any_encoding_and_a_folder(tmp_path):
 
 
 TEXTS = {
-    "no column": (TABLE.rename(columns=dict(label="labels")), "did you mean 'labels'?"),
-    "no text": (TABLE.assign(text=[None, *TABLE.text[1:]]), "row 0"), "blank": (TABLE.assign(text=" "), "empty"),
-    "numbers": (TABLE.assign(text=3), "no text"), "none": (TABLE[:0], "no rows"),
-    "no source": (3, "a folder, a CSV file, or a DataFrame"), "cut": (b'text,label,domain\n"a,0,b\n', "own.csv"),
-    "odd": (b"text,label,domain\n\x81,0,b\n", "own.csv"), "wide": (b"text,label,domain\na,0,b\na,0,b,c,d\n", "own.csv")}
+    "no column": (TABLE.rename(columns=dict(label="labels")), "'labels'?"), "blank": (TABLE.assign(text=" "), "empty"),
+    "none": (TABLE[:0], "no rows"), "odd": (b"text,label,domain\n\x81,0,b\n", "own.csv")}
 
 
 @pytest.mark.parametrize("what", TEXTS)
