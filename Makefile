@@ -17,7 +17,7 @@ HTML = jupyter nbconvert --log-level=ERROR --to html --template report --Templat
 
 # what `run` and `compare` take; ARGS: any other parameter of the notebook, as in ARGS="-r hyper '{mu: 0.1}'"
 TAKES := METHOD METHODS DATASET TARGET ROUNDS SEED SEEDS PROTOCOL SCALE BACKBONE LOAD SIZE IMPORTS OUT ARGS
-KNOWN := $(TAKES) N BUDGET JOBS PROCESSES ONLY FAULTS NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
+KNOWN := $(TAKES) N BUDGET JOBS PROCESSES FAULTS NB STUDY BASE PYTHON CI FDGNB_% OMP_% PIP_% TQDM_%
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 $(if $(filter-out $(KNOWN),$(GIVEN)),$(error unknown variable $(filter-out $(KNOWN),$(GIVEN)): known are $(TAKES); \
   a setting goes into ARGS, as ARGS="-r lr 0.05", an option of a method as ARGS="-r hyper '{mu: 0.1}'"))
@@ -31,7 +31,7 @@ CHOICES = -r dataset "$(DATASET)" $(if $(TARGET),-r target "$(TARGET)") $(if $(R
   $(if $(BACKBONE),-r backbone "$(BACKBONE)") $(if $(LOAD),-r load "$(LOAD)") $(if $(SIZE),-p size $(SIZE)) \
   $(if $(IMPORTS),-r imports "$(IMPORTS)") $(ARGS)
 .DEFAULT_GOAL := run
-.PHONY: install text flower run compare lint same test test-flower fuzz pairs contract notebooks reports campaign verify docs bench lab clean
+.PHONY: install text flower run compare lint same test test-flower fuzz contract notebooks reports campaign verify docs bench lab clean
 
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -95,9 +95,6 @@ test-flower: flower
 # 5,000 random values of what is declared: each is accepted, or refused in one line: make fuzz N=500 PROCESSES=4
 fuzz: install
 	FDGNB_FUZZ=$(or $(N),5000) pytest -n $(or $(PROCESSES),2) tests/test_fuzz.py
-# every pair of methods runs a round on a few images, or is refused for a reason of a short list: a quarter of an hour
-pairs: install
-	python tests/pairs.py $(ONLY)
 # the contract with odd clients and more rounds for every method (`make test`: for six of them)
 contract: install
 	FDGNB_ALL=1 pytest -n 2 tests/test_contract.py

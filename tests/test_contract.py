@@ -10,7 +10,7 @@ from conftest import bits, sized
 from fdgnb import FdgnbError
 from fdgnb.federation.compose import METHODS
 from fdgnb.federation.engine import ENGINES, find_engine
-from pairs import bars, short
+from bars import bars, short
 
 KEYS = METHODS.names()
 SYSTEMS = ["fedavg", "fedsb", "ga", "fedka", "fedbr", "fdse"]

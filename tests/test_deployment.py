@@ -7,7 +7,6 @@ import fdgnb
 
 if not find_spec("flwr"): pytest.skip("Flower is not installed: make flower", allow_module_level=True)
 from conftest import says
-from fdgnb.__main__ import main
 from fdgnb.flower import deployment, site
 from fdgnb.flower.wire import pack, unpack
 from flwr.app import Context, Message, RecordDict
@@ -164,10 +163,9 @@ def test_samples_leave_a_site_only_where_it_allows_it(hospitals, tmp_path, metho
 HELLOS = [
     (dict(name=3), "of itself"), (dict(name="optical"), "'optical'"), (dict(role="boss"), "role"),
     (dict(role="target", sizes=dict(target=24)), "targets"), (dict(samples=10**400), "samples"),
-    (dict(sizes=dict(train=10**9)), "sizes"), (dict(sizes=dict(train=0)), "no training samples"),
-    (dict(code=dict(torch="1.0")), "other code"), (dict(more=1), "more"), (dict(classes="abc"), "classes"),
+    (dict(sizes=dict(train=0)), "no training"), (dict(code=dict(torch="1.0")), "other code"), (dict(more=1), "more"),
     (dict(classes=["class 0", "class nine"]), "class nine"), (dict(shape=[2**20]*3), "shape"),
-    (dict(pixels="torch.save"), "pixels"), (dict(error="\x1b[2J it is\nlost"), "lost")]
+    (dict(error="\x1b[2J it is\nlost"), "lost")]
 
 
 @pytest.mark.parametrize("change, part", HELLOS, ids=str)
@@ -193,7 +191,7 @@ def test_a_site_writes_into_its_own_folder_alone(hospitals, tmp_path):
     _, grid, _ = deploy(hospitals, tmp_path, plan_of("fedavg", 1))
     node, content = next((node, content) for asked, node, content in grid.sent if asked == "train")
     payload, about = unpack(content)
-    for run in "../../tmp/x", "..", "", "a/b", "a\n", None, 3, "/tmp":
+    for run in "../../tmp/x", "..", "", None, "/tmp":
         about["told"]["run"] = run
         number = grid.push(Message(pack(payload, about), node, "train"))
         assert "the server calls the run" in unpack(grid.replies[number].content)[1]["error"]
@@ -209,42 +207,3 @@ def test_the_server_s_app_leaves_one_line_or_a_sign_that_it_is_done(hospitals, t
     assert (out/"failed.txt").read_text().startswith("no answer from blended") and not (out/"done.txt").exists()
     submit(nodes)
     assert (out/"done.txt").exists() and not (out/"failed.txt").exists()
-
-
-# ---- commands
-
-RUN = "run fdse --engine flower --federation {at}/h.toml"
-COMMANDS = [
-    (RUN, "nobody listens"), (RUN + " --dataset digits", "the sites'"), ("federation {at}/h.toml a", "exists"),
-    ("federation {at}/g.toml a", "ca.key exists"), ("site {at} --superlink 10.0.0.1:9 --name a", "--key")]
-LINES = [("timeout = 600", "patience = 3", "patience"), ("127.0.0.1:", "10.1.2.3:", "another machine"),
-         ("secure = false", "secure = true", "the old key of site 'b'"), ("b.pub", "a.pub", "the same public key")]
-
-
-@pytest.fixture
-def refused(tmp_path, capsys):
-    "A function that calls a command in a folder with a federation's file, and looks for its one line."
-    assert not main(f"federation {tmp_path}/h.toml a b --insecure".split())
-    for name in "g", "h": (tmp_path/name).mkdir()
-    (tmp_path/"g"/"ca.key").write_text("an authority that sites trust")
-    def call(words, part):
-        assert main(words.format(at=tmp_path).split()) == 1
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and part in error, error
-    return call
-
-
-@pytest.mark.parametrize("words, part", COMMANDS)
-def test_a_command_is_refused_before_it_starts_anything(refused, words, part): refused(words, part)
-
-
-@pytest.mark.parametrize("old, new, part", LINES)
-def test_the_file_of_a_federation_and_its_keys_are_checked(refused, tmp_path, old, new, part):
-    "Each site has a key of its own, which is not exchanged silently."
-    file = tmp_path/"h.toml"
-    file.write_text(file.read_text().replace(old, new))
-    if "key" in part: file.write_text(file.read_text().replace("secure = false", "secure = true"))
-    for name in "ab": (tmp_path/f"{name}.pub").write_text(f"ecdsa {name}")
-    (tmp_path/"h"/"registered.json").write_text('{"a": "ecdsa a", "b": "ecdsa before"}')
-    (tmp_path/"h"/"superlink.db").touch()
-    refused("server {at}/h.toml", part)

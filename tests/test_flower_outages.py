@@ -1,7 +1,7 @@
 """A deployment of real processes with TLS and keys, and its outages: `make test-flower`, for it takes minutes.
 
 Its final bits are those of the run over the joined folders with the same absences."""
-import os, re, shutil, signal
+import os, re, signal
 import pytest
 import torch
 import fdgnb
@@ -39,26 +39,6 @@ def missed(run, name, round):
     took = run.wait_for(rf"round {round} of 4: ([\d.]+) s, .*; (.*)")
     why = re.search(rf"round {round} goes on without client '{name}', asked for 'train': (.*)", run.text())
     return f"{why[1] if why else 'it was not absent'}; the round took {took[1]} s, with {took[2]}"
-
-
-def test_who_is_not_let_in(there, tmp_path):
-    there.at("stranger").mkdir()
-    there.call("key", "stranger", where=there.at("stranger"))
-    shutil.copy(there.at_server/"hospitals/ca.crt", there.at("stranger"))
-    there.call("federation", "other.toml", "inked", where=tmp_path)
-    shutil.copy(tmp_path/"other/ca.crt", there.at("inked")/"other.crt")
-    one_line = "the site's command ends in one line"
-    said = last_line(there.start_site("inked", "--insecure", log="plain"))
-    note("no TLS against a TLS SuperLink", one_line, said)
-    assert "speaks TLS" in said
-    said = last_line(there.start_site("inked", "--ca", "other.crt", log="another authority"))
-    note("a server with a certificate of another authority", one_line, said)
-    assert "other.crt" in said
-    there.start_site("inked").wait_for("SuperNode ID")
-    for fault, where in ("an unregistered key", "stranger"), ("two nodes with one key", "inked"):
-        node = there.start_site("inked", "--home", "second", at=where, log=fault)
-        note(fault, "the node is not taken, and says so", node.wait_for(".*does not take.*")[0])
-        node.kill()
 
 
 def test_a_run_with_outages_is_that_of_the_joined_folders_without_who_was_absent(there, tmp_path):

@@ -1,4 +1,5 @@
 """A method of one's own: what its hooks may not do. Of all keys: what a search tries."""
+from itertools import combinations
 import numpy as np
 import pytest
 import torch
@@ -6,9 +7,9 @@ from torch import nn
 import fdgnb
 from fdgnb import FdgnbError
 from fdgnb.core import seeded
-from fdgnb.federation.compose import METHODS
+from fdgnb.federation.compose import METHODS, method_class
 from fdgnb.runs.protocols import resolve
-from pairs import bars, short
+from bars import bars, short
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,12 @@ def test_a_search_tries_three_values_and_what_common_has_is_one_of_them(key):
     (option, values), = METHODS[key].tune.items()
     default = resolve("common", method=key).get(option, getattr(METHODS[key]().h, option))
     assert len(set(values)) == 3 and (default is None or default in values)
+
+
+def test_every_pair_is_composed_or_cannot_be_combined():
+    for pair in combinations(METHODS.names(), 2):
+        try: method_class("+".join(pair))
+        except FdgnbError as e: assert "cannot be combined" in str(e), pair
 
 
 # ---- what a client leaves, or may not see
@@ -39,6 +46,11 @@ class KeepsInAList(fdgnb.Method):
 class Hooks(fdgnb.Method):
     "Leaves a hook."
     def begin(self, model, client, download): model.head.register_forward_hook(lambda *a: None)
+
+
+class Freezes(fdgnb.Method):
+    "Freezes a weight."
+    def begin(self, model, client, download): next(model.parameters()).requires_grad_(False)
 
 
 class Draws(fdgnb.Method):
@@ -65,8 +77,8 @@ class Peeks(fdgnb.Method):
 
 @pytest.mark.parametrize("cls, says", [
     (Keeps, "'me' on itself"), (KeepsInAList, "'seen' on itself"), (Hooks, "on 'head'"),
-    (Draws, "generator of numpy"), (Adapts, "generator of torch"), (Stays, "left the global model"),
-    (Peeks, "no labels here")])
+    (Freezes, "frozen"), (Draws, "generator of numpy"), (Adapts, "generator of torch"),
+    (Stays, "left the global model"), (Peeks, "no labels")])
 def test_what_a_client_leaves_or_may_not_see_is_refused(cls, says, images):
     before = np.random.get_state(), torch.get_rng_state()
     with pytest.raises(FdgnbError) as error: short(cls, images, rounds=2, eval_every=1)

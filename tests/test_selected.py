@@ -62,25 +62,6 @@ def test_what_has_no_model_says_so(tiny, tmp_path):
     says(lambda: load(tmp_path/"a").table(), "run.save")
 
 
-def test_a_damaged_folder_is_refused_in_one_line(tiny, tmp_path):
-    run("fedavg", tiny, out=tmp_path, **SHORT | dict(rounds=1))
-    weights, names = tmp_path/"round-0001.safetensors", tmp_path/"selected.json"
-    whole, text = weights.read_bytes(), names.read_text()
-    head = json.dumps({"x": dict(dtype="F32", shape=[1], data_offsets=[0, 4])}).encode()
-    crafted = len(head).to_bytes(8, "little") + head + bytes(4)
-    other = (tmp_path/"checkpoint.safetensors").read_bytes()
-    for bad in (whole[:-5], b"", whole[:9] + bytes(50) + whole[59:], crafted, other):
-        weights.write_bytes(bad)
-        says(lambda: load(tmp_path).model_of(), "round-0001.safetensors")
-    weights.write_bytes(whole)
-    for bad in ("", "[]", "null", '{"rules": 3}', '{"format": "x", "rules": {}}', text[:20]):
-        names.write_text(bad)
-        says(lambda: load(tmp_path), "selected.json is torn")
-    names.write_text(text)
-    weights.unlink()
-    says(lambda: load(tmp_path), "the weights of round 1")
-
-
 # ---- predict
 
 @pytest.mark.parametrize("normalize", ["none", "imagenet", "half"])

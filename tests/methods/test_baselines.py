@@ -5,7 +5,7 @@ import torch
 from fdgnb import FdgnbError, from_arrays
 from conftest import sized
 from golden import replay
-from pairs import bars, short
+from bars import bars, short
 
 
 @pytest.mark.parametrize("key", sorted(replay.REPLAY))

@@ -1,18 +1,13 @@
-"""Invariant features: golden updates of DANN, RSC, FedSR and FedIIR; FedADG as released, by hand."""
+"""Invariant features: golden updates of DANN, RSC, FedSR and FedIIR."""
 import copy, json
 from pathlib import Path
 from types import SimpleNamespace
 import torch
-import torch.nn.functional as F
 from torch import nn
 from fdgnb.core import generator, seeded
 from fdgnb.methods import invariant
-from fdgnb.models import set_generator
-from fdgnb.runs.plan import plan
-from fdgnb.runs.setup import Federation
 from golden import invariant as given
 from golden.invariant import BATCH, CMI, EMA, GAMMA, L2R, LAM, inputs, sgd
-from pairs import bars
 
 GOLDEN = json.loads((Path(__file__).parent.parent/"golden"/"invariant.json").read_text())["found"]
 X, Y, _ = inputs()
@@ -90,29 +85,3 @@ def test_golden_fediir():
         own = network(copy.deepcopy(features), copy.deepcopy(head))
         descend(method, own, batches[k], SimpleNamespace(scratch={"fediir": mean}), sgd(own.features, own.head))
         near((own.features, own.head), GOLDEN["fediir"]["clients"][k])
-
-
-def begin(**hyper):
-    "(method, network, client) of FedADG before the first step."
-    fed = Federation(plan("fedadg", bars(), "t", 2, backbone="bars", lr=.05, batch_size=4, **hyper))
-    fed.method.setup(fed.server)
-    client, net = fed.clients[1], fed.net
-    client.scratch = {}
-    fed.method.begin(net, client, fed.method.download(fed.server, client.id))
-    return fed.method, set_generator(net, generator(4)).train(), client
-
-
-def test_fedadg_as_released_by_hand():
-    "D learns on features in evaluation mode before the pass that records, with its own rate, momentum and decay."
-    method, net, client = begin(adg_warm=0., variant="released")
-    x, y = client.take(torch.arange(8))
-    D, e, rng = copy.deepcopy(client.scratch["adg.D"][0]), .7*F.one_hot(y, 4), client.rng("fedadg")
-    opt = torch.optim.SGD(D.parameters(), lr=.7*client.lr, momentum=.9, weight_decay=1e-5)
-    for _ in range(2):
-        still, G = copy.deepcopy(net).eval().features(x).detach(), copy.deepcopy(client.scratch["adg.G"][0])
-        made = G(torch.cat([torch.randn(8, 64, generator=rng), e], 1)).detach()
-        opt.zero_grad()
-        ((1 - D(made, e)).pow(2).mean() + D(still, e).pow(2).mean()).backward()
-        opt.step()
-        method.loss(net, x, y, client)
-        near([client.scratch["adg.D"][0]], [p.detach() for p in D.parameters()], 1e-6)

@@ -7,7 +7,7 @@ from fdgnb.federation.loop import Client
 from fdgnb.methods import style
 from fdgnb.settings import Settings
 from golden.style import SPECTRA, filled, inputs
-from pairs import short
+from bars import short
 
 GOLDEN = json.loads((Path(__file__).parent.parent/"golden"/"style.json").read_text())["found"]
 V = inputs()

@@ -8,7 +8,7 @@ from fdgnb.core import generator, seeded
 from fdgnb.federation.compose import METHODS, method_class
 from fdgnb.federation.loop import Client
 from fdgnb.methods.testtime import Tent, reestimate, use_batch_statistics
-from pairs import bars, short
+from bars import bars, short
 
 GOLDEN = Path(__file__).parent.parent/"golden"
 
