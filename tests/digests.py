@@ -250,7 +250,7 @@ def gains(losses):
 # ------------------------------------------------------------------------------ the file, and its rules
 def versions(method):
     "{'loop': BEHAVIOR, part: its version} of a method or a sum."
-    out = {"loop": getattr(fdgnb.core, "BEHAVIOR", 1)}
+    out = {"loop": fdgnb.core.BEHAVIOR}
     for name in method.split("+"):
         cls = METHODS.get(name)
         parts = getattr(cls, "parts", None) or {name: cls}
@@ -258,25 +258,28 @@ def versions(method):
     return out
 
 
+def settings(label):
+    "The settings of a run as JSON gives them back."
+    return json.loads(json.dumps(RUNS[label][1]))
+
+
 def rounded(v):
-    "Numbers as the file has them: six digits, of a move not the length of the entry."
+    "Numbers as the file has them: six digits."
     if isinstance(v, dict): return {k: rounded(w) for k, w in v.items()}
     if isinstance(v, list): return [rounded(w) for w in v]
     return v if isinstance(v, int) else float(f"{v:.6g}")
 
 
-def entry_of(label, found):
-    "A run as it stands in the file."
-    moves = {o: {k: v[:2] for k, v in found[o].items()} for o in ("server", "clients")}
-    moves |= {o: {k: v[:2] for k, v in found[o].items() if v[0] > rounding(v)} for o in ("models", "unseen")}
-    method, _ = RUNS[label]
-    said = dict(given=settings(label), versions=versions(method))
-    return said | rounded(found | moves)
-
-
 def rounding(found):
     "How far an entry may seem to move by rounding alone."
     return FLOOR*found[2] + LEAST
+
+
+def entry_of(label, found):
+    "A run as it stands in the file: of a move not the length of the entry, of networks only what moved."
+    moves = {o: {k: v[:2] for k, v in found[o].items()} for o in ("server", "clients")}
+    moves |= {o: {k: v[:2] for k, v in found[o].items() if v[0] > rounding(v)} for o in ("models", "unseen")}
+    return dict(given=settings(label), versions=versions(RUNS[label][0])) | rounded(found | moves)
 
 
 def near(a, b, least, close=CLOSE):
@@ -304,7 +307,7 @@ def differences(new, old, label=None):
             elif abs(signed - before) > 2*most: out.append(f"{owner} {k} moved as far, but elsewhere")
     alone = {k for k in new["server"].keys() ^ old["server"].keys() if k.startswith("model.")}
     alone |= old["models"].keys() - new["models"].keys()
-    out += [f"{k} is {'new' if k in new['server'] else 'gone'}" for k in sorted(alone)]
+    out += [f"{k} is new or gone" for k in sorted(alone)]
     for k in sorted(new["losses"].keys() | old["losses"].keys()):
         a, b = new["losses"].get(k, []), old["losses"].get(k, [])
         if not near(a, b, CLOSE/100, close): out.append(f"the losses ({k}) are {rounded(a)}, not {b}")
@@ -314,21 +317,11 @@ def differences(new, old, label=None):
     return out
 
 
-def place(part):
-    "Where the version of a part is raised."
-    return "BEHAVIOR in nbs/00_core.ipynb" if part == "loop" else f"{METHODS.get(part).__name__}.version"
-
-
 def what_to_do(label, old, found):
     "What a test says of a run that differs."
-    was, first = old["versions"], [k for k in old["versions"] if k != "loop"][0]
-    lines = [f"{label} computes something else than {', '.join(f'{k} {v}' for k, v in was.items())}:", *found[:6]]
-    if len(found) > 6: lines.append(f"... and {len(found) - 6} more")
-    places = ", ".join(f"{k} in {place(k)}" for k in reversed(was))
-    return "\n  ".join(lines) + (
-        f"\nUndo the change; or, where it is meant, raise the version of what changed by one ({places}), "
-        f"add a line like '- {first} {was[first] + 1}: why' to CHANGELOG.md, "
-        f"and run: python tests/digests.py {first}")
+    return "\n  ".join([f"{label} computes something else than {old['versions']}:", *found[:6]]) + (
+        "\nUndo the change; or, where it is meant, raise the version of what changed by one, add a line like "
+        f"'- fedprox 2: why' to CHANGELOG.md, and run: python tests/digests.py {label!r}")
 
 
 def load():
@@ -343,75 +336,49 @@ def dump(whole):
     FILE.write_text(f'{{"commit": {line(whole["commit"])},\n"runs": {{\n{runs}\n}}}}\n')
 
 
-def explained(what):
-    "Whether CHANGELOG.md has a line for a version, 'fdse 2', or for new settings of a run, 'run fdse v1'."
-    text = CHANGELOG.read_text() if CHANGELOG.exists() else ""
-    return bool(re.search(rf"^- {re.escape(what)}: \S", text, re.M))
-
-
-def judge(label, old, found):
-    """(the line of the file for a run made anew, what is wrong with it). `old`: its line until now, or None.
-
-    A run that another processor may have made keeps its numbers."""
-    new = entry_of(label, found)
-    if old is None: return new, []
-    higher, other_run = raised(label, old), old["given"] != new["given"]
-    differ = [] if other_run else differences(found, old, label)
-    lower = [k for k, v in higher.items() if v < old["versions"][k]]
-    if lower: return old, [f"{label!r}: the version of {lower[0]} is lower than in the file"]
-    if differ and not higher: return old, [what_to_do(label, old, differ)]
-    meant = [f"{k} {v}" for k, v in higher.items()] + [f"run {label}"]*other_run
-    silent = [f"CHANGELOG.md has no line '- {line}: why'" for line in meant if not explained(line)]
-    if silent: return old, silent
-    if other_run or differ or lone(found, old): return new, []
-    return old | dict(versions=new["versions"]), []
-
-
-def settings(label):
-    "The settings of a run as JSON gives them back."
-    return json.loads(json.dumps(RUNS[label][1]))
-
-
-def raised(label, old):
-    "{name: version} of what has another version than in a line of the file."
+def is_due(label, old, names):
+    "Whether a run is named, by its label or a method in it, is new, or has other versions or settings than on file."
     now = versions(RUNS[label][0])
-    return {k: v for k, v in now.items() if v != old["versions"].get(k, v)}
+    if {label, *now, *label.split("+")} & {*names}: return True
+    return old is None or (old["given"], old["versions"]) != (settings(label), now)
 
 
-def due(before, names):
-    "The labels to run: those of `names`, new ones, and all whose versions or settings are not the file's."
-    def asked(label):
-        method = RUNS[label][0]
-        return any(n == label or n in method.split("+") or n in versions(method) for n in names)
-    def stale(label):
-        old = before.get(label)
-        return old is None or old["given"] != settings(label) or bool(raised(label, old))
-    return [k for k in RUNS if asked(k) or stale(k)]
+def find_unsaid(label, old, found):
+    "What has to be done before the line of a run may change: a raised version, or a line of CHANGELOG.md."
+    if old is None: return []
+    now, changelog = versions(RUNS[label][0]), CHANGELOG.read_text() if CHANGELOG.exists() else ""
+    meant = [f"{k} {v}" for k, v in now.items() if v != old["versions"].get(k, v)]
+    if old["given"] != settings(label): meant.append(f"run {label}")
+    differ = [] if meant else differences(found, old, label)
+    if differ: return [what_to_do(label, old, differ)]
+    return [f"CHANGELOG.md has no line '- {line}: why'" for line in meant
+            if not re.search(rf"^- {re.escape(line)}: \S", changelog, re.M)]
 
 
 def write(names, commit):
     "Make the runs that are due and write the file, or say why not: the exit status."
-    whole, made, wrong = load(), {}, []
-    known = {*RUNS, *OURS, "loop"}
-    wrong += [f"neither a run nor a method: {n}" for n in names if n not in known]
-    for label in due(whole["runs"], names):
-        made[label], why = judge(label, whole["runs"].get(label), digest(label))
-        print("refused" if why else "made", label, flush=True)
-        wrong += why
+    whole, wrong = load(), []
+    for label in RUNS:
+        old = whole["runs"].get(label)
+        if not is_due(label, old, names): continue
+        found = digest(label)
+        unsaid, new = find_unsaid(label, old, found), entry_of(label, found)
+        print("refused" if unsaid else "made", label, flush=True)
+        is_near = old and old["given"] == new["given"] and not differences(found, old, label) and not lone(found, old)
+        whole["runs"][label] = old | dict(versions=new["versions"]) if is_near else new
+        wrong += unsaid
     for line in dict.fromkeys(wrong): print(line)
     if wrong: return 1
     if commit: whole["commit"] = git("rev-parse", "--short=12", commit).strip()
-    whole["runs"] |= made
     dump(whole)
-    print(f"{len(made)} runs made, {len(RUNS)} in {FILE.name}")
     return 0
 
 
 # ------------------------------------------------------------------------ the same bits as at a commit
 def git(*args):
-    "What a git command prints; OSError or CalledProcessError where it fails."
+    "What a git command prints."
     call = ["git", "-C", str(HERE.parent), *args]
-    return subprocess.run(call, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def all_bits(labels):
@@ -423,18 +390,10 @@ def all_bits(labels):
     return out
 
 
-def runs_on_file(commit):
-    "The labels of the runs that are on file at a commit with the settings they have now."
-    try: runs = json.loads(git("show", f"{commit}:tests/{FILE.name}"))["runs"]
-    except subprocess.CalledProcessError: return []
-    same_settings = lambda k: runs[k].get("given", settings(k)) == settings(k)      # an older file has none
-    return [k for k in runs if k in RUNS and same_settings(k)]
-
-
-def compared(here, base, on_file):
-    "(what is said of a run at two commits, whether that is a failure); on_file: whether it has to run at the base."
+def compared(here, base):
+    "(what is said of a run at two commits, whether that is a failure)."
     if "error" in here: return f"fails: {here['error']}", True
-    if "error" in base: return f"does not run at the base: {base['error']}", on_file
+    if "error" in base: return f"does not run at the base: {base['error']}", False
     a, b = here["bits"], base["bits"]
     differ = [k for k in sorted(a.keys() & b.keys()) if a[k] != b[k]]
     differ += [k for k in sorted(a.keys() ^ b.keys()) if k.startswith(("models", "unseen", "server model."))]
@@ -453,11 +412,6 @@ def start_bits(root, labels):
 def same(base, labels):
     "Run everything here and at a commit, side by side, and compare bits: the exit status."
     base = base or load()["commit"]
-    try: git("cat-file", "-e", f"{base}^{{commit}}")
-    except (OSError, subprocess.CalledProcessError):
-        print(f"make same: no commit {base!r} in this clone: git fetch --unshallow (fetch-depth: 0 in CI), "
-              "or name another, make same BASE=...")
-        return 1
     with tempfile.TemporaryDirectory() as there:
         tree = Path(there, "tree")
         git("worktree", "add", "--detach", str(tree), base)
@@ -465,9 +419,9 @@ def same(base, labels):
             both = [start_bits(root, labels) for root in (HERE.parent, tree)]
             here, old = (json.loads(p.communicate()[0]) for p in both)
         finally: git("worktree", "remove", "--force", str(tree))
-    failures, on_file = 0, runs_on_file(base)
+    failures = 0
     for label in here:
-        said, failed = compared(here[label], old[label], label in on_file)
+        said, failed = compared(here[label], old[label])
         failures += failed
         if said: print(f"{label}: {said}")
     both_ran = sum("bits" in here[k] and "bits" in old[k] for k in here)

@@ -25,20 +25,19 @@ def scores(model, data):
     return [((z.argmax(1) == data.y).float().mean().item(), F.cross_entropy(z, data.y).item()) for z in logits]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
-def test_a_rules_models_are_those_of_a_run_of_so_many_rounds(method, tiny, tmp_path):
+def test_a_rules_models_are_those_of_a_run_of_so_many_rounds(tiny, tmp_path):
     "The table has their scores; read from the folder without data, each client's own model too."
-    done = run(method, tiny, out=tmp_path, **VARY)
+    done = run("ditto", tiny, out=tmp_path, **VARY)
     kept, table = load(tmp_path), done.table()
     assert table["rounds"].loc[[*RULES]].nunique() > 1                            # else this shows nothing
     for rule in RULES:
-        short = run(method, tiny, **VARY | dict(rounds=int(table.loc[rule, "rounds"])))
+        short = run("ditto", tiny, **VARY | dict(rounds=int(table.loc[rule, "rounds"])))
         for model in (done, kept):
             for domain in (None, "inked", "optical"):
                 assert equal(state(model, domain, rule), state(short, domain))
     wanted = [(table.loc[r, "target"], done.table(metric="loss").loc[r, "target"]) for r in RULES]
     for model in (done, kept): assert scores(model, tiny["blended"]) == [pytest.approx(w, rel=1e-5) for w in wanted]
-    assert equal(state(done, "inked"), state(done)) == (method == "fedavg")
+    assert not equal(state(done, "inked"), state(done))
     assert {f.name for f in tmp_path.glob("round-*")} == {f"round-{int(r):04}.safetensors" for r in
                                                           table.loc[[*RULES], "rounds"]}
 
@@ -72,9 +71,8 @@ def test_predict_takes_a_batch_in_every_form_a_user_has_and_scales_it_as_the_run
     for given in (x/255, x.numpy(), (x/255).double().numpy(), x.permute(0, 2, 3, 1), data):
         assert torch.equal(done.predict(given), logits)
     assert torch.equal(done.predict(x[0]), done.predict(x[:1]))
-    wrong = [(x.float(), "floats in [0, 1]"), (x.float()*float("nan"), "nan"), (x[:, :1], "a batch (N, 3, 28, 28)"),
-             (x[:0], "no samples"), ("cat.png", "cat.png"), (x[..., 1:], "another size"), ([[1], [1, 2]], "shapes"),
-             (x.to_sparse(), "to_dense()"), (x.long()*2, "0 to 255")]
+    wrong = [(x.float(), "[0, 1]"), (x.float()*float("nan"), "nan"), (x[:, :1], "(N, 3, 28, 28)"), (x[:0], "samples"),
+             ("cat.png", "cat.png"), (x[..., 1:], "size"), (x.long()*2, "255")]
     for bad, word in wrong: says(lambda: done.predict(bad), word)
 
 
@@ -97,7 +95,7 @@ def test_files_are_read_as_the_run_read_them(tmp_path):
 
 # ---- adapt and export
 
-@pytest.mark.parametrize("name", ["bnstats", "tent", "fdse", "fdse+tent"])
+@pytest.mark.parametrize("name", ["tent", "fdse+tent"])
 def test_adapted_is_what_the_run_scored_and_moves_no_other_model(name, tiny, tmp_path):
     done, data = run(name, tiny, out=tmp_path, **SHORT), tiny["blended"]
     scored = done.history.query("point == 'adapted'").set_index("metric")["value"]
@@ -126,9 +124,8 @@ def run_onnx(path, x):
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
 
 
-@pytest.mark.parametrize("suffix, read", [(".pt2", run_program), (".onnx", run_onnx)])
-@pytest.mark.parametrize("method", ["fedavg", "fdse"])
-def test_an_exported_program_gives_predicts_logits(suffix, read, method, tiny, tmp_path):
+@pytest.mark.parametrize("method, suffix, read", [("fedavg", ".onnx", run_onnx), ("fdse", ".pt2", run_program)])
+def test_an_exported_program_gives_predicts_logits(method, suffix, read, tiny, tmp_path):
     if suffix == ".onnx": pytest.importorskip("onnxscript") and pytest.importorskip("onnxruntime")
     done, x = run(method, tiny, normalize="imagenet", **SHORT | dict(rounds=1)), tiny["blended"].x[:5]
     floats = method == "fdse"
