@@ -104,15 +104,6 @@ def test_bfloat16_leaves_finite_weights_of_32_bits(key, images):
     assert all(v.dtype == torch.float32 and v.isfinite().all() for v in weights)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("key", KEYS)
-def test_a_gpu_gives_finite_and_repeatable_results(key, images):
-    one, two = (short(key, images, device="cuda").model.state_dict() for _ in range(2))
-    for k, v in one.items():
-        assert v.isfinite().all(), k
-        assert torch.allclose(v.float(), two[k].float(), rtol=1e-4, atol=1e-5), k
-
-
 def without_class_0(images):
     "The client a has no sample of the first class."
     a = images["a"]

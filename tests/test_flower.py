@@ -94,18 +94,13 @@ def number(value): return torch.tensor(value, dtype=torch.float64)
 HOSTILE = [
     ("train", lambda up, said: up[matrix(up)].view(-1)[0].fill_(math.nan), "not finite"),
     ("train", lambda up, said: up.update({matrix(up): torch.ones(2, 2)}), "model."),
-    ("train", lambda up, said: up.pop(matrix(up)), "model."), ("train", put(model_evil=torch.ones(3)), "model.evil"),
-    ("train", put(stats_own_x=torch.ones(3)), "stats.own.x"), ("train", put(stats_own_x=torch.ones(2**22)), "bytes"),
-    ("train", put(scalars_n=number(13.)), "scalars.n"), ("train", put(scalars_n=number(1.5)), "1.5"),
+    ("train", lambda up, said: up.pop(matrix(up)), "model."), ("train", put(stats_own_x=torch.ones(3)), "stats.own.x"),
+    ("train", put(stats_own_x=torch.ones(2**22)), "bytes"), ("train", put(scalars_n=number(13.)), "scalars.n"),
     ("train", row("optical", "test", "local", "accuracy", 1.), "own name"),
-    ("train", row("inked", "else", "local", "accuracy", 1.), "split"),
     ("train", row("inked", "test", "aggregated", "accuracy", 1.), "point"),
-    ("train", row("inked", "test", "local", "beauty", 1.), "accuracy"),
-    ("train", row("inked", "test", "local", "accuracy", "1"), "number"),
     ("train", row("inked", "test", "local", "accuracy", 2.), "0 to 1"), ("train", row("inked", "test"), "row"),
     ("train", lambda up, said: said["rows"].append(said["rows"][0]), "twice"),
-    ("train", lambda up, said: said.update(start=-10**400), "start="), ("train", lambda up, said: said.clear(), "[]"),
-    ("score", put(model_x=torch.ones(1)), "model.x"),
+    ("train", lambda up, said: said.clear(), "[]"), ("score", put(model_x=torch.ones(1)), "model.x"),
     ("score", row("blended", "target", "aggregated", "accuracy", 1.), "own name")]
 
 

@@ -1,5 +1,5 @@
 """Whole runs of `fit` over Flower, in processes of their own: `make test-flower`, for each takes a minute."""
-import os, secrets, subprocess, sys, time
+import os, secrets, time
 from importlib.util import find_spec
 from pathlib import Path
 import pytest
@@ -43,22 +43,3 @@ def test_bits_history_and_ledger_are_those_of_threads(word, method):
     flower, threads = play(method), play(method, "threads")
     assert bits(flower) == bits(threads)
     assert flower.history.equals(threads.history) and flower.ledger.equals(threads.ledger)
-
-
-class Wrong(fdgnb.Method):
-    def begin(self, model, client, download):
-        if client.round == 1: raise TypeError("a slip")
-
-
-def test_an_error_at_a_client_ends_the_run_and_what_was_kept_stays(word, tmp_path):
-    with pytest.raises(RuntimeError, match="TypeError: a slip"): play(Wrong, out=tmp_path)
-    assert (tmp_path/"checkpoint.safetensors").exists()
-
-
-def test_a_run_that_is_killed_leaves_no_process(word, tmp_path):
-    code = f"from test_flower_runs import play; play('fedavg', local_epochs=10_000, out={str(tmp_path)!r})"
-    killed = subprocess.Popen([sys.executable, "-c", code])
-    while not (tmp_path/"args.json").exists(): time.sleep(.2)
-    time.sleep(30)                                                                # its processes have started
-    killed.kill()
-    killed.wait()

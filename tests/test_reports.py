@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from fdgnb.experiments import studies
 from fdgnb.tables.ledger import Records, measure
-from fdgnb.tables.overview import published as printed, row_map
+from fdgnb.tables.overview import published as printed
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """
@@ -97,29 +97,3 @@ def test_the_ledger_on_file_is_of_the_records_on_file():
     assert len(book) == 1074 and {*book.state} == {"reproduced", "not reproduced", "not run"}
     assert file[["state", "n"]].equals(book[["state", "n"]]), "execute tables/10_ledger into reports"
     assert np.allclose(file[["ours", "at_least"]], book[["ours", "least"]], rtol=1e-3, equal_nan=True)
-
-
-def test_the_ledger_of_no_record(tmp_path):
-    "What needs no run is counted on built networks all the same."
-    numbers, records = printed(), Records(tmp_path)
-    states = pd.Series([measure(r, records)["state"] for r in numbers.itertuples()])
-    assert (states == "not run").eq(~numbers.metric.isin(["params_M", "flops_1e10"])).all()
-    assert states.value_counts().to_dict() == {"not run": 1061, "not reproduced": 9, "reproduced": 4}
-
-
-@pytest.mark.parametrize("row, key, given", [
-    ("fdse table2 FedBN office_caltech10", "fedbn+bnstats", {}), ("fdse table1 FedBN pacs", "fedbn", {}),
-    ("fdse table2 FDSE_-_align domainnet", "fdse", dict(adapt="never")),
-    ("fdse table3 FDSE[A+C] pacs", "fdse", dict(tau=0.)), ("fdse tableA9 FedDG-GA domainnet", "ga", {}),
-    ("fedbr table2 FedBR_(32_pseudo-data) cifar10", "fedbr", dict(refresh="once")),
-    ("fedbr table4 Component_1 cifar10", "fedbr", dict(component2=False)),
-    ("fedbr table6 VHL cifar10", "vhl", dict(eval_local=1)), ("fedbr table1 FedAvg cifar100", "fedavg", {}),
-    ("fedbr table7 FedBR cifar100", "fedbr+mixup", dict(refresh="once")),
-    ("ga main FedProx+GA pacs", "fedprox+ga", {}), ("ga test_time Tent+GA pacs", "tent+ga", {}),
-    ("fedka table1 FedAvg digit_five", "subsample+uniform", {}),
-    ("fedka table1 Disentangler_+_Voting-L digit_five", "disentangler+voting", dict(votes=2048))])
-def test_which_method_stands_for_a_printed_row(row, key, given):
-    wanted = [word.replace("_", " ") if place == 2 else word for place, word in enumerate(row.split())]
-    rows = row_map().set_index(["paper", "table", "method", "dataset"])
-    found = rows.loc[[tuple(wanted)]].iloc[0]
-    assert (found.key, found.given) == (key, given)

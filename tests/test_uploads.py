@@ -35,38 +35,19 @@ def with_samples(number): return each("scalars.n", lambda v: torch.tensor(number
 
 STATS, LOSS = "stats.", "scalars.reweighting.loss"
 HOSTILE = [                                                  # method, what becomes of the upload, a word of the refusal
-    ("fedavg", weights(lambda v: v[:1]), "head"),
-    ("fedavg", weights(lambda v: v.sum()), "head"),
-    ("fedavg", weights(lambda v: v.double()), "float64"),
-    ("fedavg", weights(lambda v: v.half()), "float16"),
-    ("fedavg", weights(lambda v: v.bool()), "bool"),
-    ("fedavg", weights(lambda v: v.to(torch.complex64)), "complex64"),
-    ("fedavg", weights(lambda v: v.to("meta")), "on meta"),
-    ("fedavg", weights(lambda v: v.to_sparse()), "sparse"),
+    ("fedavg", weights(lambda v: v[:1]), "head"), ("fedavg", weights(lambda v: v.double()), "float64"),
+    ("fedavg", weights(lambda v: v.to("meta")), "meta"), ("fedavg", weights(lambda v: v.to_sparse()), "sparse"),
     ("fedavg", weights(lambda v: torch.quantize_per_tensor(v, .1, 0, torch.qint8)), "qint8"),
-    ("fedavg", weights(lambda v: None), "NoneType"),
-    ("fedavg", weights(lambda v: v.numpy()), "ndarray"),
-    ("fedavg", weights(lambda v: v*float("nan")), "not finite"),
-    ("fedavg", weights(lambda v: v*float("inf")), "not finite"),
-    ("fedavg", without("model.head"), "head"),
-    ("fedavg", without("scalars.n"), "scalars.n"),
+    ("fedavg", weights(lambda v: v.numpy()), "ndarray"), ("fedavg", weights(lambda v: v*float("nan")), "not finite"),
+    ("fedavg", without("model.head"), "head"), ("fedavg", without("scalars.n"), "scalars.n"),
     ("fedavg", lambda upload: upload | {"model.new": torch.ones(2)}, "model.new"),
-    ("fedavg", lambda upload: upload | {3: torch.ones(1)}, "key 3"),
-    ("fedavg", lambda upload: upload | {"v": torch.ones(1)}, "'v'"),
-    ("fedavg", lambda upload: None, "NoneType"),
-    ("fedavg", lambda upload: list(upload), "list"),
-    ("fedavg", with_samples(float("nan")), "whole number"),
-    ("fedavg", with_samples(-1.), "whole number"),
-    ("fedavg", with_samples(0.), "whole number"),
+    ("fedavg", lambda upload: upload | {3: torch.ones(1)}, "key 3"), ("fedavg", lambda upload: None, "NoneType"),
+    ("fedavg", with_samples(float("nan")), "whole number"), ("fedavg", with_samples(0.), "whole number"),
     ("fedavg", with_samples(2.5), "whole number"),
-    ("fedavg", with_samples(1e30), "whole number"),
     ("fedavg", with_samples(1000.), "at most the 48"),       # more than it has: it would outweigh the others
-    ("arfl", with_samples(1000.), "at most the 48"),
     ("groupdro", each(LOSS, lambda v: v*float("nan")), LOSS),          # made the weights uniform for ever
     ("arfl", each(LOSS, lambda v: torch.full_like(v, 1e30)), LOSS),
-    ("scaffold", each(STATS, lambda v: v*float("nan")), "stats.scaffold"),
     ("scaffold", each(STATS, lambda v: v.reshape(-1)[:1]), "stats.scaffold"),    # was broadcast
-    ("scaffold", each(STATS, lambda v: v.to_sparse()), "stats.scaffold"),
     ("scaffold", without(STATS), "stats.scaffold")]
 
 
