@@ -142,21 +142,6 @@ def test_predictions_are_those_of_the_run(tmp_path, files, capsys):
     assert "single image" in capsys.readouterr().err
 
 
-def test_what_predict_is_told_wrongly(tmp_path, files, capsys):
-    train("fedavg", tmp_path/"run")
-    for given, said in ([*files, "--adapt"], "leave out --adapt"), (["no.png"], "No such file"), \
-                       ([tmp_path], "Is a directory"):
-        assert main(["predict", tmp_path/"run", *given]) == 1
-        assert said in capsys.readouterr().err
-
-
-def test_methods_are_listed(capsys):
-    assert main(["methods"]) == 0
-    names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert names == {*fdgnb.list_methods().index}
-    assert main(["methods", "fedprox"]) == 0 and "fedprox" in capsys.readouterr().out
-
-
 # ---- the page `compare`, by papermill and make
 
 def test_every_parameter_of_the_page_is_an_option_of_the_command(capsys):

@@ -51,16 +51,9 @@ def mine(**functions): return type("Mine", (Method,), functions)
 
 
 @pytest.mark.parametrize("cls, says", [
-    (mine(agregate=lambda self, server, uploads: 0), "did you mean 'aggregate'?"),
-    (mine(loss=lambda self, model, x, y: 0), "must take (self, model, x, y, client)"),
-    (Greedy, "like a setting: lr"),
-    (type("FedAvg", (Method,), {}), "would run as 'fedavg'"),
-    (mine(tune=dict(m=[1, 2, 3])), "unknown 'm'"),
-    (mine(tune=dict(lr=[.1, 1, "fast"])), "valid number"),
-    (mine(tune=dict(lr=[.1, .2, .2])), "three"),
-    (mine(tune=dict(lr="abc")), "three"),
-    (mine(tune=[.1, .2, .3]), "wanted one option"),
-    (mine(tune=dict(lr=(.1, .2, .3), momentum=(0., .5, .9))), "wanted one option")])
+    (mine(agregate=lambda self, server, uploads: 0), "'aggregate'?"), (Greedy, "like a setting: lr"),
+    (mine(loss=lambda self, model, x, y: 0), "must take"), (type("FedAvg", (Method,), {}), "would run as 'fedavg'"),
+    (mine(tune=dict(m=[1, 2, 3])), "unknown 'm'"), (mine(tune=dict(lr=[.1, .2, .2])), "three")])
 def test_a_class_that_is_refused(cls, says):
     refused(lambda: method_class(cls), says)
 

@@ -1,5 +1,5 @@
 """Grids and stores: every run is made once and found again, after a kill, by several processes; what is refused."""
-import os, resource, signal, subprocess, sys, time, warnings
+import os, signal, subprocess, sys, time, warnings
 from pathlib import Path
 import pytest
 import torch
@@ -156,28 +156,6 @@ def test_what_the_machine_lacks_is_no_run_s_failure(error, said, places, monkeyp
     lines = grid(Breaks, few_digits(), "inked", [0], 1, batch_size=8)
     says(lambda: run(lines, *places), said)
     assert not records_in(places[0])
-
-
-def test_a_full_disk_loses_no_run(whole, places):
-    "Files of 2,000 bytes at most: one line, nothing is filed, and the next call ends alike."
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
-    try: says(lambda: run(small(), *places), "File too large")
-    finally: resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    assert not records_in(places[0])
-    assert outcomes(run(small().iloc[:1], *places)) == outcomes(whole.iloc[:1])
-
-
-def test_a_warning_is_said_once_a_call(places):
-    lines = grid(Breaks, few_digits(), "inked", range(2), 1, batch_size=8)
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        run(lines, *places)
-    assert sum(str(warning.message) == "said in each run" for warning in heard) == 1
-
-
-def test_no_run_begins_without_time(places):
-    assert {*run(small(), *places, seconds=0).state} == {"missing"}
 
 
 # ---- one's own in worker processes

@@ -45,8 +45,7 @@ A, B = Shelf("ox cat horse ox cat horse"), Shelf("cat horse horse cat")
 SWAPPED = Shelf("ox cat horse", dict(ox=0, cat=2, horse=1))
 FORMS = {
     "lacks a class": (B, "cat horse horse cat"), "another order": (SWAPPED, "ox cat horse"),
-    "subset": (Subset(B, [2, 0]), "horse cat"), "a plain wrapper": (Plain(Subset(SWAPPED, [2, 0])), "horse ox"),
-    "concat": (ConcatDataset([B, SWAPPED]), "cat horse horse cat ox cat horse"),
+    "a plain wrapper": (Plain(Subset(SWAPPED, [2, 0])), "horse ox"),
     "subset of concat": (Subset(ConcatDataset([B, SWAPPED]), [0, 4, 6]), "cat ox horse")}
 
 
@@ -82,10 +81,8 @@ def test_labels_that_a_set_does_not_number_itself_keep_their_numbers():
 words = ["cat", "dog"]*3
 TAKEN = {
     "categories": (pd.Series(words, index=range(9, 15), dtype="category"), ["cat", "dog"]),
-    "masked": (np.ma.masked_array(words, [False]*6), ["cat", "dog"]),
     "a column": (np.array([3, 7]*3)[:, None], ["3", "7"]), "nullable": (pd.Series([0, 1]*3, dtype="Int64"), ["0", "1"]),
-    "mixed": ([np.int8(0), 1]*3, ["0", "1"]), "a tensor": (torch.tensor([0, 1]*3), ["0", "1"]),
-    "below 0": ([-1, 7]*3, ["-1", "7"])}
+    "a tensor": (torch.tensor([0, 1]*3), ["0", "1"]), "below 0": ([-1, 7]*3, ["-1", "7"])}
 
 
 @pytest.mark.parametrize("form", TAKEN)
@@ -97,14 +94,11 @@ def test_labels_that_are_taken(form):
 
 gone = float("nan")
 REFUSED = {
-    "NaN": (["cat", gone, "dog"]*2, "2 labels are missing"), "None": (["cat", None, "dog"]*2, "sample 1"),
-    "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"), "floats": (np.array([0, gone, 1]*2), "missing"),
-    "beyond int64": (np.array([2**63 + 5, 1, 2, 0, 1, 2], np.uint64), "too large"),
+    "NaN": (["cat", gone, "dog"]*2, "missing"), "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"),
     "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "sample 2"),
     "ragged": ([0, [1], 2]*2, "sample 1"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
-    "shares": (np.full((6, 3), 1/3), "no masks"), "masks": (np.zeros((6, 8, 8)), "no masks"),
-    "whole floats": (np.array([0., 1.]*3), "astype(int)"), "fractions": (np.array([0, .5]*3), "fractions"),
-    "too few": ([0, 1, 0], "6 inputs and 3 labels"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
+    "masks": (np.zeros((6, 8, 8)), "masks"), "floats": (np.array([0., 1.]*3), "astype(int)"),
+    "too few": ([0, 1, 0], "3 labels"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -124,8 +118,7 @@ def test_names_of_classes():
 
 # ---- several labels a sample
 
-SEVERAL = {"int": y, "bool": y > 0, "float": y*1., "tensor": torch.tensor(y), "list": y.tolist(),
-           "rows": list(y), "frame": pd.DataFrame(y)}
+SEVERAL = {"bool": y > 0, "float": y*1., "tensor": torch.tensor(y), "list": y.tolist(), "frame": pd.DataFrame(y)}
 
 
 @pytest.mark.parametrize("form", SEVERAL)

@@ -1,6 +1,5 @@
 "A run's folder: who may go on there, kills and Ctrl-C; what goes on gives the same bits."
 import json, os, signal, subprocess, sys, time
-from functools import cache, partial
 from pathlib import Path
 import pytest
 import torch
@@ -55,17 +54,13 @@ def weighs(what, before=""):
 
 
 OWN = dict(                                                  # methods of one's own, in which a number is edited
-    code=weighs("{n}."), number=weighs("T", "T = {n}"), table=weighs("T['a']", "T = {{'a': {n}}}"),
-    function=weighs("f()", "def f(): return {n}"), inner=weighs("(lambda: f())()", "def f(): return {n}"),
-    cached=weighs("f()", "@cache\ndef f(): return {n}"), partial=weighs("f()", "f = partial(max, {n}, 0)"),
-    bound=weighs("f()", "class C:\n    a = {n}\n    def f(self): return self.a\nf = C().f"),
-    tensor=weighs("float(T)", "T = torch.full((), {n})"),
+    code=weighs("{n}."), table=weighs("T['a']", "T = {{'a': {n}}}"), function=weighs("f()", "def f(): return {n}"),
     loss=weighs("T(1, 1)", "class T(torch.nn.Module):\n    def forward(self, a, b): return {n}*a\nT = T()"))
 
 
 def defined(text, n):
     "The method of a text, as a notebook's cell defines it."
-    names = dict(__name__="__main__", Method=fdgnb.Method, torch=torch, cache=cache, partial=partial)
+    names = dict(__name__="__main__", Method=fdgnb.Method, torch=torch)
     exec(text.format(n=n), names)
     return names["Mine"]
 

@@ -9,7 +9,6 @@ from golden import replay
 from golden.replay import exact
 from fdgnb.core import FdgnbError, seeded
 from fdgnb.data.domain import Split
-from fdgnb.federation.compose import method_class
 from fdgnb.federation.loop import Client, Server, client_update, weigh
 from fdgnb.federation.steps import index_batches
 from fdgnb.methods.ga import DIFFERENCES, GA, adjust_reporting, adjust_weights, initial_weights, step_size, trace
@@ -87,11 +86,6 @@ def test_the_update_is_the_formula(K, step):
         assert adjust_weights(a, other, step, **RELEASED).tolist() == pytest.approx(released, abs=1e-9)
     assert adjust_weights(a, 3 + 1e-6*gaps, step).tolist() == pytest.approx(new.tolist(), abs=1e-8)
     assert adjust_weights(a, np.full(K, -7.3), step).tolist() == a.tolist()
-
-
-def test_where_all_would_be_clipped_away_they_stay():
-    a = torch.full((20,), .05, dtype=torch.float64)
-    assert torch.equal(adjust_weights(a, -torch.ones(20), .2, **RELEASED), a)
 
 
 def test_the_step_falls_linearly():
@@ -215,14 +209,6 @@ def test_without_a_step_it_is_the_uniform_average(few, name, plain, h):
     assert bits(still, "model") == bits(run(plain, few, rounds=2, **h), "model")
 
 
-def test_without_a_step_but_with_the_weights_beneath_it_is_fedavg_to_rounding(few):
-    inherited, fedavg = run("ga", few, rounds=2, d=0., initial="inherit"), run("fedavg", few, rounds=2)
-    n = exact([float(c.n()) for c in inherited.fed.clients])
-    assert torch.allclose(inherited.fed.server.state["ga.a"], n/n.sum())
-    for k, v in fedavg.fed.server.model.items():
-        assert torch.allclose(inherited.fed.server.model[k].float(), v.float(), atol=1e-4)
-
-
 @pytest.mark.parametrize("label", [label for label in DIFFERENCES if label != "as printed"])
 def test_each_difference_changes_the_run(few, adjusted, label):
     "Of the list of differences from the slides; the weights stay weights."
@@ -234,11 +220,8 @@ def test_each_difference_changes_the_run(few, adjusted, label):
 
 # ---- refusals
 REFUSED = [
-    (lambda data: GA(d=-1), "should be"),
-    (lambda data: GA(divisor=.5), "divisor"),
-    (lambda data: GA(gap="los"), "did you mean 'loss'"),
+    (lambda data: GA(d=-1), "should be"), (lambda data: GA(gap="los"), "did you mean 'loss'"),
     (lambda data: adjust_weights([1.], [0., 1.], .1), "1 weights but 2 gaps"),
-    (lambda data: method_class("fedavg+ga+ga"), "twice"),
     (lambda data: run("ga", data, variant="released", fractions=(.9, 0., .1)), "no val samples")]
 
 

@@ -1,11 +1,11 @@
-"""Test time: golden batches of Tent and BatchNorm statistics, a sorted target, Tent and DSBN together."""
+"""Test time: golden batches of Tent and BatchNorm statistics, a sorted target."""
 import json
 from dataclasses import replace
 from pathlib import Path
 import torch
 from torch import nn
-from fdgnb.core import generator, seeded
-from fdgnb.federation.compose import METHODS, method_class
+from fdgnb.core import seeded
+from fdgnb.federation.compose import METHODS
 from fdgnb.federation.loop import Client
 from fdgnb.methods.testtime import Tent, reestimate, use_batch_statistics
 from bars import bars, short
@@ -68,39 +68,3 @@ def test_a_sorted_target_is_seen_in_a_drawn_order_and_answered_in_its_own():
     assert as_stored == dict(drawn=False, stored=True)
     a, b = (short("tent", images, tent_order=order, tent_lr=0.).adapt(x).predict(x) for order in ("drawn", "stored"))
     near(a, b, 1e-4)
-
-
-# ---- Tent and DSBN together
-
-def three_branches():
-    "Three networks that differ in BatchNorm's scale and shift."
-    nets, g = [], generator(6)
-    for _ in range(3):
-        with seeded(0):
-            net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 5)).double()
-        for p in (*net[0].parameters(), *net[2].parameters()): p.data += torch.randn(p.shape, generator=g)
-        nets.append(net.eval())
-    return nets
-
-
-def online(key, batches):
-    "A sum's answers to batches."
-    nets, who = three_branches(), Client("t", {})
-    branch = lambda net: {k: v.clone() for k, v in net.state_dict().items() if k.startswith(("0.", "2."))}
-    who.scratch["dsbn"] = [branch(net) for net in nets]
-    how = method_class(key)(tent_lr=.05)
-    how.adapt(nets[0], None, who)
-    with torch.no_grad(): return torch.stack([how.predict(nets[0], x, who) for x in batches])
-
-
-def test_dsbn_above_tent_is_tent_on_every_branch_alone():
-    batches = torch.randn(3, 20, 3, generator=generator(7), dtype=torch.float64)
-    alone = []
-    for net in three_branches():
-        tent, who = Tent(tent_lr=.05), Client("t", {})
-        tent.adapt(net, None, who)
-        with torch.no_grad(): alone.append(torch.stack([tent.predict(net, x, who).softmax(1) for x in batches]))
-    above, below = (online(key, batches).exp() for key in ("tent+dsbn", "dsbn+tent"))
-    near(above, sum(alone)/3, 1e-9)
-    near(above[0], below[0], 1e-12)
-    assert not torch.allclose(above[1], below[1])
