@@ -36,12 +36,3 @@ def test_seeded_weights_leave_a_thread_of_the_global_generator_alone():
         thread.join()
         torch.manual_seed(1)
         assert drawn == [torch.rand(50).sum().item() for _ in drawn]
-
-
-def test_an_initialization_that_a_library_wrapped_draws_from_the_generator(monkeypatch):
-    "As transformers wraps those of nn.init while it makes a network."
-    plain = torch.nn.init.normal_
-    wanted = plain(torch.empty(3), generator=generator(0, 7))
-    def normal_(tensor, mean=0., std=1., generator=None): return plain(tensor, mean, std, generator)
-    monkeypatch.setattr(torch.nn.init, "normal_", normal_)
-    with drawing_from(generator(0, 7)): assert torch.equal(torch.nn.init.normal_(torch.empty(3)), wanted)

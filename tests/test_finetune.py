@@ -117,12 +117,9 @@ def test_saved_loaded_exported_and_tuned_further(folder, site, tmp_path):
 
 
 @pytest.mark.parametrize("given, word", [
-    (dict(data="tiny"), "name the site"), (dict(data="tiny", site="blendet"), "did you mean 'blended'"),
-    (dict(data=3), "name"),
-    (dict(data=Domain("v", torch.zeros(4, 5), torch.zeros(4).long())), "a batch (N, 3, 28, 28)"),
-    (dict(run=3), "a run, or the folder"), (dict(run="/nowhere"), "no weights"), (dict(epochs=0), "epochs=0"),
-    (dict(which=[]), "which"), (dict(lr=1e9), "a smaller rate"), (dict(domain="inkt"), "did you mean 'inked'"),
-    (dict(rule="sourceval"), "did you mean 'source_val'")], ids=range(11))
+    (dict(data="tiny"), "name the site"), (dict(data="tiny", site="blendet"), "'blended'"), (dict(data=3), "name"),
+    (dict(data=Domain("v", torch.zeros(4, 5), torch.zeros(4).long())), "(N, 3, 28, 28)"), (dict(run=3), "a run"),
+    (dict(epochs=0), "epochs=0"), (dict(lr=1e9), "smaller rate"), (dict(domain="inkt"), "'inked'")], ids=range(8))
 def test_what_is_wrong_is_one_line(given, word, folder, site, tiny):
     asked = dict(run=folder, data=site) | given
     if asked["data"] == "tiny": asked["data"] = tiny

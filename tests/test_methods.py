@@ -101,17 +101,6 @@ def test_a_hook_that_gives_something_else_is_refused(hook, gives, says, images):
     with pytest.raises(FdgnbError, match=says): short(own, images)
 
 
-def test_a_split_holds_its_own_samples(images):
-    seen = {}
-    class Looks(fdgnb.Method):
-        "Looks at its samples."
-        def begin(self, model, client, download):
-            train = client.splits["train"]
-            seen[client.id] = client.n(), len(train.x), len(train.y)
-    short(Looks, images)
-    for k, sizes in seen.items(): assert len(set(sizes)) == 1 and sizes[0] < len(images[k])
-
-
 # ---- a network without the layers that a method needs
 
 class Bare(nn.Module):
@@ -127,7 +116,3 @@ class Bare(nn.Module):
 def test_a_method_that_does_nothing_says_so(key, images):
     with seeded(0): network = Bare()
     with pytest.warns(UserWarning, match=f"{key}: .* changes nothing"): short(key, images, backbone=network)
-
-
-def test_a_matching_without_samples_says_so(images):
-    with pytest.warns(UserWarning, match="fewer than mmd_batch=128"): short("mkmmd", images, mmd_batch=128)

@@ -63,10 +63,8 @@ def test_training_draws_from_the_generator_alone(name):
 
 
 @pytest.mark.parametrize("name, least, wrong, word", [
-    ("cnn2", 16, 15, "at least 16"), ("alexnet_bn", 63, 62, "at least 63"), ("vgg11", 32, 31, "at least 32"),
-    ("vit_b_16", 32, 100, "multiple of 16"), ("resnet18", 8, None, ""), ("cct_7_3x1", 33, None, ""),
-    ("swin_t", 64, None, ""), ("mobilenet_v3_small", 64, None, ""), ("convnext_tiny", 64, None, ""),
-    ("vit_l_32", 64, 30, "30 px")])
+    ("cnn2", 16, 15, "at least 16"), ("alexnet_bn", 63, 62, "at least 63"), ("vit_b_16", 32, 100, "multiple of 16"),
+    ("resnet18", 8, None, ""), ("cct_7_3x1", 33, None, ""), ("swin_t", 64, None, "")])
 def test_the_smallest_size_works_and_a_wrong_one_is_refused(name, least, wrong, word):
     assert on_meta(name, size=least)(torch.zeros(2, 3, least, least, device="meta")).shape == (2, 5)
     if wrong: says(lambda: on_meta(name, size=wrong), word)
@@ -75,8 +73,6 @@ def test_the_smallest_size_works_and_a_wrong_one_is_refused(name, least, wrong, 
 @pytest.mark.parametrize("call, word", [
     (lambda: models.get("cnn2", 0), "at least one class"), (lambda: on_meta("squeezenet1_0"), "no linear layer"),
     (lambda: models.get("cnn2", 5, pretrained=True), "no published weights"),
-    (lambda: models.get("resnet18", 5, pretrained="V7"), "no weights 'V7'"),
-    (lambda: models.get("resnet50", 5, pretrained="IMAGENET1K_V3"), "did you mean 'IMAGENET1K_V"),
     (lambda: models.get("resnet18", 5, pretrained=True), "resnet18-f37072fd.pth")])
 def test_what_is_not_there_is_named(call, word, monkeypatch, tmp_path):
     monkeypatch.setenv("FDGNB_WEIGHTS", str(tmp_path))
@@ -193,13 +189,10 @@ def flat(*layers):
 
 
 @pytest.mark.parametrize("make, word", [
-    (Lost, "does not end in a linear layer"), (lambda: flat(nn.ReLU()), "does not end in a linear layer"),
-    (lambda: nn.Linear(5, 10), "cannot take a batch"), (lambda: nn.Linear(5, 10).double(), "float64"),
-    (lambda: nn.LazyLinear(10), "no numbers yet"), (lambda: nn.Linear(5, 10, device="meta"), "no numbers yet"),
-    (lambda: flat(nn.Linear(3*28*28, 10), nn.AlphaDropout(.1)), "AlphaDropout"),
-    (lambda: len, "a network of so many classes"), (lambda: lambda n, c: None, "gives None"),
-    (lambda: lambda n, c: 1/0, "ZeroDivisionError"), (lambda: ["cnn2"], "valid string"),
-    (lambda: Parts(7, 3), "[7]"), (Careless, "draws from the global random state")])
+    (Lost, "does not end in"), (lambda: nn.Linear(5, 10), "cannot take a batch"),
+    (lambda: nn.Linear(5, 10).double(), "float64"), (lambda: nn.LazyLinear(10), "no numbers yet"),
+    (lambda: flat(nn.Linear(3*28*28, 10), nn.AlphaDropout(.1)), "AlphaDropout"), (lambda: lambda n, c: None, "None"),
+    (lambda: lambda n, c: 1/0, "ZeroDivisionError"), (lambda: Parts(7, 3), "[7]"), (Careless, "global random state")])
 def test_what_is_no_network_says_why(make, word, tiny):
     with seeded(0): backbone = make()
     says(lambda: run("fedavg", tiny, backbone=backbone), word)

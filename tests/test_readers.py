@@ -306,12 +306,6 @@ def test_an_array_that_says_its_scale_needs_no_window(tmp_path, samples, scale):
     assert (data["a"].x[0].numpy() == wanted).all() and len(lines) == (samples is deep[0] or data.white == 4095)
 
 
-@pytest.mark.parametrize("samples, part", [
-    (np.zeros((4, 8, 8)), "save each slice"), (np.full((8, 8), np.nan), "NaN"), (np.array([[None]]), "Python objects")])
-def test_an_array_that_is_no_image_is_named(tmp_path, samples, part):
-    says(lambda: fdgnb.from_folder(save_arrays(tmp_path, samples), size=8), "1.npy", part)
-
-
 STORED = (np.arange(64).reshape(8, 8)*64).astype(np.uint16)
 OWN = dict(WindowCenter=1024, WindowWidth=1024)
 

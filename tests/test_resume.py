@@ -1,5 +1,5 @@
 "A run's folder: who may go on there, kills and Ctrl-C; what goes on gives the same bits."
-import json, os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 import pytest
 import torch
@@ -22,17 +22,6 @@ def test_a_folder_takes_the_same_run_or_one_of_more_rounds(tiny, tmp_path):
     says(lambda: run("fedavg", tiny, rounds=3, lr=.1, out=tmp_path), "settings.lr: 0.05 there, 0.1 now")
     says(lambda: run("fedavg", tiny, rounds=3, seed=1, out=tmp_path), "seed: 0 there, 1 now", "resume=False")
     assert run("fedavg", tiny, rounds=1, out=tmp_path, resume=False).round == 1
-
-
-def test_a_folder_of_another_layout_or_without_versions_is_refused(tiny, tmp_path):
-    run("fedavg", tiny, rounds=1, out=tmp_path)
-    file = tmp_path/"args.json"
-    known = json.loads(file.read_text())
-    for damaged in (b"", b"[1, 2]", b"\xff\xfe", b"["*100_000, b"{'a': 1}"):
-        file.write_bytes(damaged)
-        says(lambda: run("fedavg", tiny, rounds=1, out=tmp_path), "args.json is damaged")
-    file.write_text(json.dumps({k: v for k, v in known.items() if k != "versions"}))
-    says(lambda: run("fedavg", tiny, rounds=1, out=tmp_path), "another version of fdgnb")
 
 
 class Reads(fdgnb.Method):
@@ -127,7 +116,7 @@ run("ditto", data, rounds=3, eval_every=1, local_steps=2, lr=.3, out=sys.argv[1]
 
 def test_killed_between_any_two_files_the_folder_stays_whole(small, tmp_path):
     "Each start dies one writing later than the last; what is left is read, and goes on to the same bits."
-    for n in (1, 3, 5, 7):
+    for n in (2, 6):
         command = [sys.executable, "-c", KILLED, str(tmp_path), str(n)]
         p = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120)
         assert p.returncode == -signal.SIGKILL, p.stderr

@@ -76,14 +76,6 @@ def test_whole_groups_are_dealt_to_clients(partition):
     says(lambda: fdgnb.fit("fedavg", sites(), partition=("split", 13), **USUAL), "13 clients", "12 groups")
 
 
-def test_forms_of_groups():
-    n = np.arange(60)//5
-    for form in (n.astype(float), list(map(str, n)), torch.tensor(n), pd.Series(n)):
-        assert read(groups=form)["a"].groups.equal(read(groups=n)["a"].groups)
-    _, lines = said(lambda: fdgnb.from_arrays({d: (x, y, patients("p")) for d in "ab"}))
-    assert len(lines) == 1 and "12 groups are in two domains" in lines[0]
-
-
 REFUSED = [
     (dict(groups=[1]*59), "a list of 60"), (dict(groups=[1]*59 + [None]), "sample 59"), (dict(groups=5), "a list"),
     (dict(split=dict(train=[0, 1], test=[1, 2])), "sample 1 is twice"), (dict(split=dict(train=[0, 60])), "0 to 59"),

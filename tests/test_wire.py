@@ -102,20 +102,14 @@ def text(text): return ConfigRecord({"json": text})
 
 
 @pytest.mark.parametrize("name, record, part", [
-    ("model", other(data=PICKLE), "model.w"), ("model", other(dtype="object", data=PICKLE), "model.w"),
-    ("model", other(stype="pickle"), "model.w"), ("model", other(stype="fdgnb.bits"), "model.w"),
+    ("model", other(dtype="object", data=PICKLE), "model.w"), ("model", other(stype="pickle"), "model.w"),
     ("model", other(data=ONES.data[:-1]), "model.w"), ("model", other(data=ONES.data + b"0"), "model.w"),
-    ("model", other(data=b""), "model.w"), ("model", other(data=saved(np.ones((3, 2), "float32").T)), "model.w"),
     ("model", other(data=saved(np.ones((2, 3), ">f4"))), "model.w"), ("model", other(dtype="float64"), "model.w"),
     ("model", other(dtype="bool", data=saved(np.ones((2, 3), bool))[:-1] + b"\2"), "model.w"),
-    ("model", other(dtype="bfloat16"), "model.w"), ("model", other(shape=(3, 2)), "model.w"),
     ("model", other(shape=(2**40, 9), data=HUGE), "model.w"), ("model", ArrayRecord({}), "did not come"),
-    ("model", MetricRecord(), "'model'"), ("stats", ArrayRecord({"model.x": ONES}), "model.x"),
-    ("images", ArrayRecord({"images.own.x": ONES}), "unannounced"), ("weights", ArrayRecord({"w": ONES}), "'weights'"),
-    ("scalars", ArrayRecord({"scalars.n": ONES}), "twice"), ("numbers", MetricRecord({"model.w": 1.}), "model.w"),
-    ("numbers", MetricRecord({"scalars.n": [1.]}), "[1.0]"), ("about", ConfigRecord(), "'about'"),
-    ("about", text("["*10**5), "'about'"), ("about", text('{"keys": 3, "about": {}}'), "keys"),
-    ("about", text('{"keys": ["model.w", "model.w"], "about": {}}'), "twice")])
+    ("stats", ArrayRecord({"model.x": ONES}), "model.x"), ("weights", ArrayRecord({"w": ONES}), "'weights'"),
+    ("scalars", ArrayRecord({"scalars.n": ONES}), "twice"), ("numbers", MetricRecord({"scalars.n": [1.]}), "[1.0]"),
+    ("about", text("["*10**5), "'about'"), ("about", text('{"keys": 3, "about": {}}'), "keys")])
 def test_what_is_no_message_of_ours_is_refused(name, record, part):
     "Type, shape, bytes and names have to agree before a byte is taken."
     content = pack(SENT, {})

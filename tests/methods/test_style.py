@@ -83,18 +83,3 @@ def test_golden_vgg_and_its_weights_from_disk(tmp_path, monkeypatch):
     a, b = (short("ccst", ccst_space=space, ccst_k=2).fed.server for space in ("vgg", "pixels"))
     assert a.state["stats.ccst.bank.b"].shape == (1, 2, 512)
     assert any(not torch.equal(v, b.model[k]) for k, v in a.model.items())
-
-
-def test_harmofls_mean_amplitude_stays_and_as_released_is_the_mean_color():
-    "The unseen client has it, and nobody sends it again."
-    key = "features.harmofl.mean"
-    first, last = (short("harmofl", rounds=r) for r in (1, 3))
-    assert torch.equal(first.model.state_dict()[key], last.model.state_dict()[key])
-    assert set(last.ledger[last.ledger.kind == "stats"]["round"]) == {1}
-    run = short("harmofl", variant="released")
-    own = [c.take(torch.arange(c.n()))[0] for c in run.fed.clients]
-    color = torch.stack([x.mean((2, 3)).abs().mean(0) for x in own]).mean(0)
-    strange = run.fed.target_client.take(torch.arange(5), "target")[0]
-    out = run.model.features.harmofl(strange)
-    near(out.mean((2, 3)), color.expand(5, 3), 1e-5)
-    near(out.std((2, 3)), strange.std((2, 3)), 1e-5)
