@@ -128,11 +128,6 @@ def test_partitions_train_on_no_official_test_sample():
     for parts in parts_of(found).values(): assert max(parts["train"]) < 100 <= min(parts["test"])
 
 
-def test_a_limit_keeps_the_lists_of_the_samples_that_remain():
-    parts = parts_of(run(official(60, train=(40,), test=(40, 60)), limit=25))["b"]
-    assert sum(map(len, parts.values())) == 25 and min(parts["test"]) >= 40 > max(parts["train"] + parts["val"])
-
-
 @pytest.mark.parametrize("target", ["photo", "pooled", None])
 def test_pool_joins_the_very_samples_of_each_part(target):
     how = dict(fractions=(.6, .2, .2), limit=40, target=target)

@@ -4,7 +4,7 @@ from dataclasses import fields
 import pytest
 import torch
 import fdgnb
-from conftest import run, says
+from conftest import says
 from fdgnb.core import generator
 from fdgnb.data.augment import AUGMENTATIONS
 from fdgnb.data.catalogue import DATASETS
@@ -54,14 +54,6 @@ def test_values_of_papers_by_data_set_and_method():
     assert [resolve("fdse", None, d, "ditto")["lam"] for d in ("office_caltech10", "pacs")] == [.01, 1e-4]
     assert resolve("common", method="fedasam+scaffold")["fedasam.rho"] == .1
     assert resolve("fedka", None, "amazon_review")["load"] == dict(encoder="bert", tokens=256)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_run_takes_the_protocol_s_values_and_one_s_own_before_them(protocol, tiny):
-    done = run("fedavg", tiny, protocol=protocol, scale="smoke", backbone="cnn2", rounds=1, lr=.03, eval_every=1)
-    values, told = resolve(protocol, "smoke", "digits", "fedavg"), done.fed.args()["settings"]
-    assert told["lr"] == .03 and done.history.value.notna().all()
-    if "optimizer" in values: assert told["optimizer"] == values["optimizer"]
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
