@@ -276,7 +276,7 @@ def test_a_grid_refuses_what_fit_would_refuse(given, said):
 
 @pytest.mark.parametrize("call, said", [
     (lambda lines, at: run([1], at), "wanted the lines"),
-    (lambda lines, at: run(lines, at, metrics=5), "metrics=5"),
+    (lambda lines, at: run(lines, at, metrics=5), "unknown metric 5"),
     (lambda lines, at: run(lines, at, metrics="macro_f2"), "did you mean 'macro_f1'"),
     (lambda lines, at: run(lines, __file__, 1), "Not a directory"),
     (lambda lines, at: run(small(drops=[(1, "inked")]), at, 1), "unknown client 'inked'"),
