@@ -84,9 +84,8 @@ def check_datasets(dataset):
     "One or several data sets as a list; FdgnbError where there is none, or one twice."
     datasets = list_members(dataset)
     keys = {id(d) if isinstance(d, Dataset) else str(d) for d in datasets}
-    if not keys: raise FdgnbError("a grid needs a data set: none is given")
-    if len(keys) < len(datasets): raise FdgnbError(f"dataset={echo(dataset)}: one is there twice")
-    return datasets
+    if keys and len(keys) == len(datasets): return datasets
+    raise FdgnbError(f"dataset={echo(dataset)}: wanted one, or several that are different")
 
 
 def list_targets(base, target):

@@ -80,7 +80,8 @@ class Campaign:
             trials = [lines for name in self.methods for lines in self.search(name)]
             if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
             for name, values in self.chosen.items(): self.look_up_report(self.reports, name, name, values)
-            for values in self.list_near() if self.searched and BASE in self.chosen else ():
+            near = self.list_near() if self.searched and BASE in self.chosen else []
+            for values in near:
                 if values != self.chosen[BASE]: self.look_up_report(self.near, values["lr"], BASE, values)
         self.runs = pd.concat(self.reports.values(), ignore_index=True) if self.reports else pd.DataFrame()
         runs = pd.concat([*self.near.values(), self.runs], ignore_index=True)

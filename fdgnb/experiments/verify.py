@@ -10,6 +10,7 @@ import argparse, random, sys
 import pandas as pd
 from pathlib import Path
 from ..core import FdgnbError, root
+from ..settings import check_value, hp
 from ..data.catalogue import get_dataset
 from ..vectors import flatten
 from ..federation.compose import hyper_of, method_class
@@ -68,7 +69,7 @@ def draw_records(n, seed, study, longest, folder):
     """[(study, record)]: a random sample of the published results whose run took at most `longest` seconds.
 
     Those that have the same bits here come first."""
-    if n < 1: raise FdgnbError(f"n={n}: wanted 1 or more records")
+    check_value("n", n, hp(20, "records", low=1))
     files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl.gz"))
     pairs = [(file.name.split(".")[0], rec) for file in files for rec in read_study(file) if "error" not in rec]
     if longest: pairs = [(name, rec) for name, rec in pairs if rec["provenance"]["seconds"]["total"] <= longest]

@@ -346,31 +346,23 @@ class Report:
         return pd.DataFrame(rows, columns="label method dataset target seed record of".split())
 
 # %% ../../nbs/tables/05_paper.ipynb #98deedf5
-def run_rows(lines, rows, scale, seeds, store, most=None, jobs=None):
-    """Run what a store lacks of some rows of a paper; a run that failed is printed.
-
-    rows: of `lines` those that agree in table, dataset and methods, each entry with seeds of its own; None: all."""
-    todo = []
-    for entry in [{}] if rows is None else rows:
-        some = lines
-        for name in ("table", "dataset"):
-            if name in entry: some = some[some[name] == entry[name]]
-        if "methods" in entry: some = some[some.method.isin(entry["methods"])]
-        todo.append(runs_of(some, scale, range(entry.get("seeds", seeds)), most))
-    if todo: play(pd.concat(todo, ignore_index=True), store, jobs)
-
-
 def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=False, limit_runs=None,
            reports=None, jobs=None, rows=None):
     """A paper's `Report`: its tables and runs from a store, after the missing runs on request.
 
-    seeds: so many, from 0. limit_runs: at most so many runs, spread. rows: what is run (`run_rows`).
+    seeds: so many, from 0. limit_runs: at most so many runs, spread. rows: what is run, those that agree in table,
+    dataset and methods with an entry, which may have seeds of its own; None: all.
     reports: folder for tables and figures, or None."""
     refuse_smoke(scale, reports)
     lines, kept = rows_of(paper, tables), Store(placed(store))
-    if run_missing: run_rows(lines, rows, scale, seeds, kept, limit_runs, jobs)
+    todo = []
+    for entry in rows if rows is not None else [{}]:
+        some = lines[lines.method.isin(entry.get("methods", lines.method))]
+        for name in ("table", "dataset"):
+            if name in entry: some = some[some[name] == entry[name]]
+        if run_missing: todo.append(runs_of(some, scale, range(entry.get("seeds", seeds)), limit_runs))
+    if todo: play(pd.concat(todo, ignore_index=True), kept, jobs)
     return Report(paper, scale, lines, Records(kept), placed(reports), seeds)
-
 
 
 def verdicts_of(report, base="FedAvg"):
