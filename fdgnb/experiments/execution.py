@@ -179,6 +179,10 @@ def run(
     except KeyboardInterrupt:
         if not is_hidden: print("interrupted: runs that ended are kept; the same call goes on with the others")
         raise
+    except (OSError, MemoryError, RuntimeError) as e:
+        if not is_machines_fault(e): raise
+        why = " ".join(str(e).split()) or "out of memory"
+        raise FdgnbError(f"{why}: runs that ended are kept; call again to go on") from None
 
 # %% ../../nbs/experiments/03_execution.ipynb #runwithin1
 BAR = "{desc}: {percentage:3.0f}%|{bar:8}| {n_fmt}/{total_fmt} rounds [{elapsed}<{remaining}{postfix}]"     # 80 columns
@@ -206,7 +210,7 @@ def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, i
     needs = None if jobs == 1 else list_needs(todo, metrics)
     differ = set()
     with tqdm(total=sum(args["rounds"] for _, args, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
-              disable=is_hidden or not todo) as bar, explain_machine():
+              disable=is_hidden or not todo) as bar:
         for ended, (key, state) in enumerate(play_all(todo, clock, store, jobs, needs, work, retry, metrics), 1):
             args = todo[key][1]
             bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
@@ -215,16 +219,6 @@ def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, i
             bar.update(args["rounds"])
             if state == "differs": differ.add(key)
     return warn_of_differences(results(grid, store, planner, metrics), [file in differ for file in files])
-
-# %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
-@contextmanager
-def explain_machine():
-    "A machine that cannot go on: what is kept is said in one line."
-    try: yield
-    except (OSError, MemoryError, RuntimeError) as e:
-        if not is_machines_fault(e): raise
-        why = " ".join(str(e).split()) or "out of memory"
-        raise FdgnbError(f"{why}: runs that ended are kept; call again to go on") from None
 
 # %% ../../nbs/experiments/03_execution.ipynb #f639818e
 def warn_of_differences(table, differ):

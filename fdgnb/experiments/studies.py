@@ -7,7 +7,6 @@ __all__ = ['main']
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000003
 import argparse, json, os, re, signal, sys, time, tomllib
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 from ..core import FdgnbError, atomic_write, nearest, root
@@ -226,14 +225,6 @@ def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
     return make_each(chosen, scale, lambda name, study: price_study(
         play_study(name, study, scale, folder, jobs, clock)))
 
-
-@contextmanager
-def end_by_sigterm():
-    "Inside, SIGTERM is a KeyboardInterrupt, as Ctrl-C is."
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try: yield
-    finally: signal.signal(signal.SIGTERM, before)
-
 # %% ../../nbs/experiments/08_studies.ipynb #st00000l
 def main(argv=None):
     "`python -m fdgnb.experiments.studies [STUDY] [--scale smoke|cpu|paper] [--budget SECONDS]`: the exit code."
@@ -247,13 +238,14 @@ def main(argv=None):
     os.environ.setdefault("TQDM_DISABLE", "1")                        # in the executed pages, too
     try:
         budget = check_value("budget", given.budget, hp(0., "seconds; None: pages", low=0.))
-        with end_by_sigterm():
-            if budget is None: failed = make_studies(given.study, given.scale)
-            else: failed = run_campaign(budget, given.study, given.scale, given.records, given.jobs)
+        if budget is None: failed = make_studies(given.study, given.scale)
+        else: failed = run_campaign(budget, given.study, given.scale, given.records, given.jobs)
     except FdgnbError as e: return str(e)
     except KeyboardInterrupt: return "interrupted: runs that ended are kept; the same command goes on with the others"
     return f"failed: {', '.join(failed)}" if failed else 0
 
 
 # `python -m` only: a notebook has no __spec__
-if __name__ == "__main__" and __spec__: sys.exit(main())
+if __name__ == "__main__" and __spec__:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)         # as Ctrl-C
+    sys.exit(main())

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from ..core import FdgnbError
+from ..experiments.table import curves_of
 from ..runs.fit import fit
 from ..runs.metrics import RULES
 from ..runs.plots import colors, styled
@@ -97,14 +98,10 @@ def pace(runs):
 
 def converging(runs, by="rounds"):
     "Tidy curves of runs: label, step, x (round, or seconds by the `pace`), value; rounds all have."
-    rows, unit = [], pace(runs)[0] if by == "seconds" else dict.fromkeys(runs.label, 1)
-    for i, r in enumerate(runs.itertuples()):
-        c = r.record["curves"]
-        rows += [dict(label=r.label, run=i, step=k, x=k*unit[r.label], value=v)
-                 for k, v in zip(c["round"], c["target"]) if v is not None]
-    t = pd.DataFrame(rows, columns="label run step x value".split())
-    of = t.groupby(["label", "step"]).run.transform("nunique")
-    return t[of == t.groupby("label").run.transform("nunique")].drop(columns="run")
+    t = curves_of(runs).rename(columns={"round": "step"})
+    unit = pace(runs)[0] if by == "seconds" else dict.fromkeys(runs.label, 1)
+    t = t.assign(x=t.step*t.label.map(unit))
+    return t[t.groupby(["label", "step"]).value.transform("size") == t.label.map(runs.label.value_counts())]
 
 
 @styled
@@ -201,7 +198,7 @@ def numbers_by_domain(t, runs, metric, how):
     "Percent by label and domain as numbers on a color by column."
     import matplotlib.pyplot as plt
     said, rules = read_how(t.index, metric)
-    fig, ax = plt.subplots(figsize=(2.2 + .95*t.shape[1], .25*len(t) + 1.5))
+    fig, ax = plt.subplots(figsize=(max(5.2, 2.2 + .95*t.shape[1]), .25*len(t) + 1.5))
     shade = (t - t.min())/(t.max() - t.min()).where(t.max() > t.min(), 1.)
     ax.imshow(shade, cmap="Blues", vmin=0, vmax=1.6, aspect="auto")            # never too dark to read on
     for i, j in np.ndindex(*t.shape): ax.text(j, i, f"{t.iloc[i, j]:.1f}", ha="center", va="center", size=8)
