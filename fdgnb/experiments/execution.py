@@ -143,9 +143,7 @@ def list_registered(made, metrics=()):
 
 
 def list_needs(todo, metrics=()):
-    """What other processes import before they play {key: (plan, args, versions)}; None where it is fdgnb alone.
-
-    FdgnbError on what they cannot know: it is no module's that they would find."""
+    "What other processes import before they play runs, None: fdgnb alone; FdgnbError on what no module of theirs has."
     every = {id(o): (kind, name, o) for made, *_ in todo.values() for kind, name, o in list_registered(made, metrics)}
     given, modules = {id(made.call["method"]) for made, *_ in todo.values()}, {*filter(is_importable, IMPORTED)}
     for kind, name, o in every.values():

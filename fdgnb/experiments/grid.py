@@ -194,9 +194,7 @@ def pool_lines(lines, base):
 
 
 def plan_comparison(given):
-    """(the lines of a grid, the names of its methods, the folder of `out`) of the parameters of a `ComparePage`.
-
-    What has no value is left out; modules of the user's are imported."""
+    "(the lines of a grid, the names of its methods, the folder of `out`) of the parameters of a `ComparePage`."
     import_modules(given.get("imports", ""))                       # before anything of theirs is named
     RULES.get(given.get("rule", "source_val"))
     names, base, target = split_names(given.get("methods", "fedavg")), given.get("base", "fedavg"), given.get("target")

@@ -104,9 +104,7 @@ def curve_plot(curves, color=None):
 
 # %% ../../nbs/experiments/04_pictures.ipynb #cc8b77b1
 def find_front(costs):
-    """Labels that none outdoes in bytes or in FLOPs: by more gain for at most 1 % more, or as much for less.
-
-    More gain is better, whatever the metric: `cost_of` turns the sign where less is."""
+    "Labels that none outdoes in bytes or in FLOPs: by more gain for at most 1 % more, or as much for less."
     def outdone(own, price):
         more = (costs[price] <= 1.01*own[price]) & (costs.gain > own.gain)
         less = (1.01*costs[price] < own[price]) & (costs.gain >= own.gain)

@@ -51,9 +51,7 @@ def defaults_of(made, names):
 
 
 def summarize_trial(results):
-    """{val, target, best_round_target} of finished runs, means: at the best validated round, and at the best.
-
-    Of a method that adapts at test time also what the last model then reaches (adapted)."""
+    "Means of runs: val and target at the best validated round, best_round_target, and adapted where a method adapts."
     rows = []
     for record in results.record:
         if record["best_val"] is None: raise FdgnbError("a search needs validation samples and scored rounds")

@@ -54,9 +54,7 @@ def choose(records, versions=None, metrics=()):
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
 class Planner:
-    """What identifies the runs of a grid: (args, versions) of a line. Data are read and digested once for many lines.
-
-    A run reads them anew."""
+    "What identifies the runs of a grid: (args, versions) of a line. Data are read and digested once for many lines."
     def __init__(self):
         DATASETS.load()            # in every process, for a data set that has a loader's name has its version
         self.known, self.checked = {}, set()

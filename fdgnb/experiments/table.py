@@ -38,10 +38,7 @@ def place_scores(tidy):
 
 
 def average_columns(cells, parts, tidy, want):
-    """Avg and ALL by (label, seed) where all columns are there, `want` of them.
-
-    Avg: the mean of the columns. ALL: over the samples of all targets; in-domain, of one data set, as the
-    record has it."""
+    "By (label, seed) with all `want` columns: Avg, their mean, and ALL, over all samples, in-domain as recorded."
     recorded = tidy[tidy.target.isna() & (tidy.column == "ALL")].set_index(["label", "seed"])["value"]
     if not recorded.index.is_unique: recorded = recorded[:0]                           # of several data sets
     samples = {key: g for key, g in parts.groupby(["label", "seed"])}
@@ -261,9 +258,7 @@ def check_cells(results, cells, rows, columns):
 
 # %% ../../nbs/experiments/06_table.ipynb #1f0b8fe9
 def pool_targets(cells, results, rows):
-    """One value a cell and seed, the mean over targets, so that sd is over seeds.
-
-    Where some target of the grid was not run, the mean would be one of other things: it is left out."""
+    "One value a cell and seed, the mean over targets, so that sd is over seeds; none where a target was not run."
     keys = ["label", "column", "seed"]
     own, group = ("target", "label") if rows == "target" else ("dataset", "dataset")
     planned = results.target.map(target_name).groupby(results[own].map(target_name)).nunique()

@@ -66,9 +66,7 @@ def play_again(rec):
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0007
 def draw_records(n, seed, study, longest, folder):
-    """[(study, record)]: a random sample of the published results whose run took at most `longest` seconds.
-
-    Those that have the same bits here come first."""
+    "[(study, record)]: a random sample of the published results; those that have the same bits here come first."
     check_value("n", n, hp(20, "records", low=1))
     files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl.gz"))
     pairs = [(file.name.split(".")[0], rec) for file in files for rec in read_study(file) if "error" not in rec]

@@ -106,9 +106,7 @@ def converging(runs, by="rounds"):
 
 @styled
 def convergence(runs, by="rounds"):
-    """Accuracy over rounds or seconds, mean of the runs that all labels have, a panel a data and backbone.
-
-    None without runs; by seconds also where no processor ran all labels."""
+    "Accuracy over rounds or seconds, mean of the runs that all labels have, a panel a data and backbone; None of none."
     import matplotlib.pyplot as plt
     panels, color = [alike(g) for _, g in parted(runs)], colors(dict.fromkeys(runs.label))
     dash = strokes(color)
@@ -311,9 +309,7 @@ def in_order(value):
 
 @styled
 def sensitivity(records, plan, metric, label):
-    """Accuracy by the value of each hyper-parameter that was varied by itself; None where none was.
-
-    Mean and standard deviation over seeds (n - 1), their number below each value."""
+    "Accuracy by the value of each hyper-parameter that was varied by itself, mean and sd over seeds; None of none."
     import matplotlib.pyplot as plt
     found = {k: {v: (recs[0]["args"]["hyper"][k], s) for v, recs in by.items()
                  if (s := percent(recs, plan, metric, label))} for k, by in varied(records, plan).items()}

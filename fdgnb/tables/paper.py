@@ -119,9 +119,7 @@ def lacking(one, scale):
 
 
 def filled(lines, records, scale):
-    """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank): see `measure`.
-
-    Prices, as the ledger counts them the same for any rounds and images, are of scale paper in all scales."""
+    "Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank); prices are of scale paper."
     rows = []
     for i, r in enumerate(lines.itertuples(index=False)):
         at = "paper" if r.metric in PRICES else scale
@@ -284,9 +282,7 @@ def refuse_smoke(scale, *folders):
 
 # %% ../../nbs/tables/05_paper.ipynb #6a3a84ae
 def compared(runs, metric, base="FedAvg"):
-    """The `Table` of a paper's runs, each read as its table reads a metric, over a base row.
-
-    None without such a score of the base and of another row, and of a metric that is no accuracy."""
+    "The `Table` of a paper's runs, each read as its table reads a metric, over a base row; None where it has no rival."
     if not read_as(metric, base): return
     def read(r):
         rule, point = read_as(metric, r.label)
@@ -335,9 +331,7 @@ class Report:
     def sheets(self): return [self.sheet(t) for t in dict.fromkeys(self.lines.table)]
 
     def runs(self, tables=None, begun=False):
-        """Runs behind the rows (label, method, dataset, target, seed, record; of: the plan's rounds).
-
-        begun: where a whole run is not there, one of the plan's first rounds is taken."""
+        "Runs behind the rows, a line each; begun: where a whole one is not there, one of the plan's first rounds."
         lines, rows = self.lines[self.lines.table.isin(tables or set(self.lines.table))], []
         for label, call, target, plan in calls_of(lines, self.scale, here=False):
             for seed, rec in self.records.of(plan, begins if begun else fits).items():
