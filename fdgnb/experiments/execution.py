@@ -53,7 +53,9 @@ def set_torn_aside(folder):
     args, states = folder/"args.json", folder/"checkpoint.safetensors"
     try:
         if args.exists(): read_args(args.read_bytes(), args)
-        if states.exists() and states.read_bytes(): load_checkpoint(states)       # an OSError is the machine's
+        if states.exists():
+            states.read_bytes()                                        # its OSError is the machine's
+            load_checkpoint(states)
     except FdgnbError:
         other = folder.with_name(f"{folder.name}.torn")
         shutil.rmtree(other, ignore_errors=True)
