@@ -167,14 +167,14 @@ def run(
 # %% ../nbs/command.ipynb #cmd0000014
 def save_pictures(made, shown, result, folder):
     "The pictures of the page `compare`, as files."
-    from fdgnb.experiments.pictures import cost_plot, curve_plot, label_colors, points_plot, rules_plot
+    from fdgnb.experiments.pictures import choices_plot, cost_plot, curve_plot, label_colors
     from fdgnb.experiments.table import all_points, all_rules, cost_of, curves_of
     from fdgnb.tables.figures import save_figure
     color, metric = label_colors(shown.label), result.metric
     figures = dict(accuracy=result.plot(color=color), rounds=curve_plot(curves_of(made), color),
                    cost=cost_plot(cost_of(shown, result), color=color),
-                   selection=rules_plot(all_rules(made, metric=metric), metric, color),
-                   points=points_plot(all_points(made, metric), metric, color))
+                   selection=choices_plot(all_rules(made, metric=metric), metric, color),
+                   points=choices_plot(all_points(made, metric), metric, color))
     for stem, figure in figures.items(): save_figure(figure, folder, stem, vector=True)
 
 

@@ -6,7 +6,7 @@
 __all__ = ['run']
 
 # %% ../../nbs/experiments/03_execution.ipynb #8e3a478a
-import os, shutil, time, torch, warnings
+import os, pickle, shutil, time, torch, warnings
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -56,64 +56,32 @@ def set_torn_aside(folder):
         if states.exists():
             states.read_bytes()                                        # its OSError is the machine's
             load_checkpoint(states)
-        return
-    except FdgnbError: pass
-    other = folder.with_name(f"{folder.name}.torn")
-    shutil.rmtree(other, ignore_errors=True)
-    folder.rename(other)
-
-# %% ../../nbs/experiments/03_execution.ipynb #owncode01
-def list_registered(made, metrics=()):
-    "[(kind, name, object)] of what a run's plan names; FdgnbError on what is not registered in this process."
-    m, data, s = made.call["method"], made.dataset, Settings(**made.given)
-    names = [(METHODS, n.strip()) for n in m.split("+")] if isinstance(m, str) else []
-    if isinstance(data, str) and not {"/", os.sep} & {*data}: names.append((DATASETS, data))
-    if not is_given(s.backbone): names.append((MODELS, s.backbone or "cnn2"))
-    if not is_given(s.augment): names.append((AUGMENTATIONS, s.augment))
-    names += [(METRICS, m) for m in metrics]
-    for name, *given in steps_of(s.partition):
-        names += [(PARTITIONS, name), *((DATASETS, d) for d in given if name == "load" and "/" not in str(d))]
-    found = [(registry.kind, name, registry.get(name)) for registry, name in names]
-    return found if isinstance(m, str) else [("method", m.__name__, m), *found]
-
-
-def plan_here(call, metrics=()):
-    "The plan of a run in the process that plays it; FdgnbError where that does not know what it names."
-    DATASETS.load()
-    try:
-        made = plan(**call)
-        list_registered(made, metrics)
-        return made
-    except FdgnbError as e:
-        raise FdgnbError(f"where the run is played: {e}; to import its module must register it") from None
+    except FdgnbError:
+        other = folder.with_name(f"{folder.name}.torn")
+        shutil.rmtree(other, ignore_errors=True)
+        folder.rename(other)
 
 # %% ../../nbs/experiments/03_execution.ipynb #ofmachine1
 LACKS_MEMORY = "out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED"        # as torch's allocators say it
-
-
-def is_out_of_memory(e):
-    "Whether an error says that the processor or a graphics card has too little memory."
-    if isinstance(e, (MemoryError, torch.OutOfMemoryError)): return True
-    return isinstance(e, RuntimeError) and any(text in str(e) for text in LACKS_MEMORY)
 
 
 def is_machines_fault(e):
     "Whether an error, or one that it was raised for, is the machine's (a disk, memory) or a metric's."
     if "cannot be used: [Errno " in str(e): return True               # a run's folder, raised beside its OSError
     while e:
-        if isinstance(e, (OSError, MetricError)) or is_out_of_memory(e): return True
+        lacks_memory = isinstance(e, RuntimeError) and any(text in str(e) for text in LACKS_MEMORY)
+        if lacks_memory or isinstance(e, (OSError, MemoryError, torch.OutOfMemoryError, MetricError)): return True
         e = e.__cause__ or e.__context__
     return False
 
 # %% ../../nbs/experiments/03_execution.ipynb #d582248a
-def make_record(made, args, versions, folder, work, retry=False, metrics=()):
+def make_record(made, args, versions, store, work, retry=False, metrics=()):
     "Play a run and file its record; its state, or differs: another result is filed, busy: another process plays it."
-    store = Store(folder)
     begun_as = digest_of([versions, {m: metric_version(m) for m in metrics}], 4)      # of other versions: begun anew
     mine = Path(work)/f"{file_name(args).removesuffix('.json')}-{begun_as}"
     mine.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with hold_lock(folder, args):
+        with hold_lock(store.folder, args):
             state, _ = store.find(args, versions, metrics)
             if state == "done" or state == "failed" and not retry: return state
             set_torn_aside(mine)
@@ -160,25 +128,24 @@ def make_pool(jobs, clock):
     ahead = "2 * n_jobs" if clock.until is None else "n_jobs"                # no run waits past its time
     return Parallel(n_jobs=n, return_as=how, batch_size=1, pre_dispatch=ahead)
 
-# %% ../../nbs/experiments/03_execution.ipynb #c68070da
-def check_metrics(metrics):
-    "The names of further metrics; FdgnbError where one is unknown or cannot be computed here."
-    names = metric_names(metrics)
-    ours = [m for m in names if METRICS.get(m).__module__.startswith("fdgnb.")]     # one may lack its library
-    compute_metrics(ours, np.eye(3)[[0, 1, 2, 0]]*.9 + .1/3, [0, 1, 2, 1])
-    return names
-
-
-def check_jobs(jobs):
-    "FdgnbError on what is no number of runs at once."
-    if jobs is not None and check_value("jobs", jobs, hp(1, "runs at once; -1: one per core", low=-cores())) == 0:
-        raise FdgnbError("jobs=0: wanted runs at once, or -1: one per core")
-
 # %% ../../nbs/experiments/03_execution.ipynb #owncode02
-def list_needs(todo, metrics=()):
-    """What other processes import before they play {key: (plan, args, versions)}; None where it is fdgnb alone.
+def list_registered(made, metrics=()):
+    "[(kind, name, object)] of what a run's plan names; FdgnbError on what is not registered in this process."
+    DATASETS.load()
+    m, data, s = made.call["method"], made.dataset, Settings(**made.given)
+    names = [(METHODS, n.strip()) for n in m.split("+")] if isinstance(m, str) else []
+    if isinstance(data, str) and not {"/", os.sep} & {*data}: names.append((DATASETS, data))
+    if not is_given(s.backbone): names.append((MODELS, s.backbone or "cnn2"))
+    if not is_given(s.augment): names.append((AUGMENTATIONS, s.augment))
+    names += [(METRICS, m) for m in metrics]
+    for name, *given in steps_of(s.partition):
+        names += [(PARTITIONS, name), *((DATASETS, d) for d in given if name == "load" and "/" not in str(d))]
+    found = [(registry.kind, name, registry.get(name)) for registry, name in names]
+    return found if isinstance(m, str) else [("method", m.__name__, m), *found]
 
-    FdgnbError on what they cannot know: it is no module's that they would find."""
+
+def list_needs(todo, metrics=()):
+    "What other processes import before they play runs, None: fdgnb alone; FdgnbError on what no module of theirs has."
     every = {id(o): (kind, name, o) for made, *_ in todo.values() for kind, name, o in list_registered(made, metrics)}
     given, modules = {id(made.call["method"]) for made, *_ in todo.values()}, {*filter(is_importable, IMPORTED)}
     for kind, name, o in every.values():
@@ -186,22 +153,9 @@ def list_needs(todo, metrics=()):
         homes = own_modules(o) if hasattr(o, "own") or home.split(".")[0] != "fdgnb" else []
         found = id(o) not in given or (is_importable(home) and get_member(home, o.__qualname__) is o)
         if not found or not all(map(is_importable, homes)):
-            what = f"{kind} {echo(name)}"
-            raise FdgnbError(f"{what} is known in this process alone: a module for it, or jobs=1")
+            raise FdgnbError(f"{kind} {echo(name)} is known in this process alone: a module for it, or jobs=1")
         modules.update(homes)
     return pack_modules(modules) if modules else None
-
-
-def pack_call(call):
-    "The arguments of a run as they travel: a method's class by its module and name."
-    m = call["method"]
-    return call if isinstance(m, str) else call | dict(method=(m.__module__, m.__qualname__))
-
-
-def unpack_call(call):
-    "The arguments of a run as `pack_call` was given them."
-    m = call["method"]
-    return call | dict(method=get_member(*m)) if isinstance(m, tuple) else call
 
 # %% ../../nbs/experiments/03_execution.ipynb #0d4fecde
 def run(
@@ -220,28 +174,29 @@ def run(
     a run that was cut off on one begins anew on another. A method of your own: in a module, or with jobs=1.
     A run whose record lacks a metric is run again for it."""
     clock = Clock(check_value("seconds", seconds, hp(0., "how long; None: all", low=0.)))
-    try: return run_within(clock, Planner(), grid, store, jobs, work, retry, progress, metrics)
+    is_hidden = bool(os.environ.get("CI")) if progress is None else not progress
+    try: return run_within(clock, Planner(), grid, store, jobs, work, retry, is_hidden, metrics)
     except KeyboardInterrupt:
-        kept = "interrupted: runs that ended are kept; the same call goes on with the others"
-        if not is_hidden(progress): print(kept)
+        if not is_hidden: print("interrupted: runs that ended are kept; the same call goes on with the others")
         raise
+    except (OSError, MemoryError, RuntimeError) as e:
+        if not is_machines_fault(e): raise
+        why = " ".join(str(e).split()) or "out of memory"
+        raise FdgnbError(f"{why}: runs that ended are kept; call again to go on") from None
 
 # %% ../../nbs/experiments/03_execution.ipynb #runwithin1
-def is_hidden(progress):
-    "Whether no bar is shown."
-    return bool(os.environ.get("CI")) if progress is None else not progress
+BAR = "{desc}: {percentage:3.0f}%|{bar:8}| {n_fmt}/{total_fmt} rounds [{elapsed}<{remaining}{postfix}]"     # 80 columns
 
 
-# in 80 columns
-BAR = "{desc}: {percentage:3.0f}%|{bar:8}| {n_fmt}/{total_fmt} rounds [{elapsed}<{remaining}{postfix}]"
-
-
-def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, progress=None, metrics=()):
+def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, is_hidden=True, metrics=()):
     "`run` by a clock and a `Planner` that go on from one call to the next."
     from tqdm import tqdm                  # text: it stays in an executed notebook, and a terminal can show it
     check_grid(grid)
-    check_jobs(jobs)
-    metrics = check_metrics(metrics)
+    if jobs is not None and check_value("jobs", jobs, hp(1, "runs at once; -1: one per core", low=-cores())) == 0:
+        raise FdgnbError("jobs=0: wanted runs at once, or -1: one per core")
+    metrics = metric_names(metrics)
+    ours = [m for m in metrics if METRICS.get(m).__module__.startswith("fdgnb.")]     # one may lack its library
+    compute_metrics(ours, np.eye(3)[[0, 1, 2, 0]]*.9 + .1/3, [0, 1, 2, 1])
     store = store if isinstance(store, Store) else Store(store)
     work = folder_of(work, "work") or root()/"runs"/"grid"
     again = ("missing", "stale", "unmeasured") + ("failed",)*bool(retry)
@@ -255,8 +210,8 @@ def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, p
     needs = None if jobs == 1 else list_needs(todo, metrics)
     differ = set()
     with tqdm(total=sum(args["rounds"] for _, args, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
-              disable=is_hidden(progress) or not todo) as bar, explain_machine():
-        for ended, (key, state) in enumerate(play_all(todo, clock, store, jobs, needs, str(work), retry, metrics), 1):
+              disable=is_hidden or not todo) as bar:
+        for ended, (key, state) in enumerate(play_all(todo, clock, store, jobs, needs, work, retry, metrics), 1):
             args = todo[key][1]
             bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
             name = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"
@@ -264,16 +219,6 @@ def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, p
             bar.update(args["rounds"])
             if state == "differs": differ.add(key)
     return warn_of_differences(results(grid, store, planner, metrics), [file in differ for file in files])
-
-# %% ../../nbs/experiments/03_execution.ipynb #stoppedgrid
-@contextmanager
-def explain_machine():
-    "A machine that cannot go on: what is kept is said in one line."
-    try: yield
-    except (OSError, MemoryError, RuntimeError) as e:
-        if isinstance(e, RuntimeError) and not is_out_of_memory(e): raise
-        why = " ".join(str(e).split()) or "out of memory"
-        raise FdgnbError(f"{why}: runs that ended are kept; call again to go on") from None
 
 # %% ../../nbs/experiments/03_execution.ipynb #f639818e
 def warn_of_differences(table, differ):
@@ -294,11 +239,16 @@ def say_new(heard, known):
         known.add(text)
 
 
+def pack_call(made):
+    "The arguments of a run as they travel: its method is looked for once its module is imported."
+    return made.call | dict(method=pickle.dumps(made.call["method"]))
+
+
 def play_all(todo, clock, store, jobs, needs, *how):
     "(key, state) of each run as it ends; what another process is at is looked at again."
-    known, place = set(), str(store.folder.absolute())
+    known, place = set(), Store(store.folder.absolute(), store.studies.absolute())
     while todo:
-        calls = (delayed(play_one)(key, needs, made if jobs == 1 else pack_call(made.call), args, versions, place, *how)
+        calls = (delayed(play_one)(key, needs, made if jobs == 1 else pack_call(made), args, versions, place, *how)
                  for key, (made, args, versions) in todo.items() if clock.has_time())
         busy = {}
         for key, state, took, heard in make_pool(jobs, clock)(calls):
@@ -316,14 +266,14 @@ def play_all(todo, clock, store, jobs, needs, *how):
 
 
 def play_one(key, needs, made, *how):
-    """(key, state, seconds, warnings) of a run that is played once its modules are here.
-
-    made: its plan, or in another process its call."""
+    "(key, state, seconds, warnings) of a run, by its plan, or in another process its call."
     began, state = time.monotonic(), None
     if needs: unpack_modules(needs)
     try:
         with warnings.catch_warnings(record=True) as caught:
-            if not isinstance(made, Plan): made = plan_here(unpack_call(made), how[-1])
+            if not isinstance(made, Plan):
+                made = plan(**made | dict(method=pickle.loads(made["method"])))
+                list_registered(made, how[-1])             # FdgnbError where this process does not know what it names
             state = make_record(made, *how)
     finally:
         heard = [(str(w.message), w.category, w.filename, w.lineno) for w in caught]

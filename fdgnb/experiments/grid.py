@@ -6,179 +6,98 @@
 __all__ = ['grid']
 
 # %% ../../nbs/experiments/01_grid.ipynb #df24dc25
-import ast, os, re
-import numpy as np
+import ast, re
 import pandas as pd
 from collections.abc import Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from ..core import FdgnbError, echo, nearest, root
-from ..settings import SETTINGS, check_value, hp, model_of, to_python
+from tempfile import TemporaryFile
+from ..core import FdgnbError, echo, nearest, root, writing
+from ..settings import SETTINGS, check_value, hp, model_of
 from ..data.catalogue import is_path
 from ..data.domain import Dataset
 from ..data.partitions import POOLED
 from ..federation.compose import hyper_names, method_class
 from ..runs.imports import import_modules
 from ..runs.metrics import RULES
-from ..runs.plan import Call, Plan, Shared, find_targets, join_hyper, known_domains, plan, vary
+from ..runs.plan import PLAYED, WORDS, Call, Plan, Shared, find_targets, join_hyper, known_domains, plan, vary
 from ..runs.setup import read_data
 
 # %% ../../nbs/experiments/01_grid.ipynb #named0spell
 def split_names(methods):
     "A list of methods from a text, parted by commas or blanks that stand in no parentheses; a list as it is."
     if isinstance(methods, (list, tuple)): return list(methods)
-    if not isinstance(methods, str): raise FdgnbError(f"methods={echo(methods)}: wanted names")
-    outside = re.sub(r"\([^()]*\)", "", methods)
-    if set("()") & set(outside):
-        raise FdgnbError(f"methods {echo(methods)}: wanted name(key=value, ...), no parentheses inside")
-    return re.findall(r"(?:[^\s,()]|\([^()]*\))+", methods)
-
-
-def parse_call(text):
-    "The syntax tree of a call `name(key=value, ...)` without positional arguments; None of anything else."
-    name, _, values = text.partition("(")
-    if not name.strip() or not text.endswith(")"): return None
-    try:
-        call = ast.parse(f"f({values}", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    plain_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
-    return call if plain_call else None
-
-
-def literal_value(node):
-    "Python's value of a syntax tree, or the word that a bare name is; ValueError otherwise."
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    return re.split(r"[\s,]+(?![^()]*\))", str(methods).strip(" ,"))
 
 
 def parse_method(text):
     "(name, hyper-parameters) of a `name` or of `name(key=value, ...)`: Python's values, or a bare word."
-    if "(" not in text: return text, {}
-    why = f"method {echo(text)}: wanted name(key=value, ...)"
-    call = parse_call(text)
-    if call is None: raise FdgnbError(why)
+    name, mark, values = text.strip().partition("(")
+    if not mark: return name, {}
     try:
-        values = {k.arg: literal_value(k.value) for k in call.keywords}
-    except (ValueError, RecursionError, MemoryError, SyntaxError):
-        raise FdgnbError(why) from None
-    if None in values or len(values) < len(call.keywords): raise FdgnbError(why)          # **x, or a name twice
-    return text.partition("(")[0].strip(), values
+        call = ast.parse(f"named({values}", mode="eval").body
+        is_plain = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
+        hyper = {}
+        for k in call.keywords if is_plain else ():
+            hyper[k.arg] = k.value.id if isinstance(k.value, ast.Name) else ast.literal_eval(k.value)
+        is_plain = is_plain and None not in hyper and len(hyper) == len(call.keywords)      # no **x, no name twice
+    except (ValueError, RecursionError, MemoryError, SyntaxError): is_plain = False
+    if is_plain: return name.strip(), hyper
+    raise FdgnbError(f"method {echo(text)}: wanted name(key=value, ...)")
 
 # %% ../../nbs/experiments/01_grid.ipynb #f70177ec
 def list_members(several):
-    "What has members (a list, a set, an array, an index, a generator) as a list; None: one word or thing."
-    one = isinstance(several, (str, bytes, dict, type, Dataset, pd.DataFrame))
-    if one or not isinstance(several, Iterable): return None          # samples by number may have no end
-    try:
-        out = list(several)
-    except TypeError:
-        return None
-    return sorted(out, key=str) if isinstance(several, (set, frozenset)) else out   # alike everywhere
-
-
-def label_methods(method):
-    "[(label, method)] of one or several methods, or of {label: method}."
-    if isinstance(method, dict): return list(method.items())
-    several = list_members(method)
-    return [(m.strip() if isinstance(m, str) else getattr(m, "__name__", echo(m)), m)
-            for m in ([method] if several is None else several)]
-
-
-def find_repeated(keys):
-    "The place of the first of some keys that is there twice; None where there is none."
-    return next((i for i, key in enumerate(keys) if keys.count(key) > 1), None)
+    "The members of a list, a set, an array or a generator as a list; of one word or thing a list of it."
+    one = isinstance(several, (str, bytes, dict, type, Dataset)) or not isinstance(several, Iterable)
+    if one or getattr(several, "shape", None) == (): return [several]
+    return sorted(several, key=str) if isinstance(several, (set, frozenset)) else list(several)       # alike everywhere
 
 
 def parse_methods(method):
     """[(label, method, hyper-parameters)] of methods, or of {label: method or (name, hyper)}.
 
     A method: a name, a name with values as `fedavg(local_epochs=3)`, or a class."""
-    out = []
-    for label, m in label_methods(method):
-        if isinstance(m, str): m = parse_method(m.strip())
-        name, *own = m if isinstance(m, tuple) else (m, {})
-        if not isinstance(label, str) or len(own) != 1 or not isinstance(own[0], dict):
-            raise FdgnbError(f"method {echo(label)}: wanted a name, or label: (name, hyper-parameters)")
+    pairs = [(getattr(m, "__name__", m), m) for m in list_members(method)]
+    if isinstance(method, dict): pairs = method.items()
+    out = {}
+    for label, m in pairs:
+        label = str(label).strip()
+        if label in out:
+            raise FdgnbError(f"method {label!r} is there twice: give the two labels, {{label: (name, hyper)}}")
+        if isinstance(m, str): m = parse_method(m)
+        name, hyper = m if isinstance(m, tuple) and len(m) == 2 else (m, {})
         method_class(name)
-        out.append((label, name, own[0]))
+        out[label] = label, name, join_hyper({}, hyper)
     if not out: raise FdgnbError("a grid needs a method: none is given")
-    twice = find_repeated([label for label, *_ in out])
-    if twice is not None:
-        raise FdgnbError(f"method {out[twice][0]!r} is there twice: "
-                         "give the two labels, {label: (name, hyper)}")
-    return out
+    return list(out.values())
 
 # %% ../../nbs/experiments/01_grid.ipynb #e19bad08
 def check_seeds(seed):
     "A list of different seeds from a number or several, as Python's whole numbers."
-    given = seed.tolist() if isinstance(seed, np.ndarray) else to_python(seed)
-    one = isinstance(given, (int, float)) and not isinstance(given, bool)
-    several = [given] if one else list_members(given)
-    if several is None: raise FdgnbError(f"seed={echo(given)}: wanted a whole number or several")
-    seeds = [check_value("seed", s, model_of(Call).declared["seed"]) for s in several]
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise FdgnbError(f"seed={echo(given)}: wanted different seeds")
+    seeds = [check_value("seed", s, model_of(Call).declared["seed"]) for s in list_members(seed)]
+    if not seeds or len(set(seeds)) < len(seeds): raise FdgnbError(f"seed={echo(seed)}: wanted different seeds")
     return seeds
-
-
-def list_pairs(dataset, names):
-    "Every two of a data set's domains, to be held out together; FdgnbError where none would be left."
-    if len(names) > 2: return list(map(list, combinations(names, 2)))
-    raise FdgnbError(f"target='pairs': {dataset_name(dataset)} has {len(names)} domains, "
-                     "and pairs leave none to train on")
-
-
-def list_targets(base, target):
-    "The targets of runs on the data of a plan: `each` of their domains, all `pairs` of them, or the one that is named."
-    known = known_domains(base.dataset, base.load)
-    if target in ("each", "pairs", "own", "none") and not known: known = read_data(base).names
-    if isinstance(target, str) and target == "each": return known
-    if isinstance(target, str) and target == "pairs": return list_pairs(base.dataset, known)
-    names = list(find_targets(target, base.dataset, known))
-    return [names[0] if len(names) == 1 else names or None]
-
-
-def dataset_name(dataset): return dataset.name if isinstance(dataset, Dataset) else str(dataset)
-
-# %% ../../nbs/experiments/01_grid.ipynb #9f4c7119
-@contextmanager
-def prefix_errors(label):
-    "Say whose an FdgnbError is."
-    try:
-        yield
-    except FdgnbError as e:
-        raise FdgnbError(f"{label}: {e}") from None
-
-# %% ../../nbs/experiments/01_grid.ipynb #841298f0
-def place_of(name):
-    "Where a data set named or lying in a folder is, for telling two apart."
-    try: return str(Path(name).expanduser().resolve())
-    except (TypeError, ValueError, RuntimeError, OSError): return id(name)      # no path: refused where it is read
 
 
 def check_datasets(dataset):
     "One or several data sets as a list; FdgnbError where there is none, or one twice."
-    several = list_members(dataset)
-    out = [dataset] if several is None else several
-    if not out: raise FdgnbError("a grid needs a data set: none is given")
-    twice = find_repeated([id(d) if isinstance(d, Dataset) else place_of(d) for d in out])
-    if twice is not None: raise FdgnbError(f"data set {dataset_name(out[twice])!r} is there twice")
-    return out
+    datasets = list_members(dataset)
+    keys = {id(d) if isinstance(d, Dataset) else str(d) for d in datasets}
+    if keys and len(keys) == len(datasets): return datasets
+    raise FdgnbError(f"dataset={echo(dataset)}: wanted one, or several that are different")
 
 
-def pick_options(cls, options, shared):
-    "The options of a grid that a method is given: its own, and of the shared ones settings and what it has."
-    mine = hyper_names(cls)
-    return {k: v for k, v in shared.items() if k in mine or k in SETTINGS} | options
-
-
-def check_shared(shared, classes):
-    "FdgnbError on a shared hyper-parameter that is no setting and that no method of the grid has."
-    known = set(SETTINGS).union(*map(hyper_names, classes))
-    for name in sorted(shared.keys() - known, key=str):
-        raise FdgnbError(f"no method of the grid has the hyper-parameter {echo(name)}{nearest(name, sorted(known))}")
+def list_targets(base, target):
+    "The targets of runs on the data of a plan: `each` of their domains, all `pairs` of them, or the one that is named."
+    known, word = known_domains(base.dataset, base.load), target if isinstance(target, str) else ""
+    if word in ("each", "pairs", "own", "none") and not known: known = read_data(base).names
+    if word == "each": return known
+    if word == "pairs":
+        if len(known) > 2: return [list(two) for two in combinations(known, 2)]
+        raise FdgnbError(f"target='pairs': of the {len(known)} domains pairs leave none to train on")
+    names = list(find_targets(target, base.dataset, known))
+    return [names[0] if len(names) == 1 else names or None]
 
 # %% ../../nbs/experiments/01_grid.ipynb #8fc59aed
 def grid(
@@ -191,35 +110,39 @@ def grid(
     scale: str | None = None,                                                  # smoke, cpu or paper
     hyper: dict | None = None,                   # hyper-parameters for the methods that have them, settings for all
     device: object = "cpu",                                        # cpu or cuda
-    **settings,                                                                # fields of `Settings`, for all
+    **settings,                                  # fields of `Settings`, for all; groups and split, as of `fit`
 ) -> pd.DataFrame:                               # a line a run: label, method, dataset, target, seed, and its plan
     """Write down the runs of every method on every data set, target and seed; nothing is trained.
 
     Raises FdgnbError of one line on what `fit` would refuse by name."""
     methods, seeds, datasets = parse_methods(method), check_seeds(seed), check_datasets(dataset)
+    for name in settings:
+        if name in PLAYED: raise FdgnbError(f"{name!r} is how `fit` plays one run: leave it out of a grid")
     join_hyper(settings, hyper)                                                # no name is said twice
     shared, how = hyper or {}, dict(rounds=rounds, protocol=protocol, scale=scale, device=device)
-    check_shared(shared, [method_class(m) for _, m, _ in methods])
+    known = set(SETTINGS).union(*(hyper_names(method_class(m)) for _, m, _ in methods))
+    for name in shared:
+        if name in known: continue
+        raise FdgnbError(f"no method of the grid has the hyper-parameter {echo(name)}{nearest(name, sorted(known))}")
+    of_data = {k: v for k, v in (settings | shared).items() if k in SETTINGS or k in WORDS}
     rows = []
     for d in datasets:
-        data_only = {k: v for k, v in (settings | shared).items() if k in SETTINGS}
-        targets = list_targets(plan("fedavg", d, None, **how, hyper=data_only), target)
+        targets = list_targets(plan("fedavg", d, None, **how, **of_data), target)
         for label, m, own in methods:
-            options = settings | pick_options(method_class(m), own, shared)
-            with prefix_errors(label): first = plan(m, d, targets[0], seed=seeds[0], **how, hyper=options)
-            row = dict(label=label, method=m, dataset=dataset_name(d))
+            has = hyper_names(method_class(m))
+            options = settings | {k: v for k, v in shared.items() if k in has or k in SETTINGS} | own
+            try: first = plan(m, d, targets[0], seed=seeds[0], **how, **options)
+            except FdgnbError as e: raise FdgnbError(f"{label}: {e}") from None
+            row = dict(label=label, method=m, dataset=d.name if isinstance(d, Dataset) else str(d))
             rows += [row | dict(target=t, seed=s, plan=vary(first, t, s)) for t, s in product(targets, seeds)]
     return pd.DataFrame(rows, dtype=object)                          # numbers as Python's, None as None
 
 # %% ../../nbs/experiments/01_grid.ipynb #callofcode
-COLUMNS = "label method dataset target seed plan".split()
-
-
 def check_grid(grid):
     "FdgnbError on what is not the lines that `grid` makes."
-    is_grid = isinstance(grid, pd.DataFrame) and {*COLUMNS} <= {*grid}
-    if not is_grid or not all(isinstance(made, Plan) for made in grid["plan"]):
-        raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
+    is_grid = isinstance(grid, pd.DataFrame) and {*"label method dataset target seed plan".split()} <= {*grid}
+    if is_grid and all(isinstance(made, Plan) for made in grid["plan"]): return
+    raise FdgnbError(f"{echo(grid, 60)}: wanted the lines that `grid` makes")
 
 
 @dataclass(frozen=True)
@@ -249,10 +172,9 @@ def make_folder(out):
     "The folder `out` below the repository, made; None where there is none; FdgnbError where nothing can be written."
     if not out: return None
     folder = root()/str(out)
-    try: folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise FdgnbError(f"out={echo(out)} cannot be written: {e.strerror or e}") from None
-    if not os.access(folder, os.W_OK): raise FdgnbError(f"out={echo(out)} is read-only")
+    with writing(f"out={out}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
     return folder
 
 
@@ -271,21 +193,16 @@ def pool_lines(lines, base):
     return own.assign(label=POOLED, method="fedavg", plan=plans)
 
 
-FEW = dict(rounds=8, protocol="common", scale="cpu")         # of data by name; a folder is trained on as by `run`
-
-
 def plan_comparison(given):
-    """(the lines of a grid, the names of its methods, the folder of `out`) of the parameters of a `ComparePage`.
-
-    What has no value is left out; modules of the user's are imported."""
+    "(the lines of a grid, the names of its methods, the folder of `out`) of the parameters of a `ComparePage`."
     import_modules(given.get("imports", ""))                       # before anything of theirs is named
     RULES.get(given.get("rule", "source_val"))
-    names = split_names(given.get("methods", "fedavg"))
-    base, target = given.get("base", "fedavg"), given.get("target")
+    names, base, target = split_names(given.get("methods", "fedavg")), given.get("base", "fedavg"), given.get("target")
     if base not in names and base != "fedavg": raise FdgnbError(f"base={echo(base)}{nearest(base, names)}")
     folder = make_folder(given.get("out"))
     dataset = given.get("dataset", "digits")
-    usual = {} if is_path(dataset) else FEW
+    usual = dict(rounds=8, protocol="common", scale="cpu")
+    if is_path(dataset): usual = {}                                # a folder is trained on as by `run`
     how = {k: given.get(k, usual.get(k)) for k in ("rounds", "protocol", "scale", "hyper")}
     lines = grid(names, dataset, None if target == "none" else target,
                  range(given.get("seeds", 2)), device=given.get("device", "cpu"), **how)

@@ -9,7 +9,8 @@ __all__ = []
 import re
 import numpy as np
 from ..data.partitions import POOLED
-from ..runs.plots import colors, escape_label, styled
+from ..runs.metrics import RULES
+from ..runs.plots import MARKS, colors, escape_label, styled
 
 # %% ../../nbs/experiments/04_pictures.ipynb #9ddb7f81
 MANY_LABELS = 14                                          # more labels than this are not told apart by color
@@ -102,26 +103,19 @@ def curve_plot(curves, color=None):
     return fig
 
 # %% ../../nbs/experiments/04_pictures.ipynb #cc8b77b1
-def is_outdone(label, costs, price):
-    "Whether another label has more gain for at most 1 % more of a price, or as much for less."
-    own = costs.loc[label]
-    more = (costs[price] <= 1.01*own[price]) & (costs.gain > own.gain)
-    less = (1.01*costs[price] < own[price]) & (costs.gain >= own.gain)
-    return (more | less).any()
-
-
 def find_front(costs):
-    """Labels that none outdoes, in bytes or in FLOPs (`is_outdone`).
-
-    More gain is better, whatever the metric: `cost_of` turns the sign where less is."""
-    return [label for label in costs.index if not all(is_outdone(label, costs, p) for p in ("bytes", "flops"))]
+    "Labels that none outdoes in bytes or in FLOPs: by more gain for at most 1 % more, or as much for less."
+    def outdone(own, price):
+        more = (costs[price] <= 1.01*own[price]) & (costs.gain > own.gain)
+        less = (1.01*costs[price] < own[price]) & (costs.gain >= own.gain)
+        return (more | less).any()
+    return [label for label, own in costs.iterrows() if not (outdone(own, "bytes") and outdone(own, "flops"))]
 
 
 @styled
 def cost_plot(costs, named=(), color=None):
     """Gain in points against bytes and FLOPs over the base's. costs: label by gain, low, high, bytes, flops.
 
-    Up is better: of a metric of which less is better the gains come with their sign turned (`cost_of`).
     Of more than `MANY_LABELS` labels those of `named` and what none outdoes (`find_front`) are in color, the
     rest are gray rings. color: {label: color}; None: `label_colors`."""
     import matplotlib.pyplot as plt
@@ -153,8 +147,8 @@ def cost_plot(costs, named=(), color=None):
 
 # %% ../../nbs/experiments/04_pictures.ipynb #344f454c
 @styled
-def choices_plot(table, marks, metric="accuracy", color=None):
-    """Scores of each label on a line, in its color. table: percent, by choice; marks: {choice: (mark, name)}.
+def choices_plot(table, metric="accuracy", color=None):
+    """Scores of each label on a line, in its color. table: percent, label by selection rule or evaluation point.
 
     color: {label: color}; None: `label_colors`. Oracles are hollow."""
     import matplotlib.pyplot as plt
@@ -163,9 +157,11 @@ def choices_plot(table, marks, metric="accuracy", color=None):
     rows = np.arange(len(table))[::-1]
     own = [color[label] for label in table.index]
     ax.hlines(rows, table.min(axis=1), table.max(axis=1), color="0.85", lw=3, zorder=0)
-    for choice in table:
-        mark, name = marks.get(choice, ("v", choice))
-        is_oracle = "oracle" in name
+    words = dict(local="clients' own models, their mean", adapted="adapted to the target")
+    for i, choice in enumerate(table):
+        mark, name = MARKS[i % len(MARKS)], words.get(choice, choice)
+        is_oracle = choice in RULES and RULES[choice].uses_target
+        if is_oracle: name += " (an oracle)"
         ax.scatter(table[choice], rows, s=36, marker=mark, edgecolors=own, facecolors="none" if is_oracle else own)
         ax.plot([], [], mark, ms=6, color="0.3", mfc="none" if is_oracle else "0.3", label=name)
     ax.set_yticks(rows, map(escape_label, table.index))
@@ -173,16 +169,3 @@ def choices_plot(table, marks, metric="accuracy", color=None):
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, .5))
     return fig
 
-
-def rules_plot(rules, metric="accuracy", color=None):
-    "Scores under each selection rule, a label a line. rules: percent, label by rule; oracles are hollow."
-    marks = dict(last=("o", "last"), source_val=("s", "source_val"), top5=("^", "top5 (an oracle)"),
-                 target=("D", "target (an oracle)"))
-    return choices_plot(rules, marks, metric, color)
-
-
-def points_plot(points, metric="accuracy", color=None):
-    "Scores at each evaluation point, a label a line. points: percent, label by point."
-    marks = dict(aggregated=("o", "aggregated"), local=("s", "clients' own models, their mean"),
-                 adapted=("^", "adapted to the target"))
-    return choices_plot(points, marks, metric, color)

@@ -10,7 +10,7 @@ import pandas as pd
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from ..core import BEHAVIOR, FdgnbError, echo, root
+from ..core import BEHAVIOR, FdgnbError, root
 from ..data.catalogue import DATASETS
 from ..data.domain import Dataset
 from ..data.partitions import client_splits
@@ -21,7 +21,7 @@ from ..runs.records import Record, file_name, metric_version, outcome, read_stud
 from ..runs.plan import settle
 from ..runs.setup import Federation, data_digest, hold_out, read_data
 from ..runs.versions import versions_of
-from .grid import check_grid
+from .grid import check_grid, list_members
 
 # %% ../../nbs/experiments/02_store.ipynb #storecode2
 def has_metric(rec, name):
@@ -53,29 +53,19 @@ def choose(records, versions=None, metrics=()):
     return min(states, key=lambda pair: order.index(pair[0]), default=("missing", None))
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
-class Last:
-    "What was made last, for what key: it is made once for lines of a grid that follow one another."
-    def __init__(self): self.key = self.value = None
-    def get(self, key, make):
-        if self.value is None or key != self.key: self.key, self.value = key, make()
-        return self.value
-
-
 class Planner:
-    """What identifies the runs of a grid: (args, versions) of a line. Data are read and digested once for many lines.
-
-    A run reads them anew."""
+    "What identifies the runs of a grid: (args, versions) of a line. Data are read and digested once for many lines."
     def __init__(self):
         DATASETS.load()            # in every process, for a data set that has a loader's name has its version
-        self._known, self._checked, self._data, self._digest = {}, set(), Last(), Last()
+        self.known, self.checked = {}, set()
+        self.asked = self.data = self.digest = None                   # of the data that were read last
+        self.sources = []
 
     def __call__(self, row: pd.Series) -> tuple:                  # a line of a grid
         made = row["plan"]
         key = self.key_of(made)
-        if key not in self._known:
-            args, versions = self.identify(made)
-            self._known[key] = args, versions, made.method             # held, so that no later one has its id
-        args, versions, _ = self._known[key]
+        if key not in self.known: self.known[key] = *self.identify(made), made.method       # held: its id stays its own
+        args, versions, _ = self.known[key]
         is_one = len(made.target) == 1
         return args | dict(seed=made.seed) | (dict(target=made.target[0]) if is_one else {}), versions
 
@@ -87,7 +77,9 @@ class Planner:
         "The data of a plan, or those read last, where they are the same."
         if isinstance(made.dataset, Dataset): return read_data(made)
         asked = repr((made.dataset, made.given.get("size"), made.load, made.words.groups, made.words.split))
-        return self._data.get(asked, lambda: read_data(made))
+        if asked != self.asked: self.data = read_data(made)
+        self.asked = asked
+        return self.data
 
     def identify(self, made):
         "(args, versions) of a plan."
@@ -96,11 +88,11 @@ class Planner:
         sources = [hold_out(settled, data)]
         if settled.settings.partition:                            # which may take other data
             sources = client_splits(sources[0], settled.settings, settled.target_name, settled.seed)[3]
-        def digest(): return "+".join(map(data_digest, sources)), sources           # held: no later one has its id
-        found, _ = self._digest.get([*map(id, sources)], digest)
+        if [*map(id, sources)] != [*map(id, self.sources)]:
+            self.sources, self.digest = sources, "+".join(map(data_digest, sources))
         versions = versions_of(settled, data)
         has_own_code = any(isinstance(v, str) and not k.startswith("augmentation ") for k, v in versions.items())
-        if not has_own_code: return settled.args(found), versions
+        if not has_own_code: return settled.args(self.digest), versions
         fed = Federation(made, data)                              # its setup may change what the code says
         return fed.args(), versions_of(fed.plan, fed.data)
 
@@ -108,20 +100,19 @@ class Planner:
         "FdgnbError where a run cannot begin: it is set up whole, once for all seeds and targets."
         self(row)
         key = self.key_of(row["plan"])
-        if key not in self._checked: Federation(row["plan"], self.read(row["plan"]))
-        self._checked.add(key)
+        if key not in self.checked: Federation(row["plan"], self.read(row["plan"]))
+        self.checked.add(key)
 
 # %% ../../nbs/experiments/02_store.ipynb #c75fbfe8
 @lru_cache(maxsize=4)                                         # a campaign changes a study stage by stage
-def _read_studies(files):
+def read_files(files):
     "{name of a run's file: record} of some studies, given with their times of change."
     return {file_name(rec["args"]): rec for path, _ in files for rec in read_study(path)}
 
 
-def read_studies(folder):
+def read_folder(folder):
     "{name of a run's file: record} of the studies in a folder."
-    files = sorted([*Path(folder).glob("*.jsonl.gz"), *Path(folder).glob("*.jsonl")])    # a former one is refused
-    return _read_studies(tuple((file, file.stat().st_mtime_ns) for file in files))
+    return read_files(tuple((file, file.stat().st_mtime_ns) for file in sorted(Path(folder).glob("*.jsonl.gz"))))
 
 # %% ../../nbs/experiments/02_store.ipynb #storecls01
 class Store:
@@ -154,7 +145,7 @@ class Store:
         "(state, record) of a run: done, failed, stale (of other versions), unmeasured (lacks a metric), missing."
         path = self.path(args)
         here = self.read(path) if path.exists() else None
-        there = read_studies(self.studies).get(file_name(args))
+        there = read_folder(self.studies).get(file_name(args))
         return choose([rec for rec in (here, there) if rec], versions, metrics)
 
     def put(self, rec: dict) -> Path:
@@ -172,7 +163,7 @@ class Store:
         return Record(rec).write(path)
 
     def __iter__(self):
-        published, own = read_studies(self.studies), set()
+        published, own = read_folder(self.studies), set()
         for path in sorted(self.folder.glob("*/*.json")):
             here, name = self.read(path), str(path.relative_to(self.folder))
             there = published.get(name)
@@ -199,10 +190,7 @@ def results(
 # %% ../../nbs/experiments/02_store.ipynb #storehlp1
 def metric_names(metrics):
     "The names of further metrics as a list, from one or several; FdgnbError on one that is unknown."
-    if metrics is None or isinstance(metrics, str): metrics = [metrics] if metrics else []
-    try: metrics = list(metrics)
-    except TypeError: raise FdgnbError(f"metrics={echo(metrics)}: wanted names") from None
-    names = [m for m in metrics if not isinstance(m, str) or m != "accuracy"]         # which every record has
+    names = [m for m in list_members(metrics or ()) if m != "accuracy"]                # which every record has
     for m in names: METRICS.get(m)
     return list(dict.fromkeys(names))
 

@@ -38,10 +38,7 @@ def place_scores(tidy):
 
 
 def average_columns(cells, parts, tidy, want):
-    """Avg and ALL by (label, seed) where all columns are there, `want` of them.
-
-    Avg: the mean of the columns. ALL: over the samples of all targets; in-domain, of one data set, as the
-    record has it."""
+    "By (label, seed) with all `want` columns: Avg, their mean, and ALL, over all samples, in-domain as recorded."
     recorded = tidy[tidy.target.isna() & (tidy.column == "ALL")].set_index(["label", "seed"])["value"]
     if not recorded.index.is_unique: recorded = recorded[:0]                           # of several data sets
     samples = {key: g for key, g in parts.groupby(["label", "seed"])}
@@ -189,8 +186,7 @@ def add_gaps(wide, columns, seeds):
 
 def describe_divergence(results):
     "How many runs diverged: those that were stopped for it, and those that went on and are in the table; '' of none."
-    errors = results.error if "error" in results else []
-    stopped = sum("the run diverged in round" in str(e) for e in errors)
+    stopped = sum("the run diverged in round" in str(e) for e in results.get("error", ()))
     went_on = sum(bool(r and r.get("diverged")) for r in results.record)
     counts = {"left out": stopped, "among them": went_on}
     return ", ".join(f"{n} DIVERGED run{'s'*(n > 1)} {where}" for where, n in counts.items() if n)
@@ -221,25 +217,17 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     return "; ".join(filter(None, parts))
 
 # %% ../../nbs/experiments/06_table.ipynb #2afc1519
-def check_results(results):
-    "FdgnbError where there are no lines with a record, or its lack."
-    names = {"label", "method", "dataset", "target", "seed", "record"}
-    if isinstance(results, pd.DataFrame) and names <= {*results}: return
-    raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
-
-
-def check_choice(results, rule, point, rows, columns, base, metric):
+def check_choice(results, rule, point, rows, columns, metric):
     "FdgnbError on a word that `table` does not know, or a metric that some records do not have."
-    check_results(results)
+    names = {"label", "method", "dataset", "target", "seed", "record"}
+    if not isinstance(results, pd.DataFrame) or not names <= {*results}:
+        raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
     RULES.get(rule)
     POINTS.get(point)
     metric_names([metric])
-    for what, word in dict(rows=rows, columns=columns).items():
-        known = "label", "method", "dataset", "target"
-        if word not in known: raise FdgnbError(f"unknown {what} {echo(word)}{nearest(word, known)}")
-    if not isinstance(base, str): raise FdgnbError(f"base={echo(base)}: wanted the label of a row")
-    if metric != "accuracy" and point == "local":
-        raise FdgnbError(f"{metric} is measured of the aggregated and the adapted model: no point 'local'")
+    known = "label", "method", "dataset", "target"
+    for kind, word in dict(rows=rows, columns=columns).items():
+        if word not in known: raise FdgnbError(f"unknown {kind} {echo(word)}{nearest(word, known)}")
     records = [r for r in results.record if r]
     lacking = sum(not has_metric(r, metric) for r in records)
     if lacking:
@@ -255,9 +243,9 @@ def check_cells(results, cells, rows, columns):
     data = done.assign(data=[r["args"].get("data") for r in done.record],
                        together=[target_name(v) if isinstance(v, (list, tuple)) else "" for v in done.target])
     several = data.groupby(["dataset", "together"]).data.nunique(dropna=False).groupby(level=0).max()
-    if several.sum() > 1 and columns != "dataset":
-        raise FdgnbError(f"{several.sum()} data sets in one table: choose one, or columns='dataset'")
     if several.max() > 1: raise FdgnbError("data sets of one name that are not the same: give them names of their own")
+    if len(several) > 1 and columns != "dataset":
+        raise FdgnbError(f"{len(several)} data sets in one table: choose one, or columns='dataset'")
     held = cells[cells.target.notna()].dropna(subset=["n"])            # all of a target's samples are tested
     sizes = held.groupby(["dataset", "part", "seed"]).n.nunique()
     if (sizes > 1).any():
@@ -269,18 +257,8 @@ def check_cells(results, cells, rows, columns):
         raise FdgnbError(f"several runs of {twice.label.iloc[0]!r} with one target and seed: {hint}")
 
 # %% ../../nbs/experiments/06_table.ipynb #1f0b8fe9
-def compare_rows(wide, base, lower=False):
-    "What stands beside the means: by label gain, low, high, p over the base, rank, and whether it is a copy."
-    gains = {label: gain_of(wide, label, base) for label in wide}
-    extra = pd.DataFrame(gains, ["gain", "low", "high", "p"]).T
-    ranks = mean_ranks(wide.drop(columns=POOLED, errors="ignore"), base, lower).reindex(list(wide))
-    return extra.assign(rank=ranks, same=[is_copy(wide, label, base) for label in wide])
-
-
 def pool_targets(cells, results, rows):
-    """One value a cell and seed, the mean over targets, so that sd is over seeds.
-
-    Where some target of the grid was not run, the mean would be one of other things: it is left out."""
+    "One value a cell and seed, the mean over targets, so that sd is over seeds; none where a target was not run."
     keys = ["label", "column", "seed"]
     own, group = ("target", "label") if rows == "target" else ("dataset", "dataset")
     planned = results.target.map(target_name).groupby(results[own].map(target_name)).nunique()
@@ -318,7 +296,7 @@ def table(
     not all there has (n) at its means; one that lacks a column has no bold, gain, Avg or ALL; a mean over
     targets is blank where one is missing. What a method does at test time is a row of its own in
     `add_adapted` results. Raises FdgnbError where different things would stand in one cell."""
-    check_choice(results, rule, point, rows, columns, base, metric)
+    check_choice(results, rule, point, rows, columns, metric)
     tidy = scores(results, rule, point, metric)
     if tidy.empty:
         hint = "run it first" if scores(results, "last", point, metric).empty else "rule='last' has some"
@@ -332,7 +310,7 @@ def table(
     labels = list(dict.fromkeys(results[rows].map(target_name)))
     planned = results[columns].map(target_name if columns == "target" else str).dropna()
     names = list(dict.fromkeys([*planned, *parts.column]))                               # those without any run too
-    if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {base!r}{nearest(base, labels)}")
+    if base != "fedavg" and base not in labels: raise FdgnbError(f"no row {echo(base)}{nearest(base, labels)}")
     cells = parts if columns == "target" else pool_targets(parts, results, rows)
     averages = average_columns(cells, parts, tidy, len(names))
     if metric not in MEANS: averages = averages.drop(columns="ALL")
@@ -341,8 +319,10 @@ def table(
     gaps = int(wide.drop(columns=POOLED, errors="ignore").isna().to_numpy().sum())
     oracle = ", an oracle: it looks at the target's labels" if RULES[rule].uses_target else ""
     how = f"rule {rule}{oracle}, {point} model"
-    return Table(*summarize_cells(cells, averages, labels, names),
-                 extra=compare_rows(wide, base, lower_is_better(metric)),
+    extra = pd.DataFrame({label: gain_of(wide, label, base) for label in wide}, [*INTERVAL, "p"]).T
+    ranks = mean_ranks(wide.drop(columns=POOLED, errors="ignore"), base, lower_is_better(metric)).reindex(list(wide))
+    extra = extra.assign(rank=ranks, same=[is_copy(wide, label, base) for label in wide])
+    return Table(*summarize_cells(cells, averages, labels, names), extra=extra,
                  caption=describe_table(tidy, cells, how, gaps, results, metric),
                  base=base, runs=list_scores(cells, names, rule, point, metric), metric=metric,
                  inside=columns == "target" and bool(tidy.target.isna().all()))
@@ -356,7 +336,6 @@ def adapt_scores(part):
 
 def add_adapted(results):
     "Results, and a line 'label (adapted)' for each run whose method adapts the last model to the target."
-    check_results(results)
     more = results[[bool(r and r["scores"].get("adapted", {}).get("last")) for r in results.record]]
     records = [adapt_scores(r) | dict(metrics={m: adapt_scores(v) for m, v in r.get("metrics", {}).items()})
                for r in more.record]
@@ -436,23 +415,23 @@ def describe_comparison(results):
     if not records: return "No run has ended."
 
     def say(pick): return " or ".join(dict.fromkeys(format_value(pick(r)) for r in records))
-    def setting(name): return say(lambda r: r["args"]["settings"][name])
+    def argument(name, usual): return say(lambda r: r["args"][name] or usual)
+    def setting(name): return say(lambda r: r["args"]["settings"].get(name))
 
     held = [str(t) for t in dict.fromkeys(results.target.map(target_name)) if t is not None]
-    where = f"held out in turn: {', '.join(held)}" if held else "in-domain: every client tested on its own samples"
-    if len(held) == 1: where = f"held out: {held[0]}"
-    limit = setting("limit")
+    where = f"held out{' in turn'*(len(held) > 1)}: {', '.join(held)}"
+    if not held: where = "in-domain: every client tested on its own samples"
+    limit, protocol = setting("limit"), argument("protocol", "none")
+    load = say(lambda r: r["args"]["settings"].get("load") or "nothing")
     how = [f"{say(lambda r: r['rounds'])} rounds", f"backbone {setting('backbone')}",
            f"learning rate {setting('lr')}", f"batches of {setting('batch_size')}",
            f"local epochs {setting('local_epochs')}",
            "all samples" if limit == "all" else f"at most {limit} samples of a domain (limit)"]
-    load = say(lambda r: r["args"]["settings"].get("load") or "nothing")
     if load != "nothing": how.append(f"data loaded with {load}")
-    protocol = say(lambda r: r["args"]["protocol"] or "none")
-    if protocol != "none": how.append(f"protocol {protocol} at scale {say(lambda r: r['args']['scale'] or 'paper')}")
+    if protocol != "none": how.append(f"protocol {protocol} at scale {argument('scale', 'paper')}")
     seeds = ", ".join(map(str, dict.fromkeys(results.seed)))
-    made = [say(lambda r: r["provenance"]["hardware"]), say(lambda r: r["args"]["device"]),
+    made = [say(lambda r: r["provenance"]["hardware"]), argument("device", "cpu"),
             f"torch {say(lambda r: r['provenance']['libraries']['torch'])}"]
-    return (f"**{', '.join(dict.fromkeys(results.label))}** on **{say(lambda r: r['args']['dataset'])}**, {where}; "
+    return (f"**{', '.join(dict.fromkeys(results.label))}** on **{argument('dataset', '')}**, {where}; "
             f"{'seed' if results.seed.nunique() == 1 else 'seeds'} {seeds}.\n\n"
             f"Every run: {', '.join(how)}. Made on {', '.join(made)}.")

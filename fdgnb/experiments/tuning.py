@@ -24,23 +24,21 @@ NEAR = .02                          # validation so far below the best counts as
 SEARCH_SEEDS = 100, 101             # apart from the seeds of a report
 
 
-def scale_rate(lr, factor):
-    "A learning rate times a factor, in three digits."
-    return float(f"{lr*factor:.3g}")
+def list_rates(lr, factors):
+    "Trials of the learning rate alone: it times some factors, in three digits."
+    return [dict(lr=float(f"{lr*factor:.3g}")) for factor in factors]
 
 
-def rate_trials(usual):
-    "The first trials: the learning rate alone. usual: {option: value} of the protocol."
-    return [dict(lr=scale_rate(usual["lr"], factor)) for factor in RATES]
-
-
-def value_trials(tune, usual, best):
+def list_further(tune, usual, best):
     "The further trials: the option of `tune` at the best rate, or further rates where a method has none."
-    if not tune: return [dict(lr=scale_rate(usual["lr"], factor)) for factor in FURTHER]
+    if not tune: return list_rates(usual["lr"], FURTHER)
     (option, values), = tune.items()
     return [best | {option: value} for value in values if value != usual[option]]
 
 # %% ../../nbs/experiments/10_tuning.ipynb #tunecd0005
+def has_ended(lines): return lines.state.isin(["done", "failed"])
+
+
 def score_trial_runs(made):
     "Mean validation of a trial's runs, each in its best round; -1 where one failed; None where one is missing."
     if (made.state == "failed").any(): return -1.
@@ -48,12 +46,18 @@ def score_trial_runs(made):
     return sum(record["best_val"] for record in made.record)/len(made)
 
 
-def first_error(made):
-    "The error of the first of a trial's runs that failed; None where none did."
-    return next((e for e in made.error if isinstance(e, str)), None)
+def trial_runs(name):
+    "The runs of a trial: all domains as sources, or where a method needs a target each of them in turn."
+    if method_class(name).uses_target: return dict(target="each", seed=SEARCH_SEEDS[0])
+    return dict(target=None, seed=SEARCH_SEEDS)
 
 
-class Plan:
+def usual_values(name, options, how):
+    "{option: value} that a method has under a study's protocol."
+    return defaults_of(grid(name, **how).plan.iloc[0], options)
+
+
+class Campaign:
     """What is there of a study, and what is to be run next; `refresh` looks again.
 
     trials: {method: a dict a trial, with val, values and error}. chosen: {method: values} of finished searches. runs:
@@ -72,24 +76,19 @@ class Plan:
 
     def refresh(self):
         "Look up what has come since; what was there stays. A run says its warnings itself."
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.look_again()
-
-    def look_again(self):
-        "`refresh`, with the warnings of each run that is planned."
-        lacking = []
-        for name in self.methods:
-            if name in self.refused or name in self.failed or name in self.chosen: continue
-            why = self.find_refusal(name)
-            if why: self.refused[name] = why
-            else: lacking += self.search(name)
-        if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
-        for name, values in self.chosen.items(): self.look_up_report(self.reports, name, name, values)
-        for values in self.near_values(): self.look_up_report(self.near, values["lr"], BASE, values)
+        with warnings.catch_warnings(action="ignore"):
+            trials = [lines for name in self.methods for lines in self.search(name)]
+            if len(self.refused) == len(self.methods): raise FdgnbError(next(iter(self.refused.values())))
+            for name, values in self.chosen.items(): self.look_up_report(self.reports, name, name, values)
+            near = self.list_near() if self.searched and BASE in self.chosen else []
+            for values in near:
+                if values != self.chosen[BASE]: self.look_up_report(self.near, values["lr"], BASE, values)
         self.runs = pd.concat(self.reports.values(), ignore_index=True) if self.reports else pd.DataFrame()
-        self.missing, n_trials = self.order(lacking), sum(map(len, lacking))
-        self.due = self.missing.head(n_trials) if n_trials else self.missing
+        runs = pd.concat([*self.near.values(), self.runs], ignore_index=True)
+        if len(runs): runs = runs[~has_ended(runs)].sort_values("seed", kind="stable")
+        lines = pd.concat([*trials, runs], ignore_index=True)
+        self.missing = lines.drop(columns=["state", "record", "error"], errors="ignore")
+        self.due = self.missing.head(sum(map(len, trials))) if trials else self.missing
 
     @property
     def wanted(self): return sum(self.counts.values()) + sum(map(len, self.near.values()))
@@ -119,17 +118,39 @@ class Plan:
         best = max((trial["val"] for trial in ended), default=0.)
         return [trial["values"] for trial in ended if best - trial["val"] <= NEAR + 1e-9]
 
-    def near_values(self):
-        "The base's values that are reported beside the chosen ones."
-        if not self.searched or BASE not in self.chosen: return []
-        return [values for values in self.list_near() if values != self.chosen[BASE]]
+    def count_runs(self, name, trials=len(RATES) + len(FURTHER)):
+        "How many runs a method has in the end."
+        of_report = grid(name, seed=range(self.seeds), **self.how)
+        if not self.searched: return len(of_report)
+        return trials*len(grid(name, **self.how | trial_runs(name))) + len(of_report)
 
-    def try_side(self, rates):
-        "Note the base's trials at rates outward from an end, each while the one before is near; the lines of the next."
-        for end, beyond in pairwise(rates):
-            if dict(lr=end) not in self.list_near(): return []
-            lacking = self.try_values(BASE, [dict(lr=beyond)])
-            if lacking: return lacking
+    def search(self, name):
+        "Play a method's search as far as it is known, and choose at its end; the lines that are lacking."
+        if name in self.refused or name in self.failed or name in self.chosen: return []
+        where = trial_runs(name) if self.searched else dict(seed=range(self.seeds))
+        try:                                                                        # before any run
+            usual = usual_values(name, ["lr", *method_class(name).tune], self.how)
+            hyper = self.how.get("hyper", {}) | list_rates(usual["lr"], RATES)[0]
+            self.planner.check(grid(name, **self.how | dict(hyper=hyper) | where).iloc[0])
+            self.counts[name] = self.count_runs(name)
+        except FdgnbError as error:
+            self.refused[name] = str(error)
+            return []
+        self.trials[name] = trials = []
+        if not self.searched:
+            self.chosen[name] = {}
+            return []
+        lacking = self.try_values(name, list_rates(usual["lr"], RATES))
+        if lacking: return lacking
+        best = max(trials, key=lambda trial: trial["val"])["values"]                # the first of equals
+        lacking = self.try_values(name, list_further(method_class(name).tune, usual, best))
+        if not lacking and name == BASE: lacking = self.try_beyond(usual["lr"])
+        if lacking: return lacking
+        best = max(trials, key=lambda trial: trial["val"])
+        if best["val"] >= 0: self.chosen[name] = best["values"]
+        else:                                                                       # then it has no report
+            self.failed[name] = f"every trial failed, the first with: {trials[0]['error']}"
+            self.counts[name] = sum(trial["runs"] for trial in trials)
         return []
 
     def try_values(self, name, several):
@@ -137,83 +158,19 @@ class Plan:
         lacking = []
         for values in several:
             made = self.look_up(name, values, **trial_runs(name))
-            val = score_trial_runs(made)
+            val, error = score_trial_runs(made), next((e for e in made.error if isinstance(e, str)), None)
             if val is None: lacking.append(made[~has_ended(made)])
-            else: self.trials[name].append(dict(val=val, runs=len(made), values=values, error=first_error(made)))
-        return lacking
-
-    def best_values(self, name):
-        "The values of a method's best trial, the first of equals."
-        return max(self.trials[name], key=lambda trial: trial["val"])["values"]
-
-    def find_refusal(self, name):
-        "Why a method cannot be run on these data, found before any run; '' where it can."
-        try:
-            hyper = self.how.get("hyper", {}) | rate_trials(self.usual(name))[0]
-            where = trial_runs(name) if self.searched else dict(seed=range(self.seeds))
-            self.planner.check(grid(name, **self.how | dict(hyper=hyper) | where).iloc[0])
-            self.counts[name] = self.count_runs(name)
-        except FdgnbError as error: return str(error)
-        return ""
-
-    def usual(self, name):
-        "{option: value} that a method has under the study's protocol, of those that are searched."
-        return usual_values(name, ["lr", *method_class(name).tune], self.how)
-
-    def count_runs(self, name, trials=len(RATES) + len(FURTHER)):
-        "How many runs a method has in the end."
-        of_report = grid(name, seed=range(self.seeds), **self.how)
-        if not self.searched: return len(of_report)
-        of_trial = grid(name, **self.how | trial_runs(name))
-        return trials*len(of_trial) + len(of_report)
-
-    def search(self, name):
-        "Play a method's search as far as it is known; the lines that are lacking."
-        self.trials[name] = []
-        if not self.searched:
-            self.chosen[name] = {}
-            return []
-        usual = self.usual(name)
-        lacking = self.try_values(name, rate_trials(usual))
-        if lacking: return lacking
-        further = value_trials(method_class(name).tune, usual, self.best_values(name))
-        lacking = self.try_values(name, further)
-        if not lacking and name == BASE: lacking = self.try_beyond(usual["lr"])
-        if not lacking: self.choose_values(name)
+            else: self.trials[name].append(dict(val=val, runs=len(made), values=values, error=error))
         return lacking
 
     def try_beyond(self, lr):
-        "Note the base's trials beyond its search; the lines of those that are lacking."
-        sides = [[scale_rate(lr, factor) for factor in side] for side in ENDS]
-        lacking = [lines for side in sides for lines in self.try_side(side)]
+        "Note the base's trials outward from its ends, each while the one before is near; the lines that are lacking."
+        lacking = []
+        for side in ENDS:
+            for end, beyond in pairwise(list_rates(lr, side)):
+                if end not in self.list_near(): break
+                more = self.try_values(BASE, [beyond])
+                lacking += more
+                if more: break
         self.counts[BASE] = self.count_runs(BASE, len(self.trials[BASE]) + len(lacking))
         return lacking
-
-    def choose_values(self, name):
-        "Note the values of a finished search, or that all of its trials failed: then the method has no report."
-        trials = self.trials[name]
-        if all(trial["val"] < 0 for trial in trials):
-            self.failed[name] = f"every trial failed, the first with: {trials[0]['error']}"
-            self.counts[name] = sum(trial["runs"] for trial in trials)
-        else: self.chosen[name] = self.best_values(name)
-
-    def order(self, lacking):
-        "Trials first, then the report's runs seed by seed."
-        runs = pd.concat([*self.near.values(), self.runs], ignore_index=True)
-        if len(runs): runs = runs[~has_ended(runs)].sort_values("seed", kind="stable")
-        lines = pd.concat([*lacking, runs], ignore_index=True) if len(lacking) or len(runs) else pd.DataFrame()
-        return lines.drop(columns=["state", "record", "error"], errors="ignore")
-
-
-def has_ended(lines): return lines.state.isin(["done", "failed"])
-
-
-def trial_runs(name):
-    "The runs of a trial: all domains as sources, or where a method needs a target each of them in turn."
-    if method_class(name).uses_target: return dict(target="each", seed=SEARCH_SEEDS[0])
-    return dict(target=None, seed=SEARCH_SEEDS)
-
-
-def usual_values(name, options, how):
-    "{option: value} that a method has under a study's protocol."
-    return defaults_of(grid(name, **how).plan.iloc[0], options)

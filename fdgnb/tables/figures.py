@@ -12,11 +12,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from ..core import FdgnbError
+from ..experiments.table import curves_of
 from ..runs.fit import fit
 from ..runs.metrics import RULES
 from ..runs.plots import colors, styled
 from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as, spread
-from .paper import at_hand, grid_of, lies_here, play, spaced
+from .paper import at_hand, grid_of, play, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
 def save_figure(figure, folder, stem, vector=False):
@@ -34,7 +35,6 @@ def draw(report, figure, stem):
     if figure is None: return print("nothing to draw: no run in the store, or seconds of several processors")
     if report.folder: save_figure(figure, report.folder, stem)
     display(figure)
-
 
 
 def network(rec): return rec["args"]["settings"]["backbone"]
@@ -82,12 +82,6 @@ def strokes(labels):
     return {k: DASHES[i % 4 if len(labels) > CROWDED else 0] for i, k in enumerate(labels)}
 
 # %% ../../nbs/tables/06_figures.ipynb #8c20170b
-def extent(runs, drawn):
-    "', 12 of 200 rounds' of lines that end before the runs they begin; '' of whole ones."
-    of = int(runs.of.max()) if "of" in runs else drawn
-    return f", {drawn} of {of} rounds"*(drawn < of)
-
-
 def pace(runs):
     """({label: seconds per round}, processor): the fastest seed, mean over the targets that all labels have.
 
@@ -104,21 +98,15 @@ def pace(runs):
 
 def converging(runs, by="rounds"):
     "Tidy curves of runs: label, step, x (round, or seconds by the `pace`), value; rounds all have."
-    rows, unit = [], pace(runs)[0] if by == "seconds" else dict.fromkeys(runs.label, 1)
-    for i, r in enumerate(runs.itertuples()):
-        c = r.record["curves"]
-        rows += [dict(label=r.label, run=i, step=k, x=k*unit[r.label], value=v)
-                 for k, v in zip(c["round"], c["target"]) if v is not None]
-    t = pd.DataFrame(rows, columns="label run step x value".split())
-    of = t.groupby(["label", "step"]).run.transform("nunique")
-    return t[of == t.groupby("label").run.transform("nunique")].drop(columns="run")
+    t = curves_of(runs).rename(columns={"round": "step"})
+    unit = pace(runs)[0] if by == "seconds" else dict.fromkeys(runs.label, 1)
+    t = t.assign(x=t.step*t.label.map(unit))
+    return t[t.groupby(["label", "step"]).value.transform("size") == t.label.map(runs.label.value_counts())]
 
 
 @styled
 def convergence(runs, by="rounds"):
-    """Accuracy over rounds or seconds, mean of the runs that all labels have, a panel a data and backbone.
-
-    None without runs; by seconds also where no processor ran all labels."""
+    "Accuracy over rounds or seconds, mean of the runs that all labels have, a panel a data and backbone; None of none."
     import matplotlib.pyplot as plt
     panels, color = [alike(g) for _, g in parted(runs)], colors(dict.fromkeys(runs.label))
     dash = strokes(color)
@@ -131,8 +119,10 @@ def convergence(runs, by="rounds"):
             line = g.groupby("step")[["x", "value"]].mean()
             mark = "." if len(line) < 20 else None            # few points: what lies between is not known
             ax.plot(line.x, 100*line.value, dash[label], lw=1.4, marker=mark, color=color[label], label=label)
-        whole = title_of(part) + extent(part, int(curves.step.max()))
-        ax.set_title(f"{whole}\n{mean_of(part)}", loc="left", fontsize=8)
+        drawn = int(curves.step.max())
+        planned = int(part.of.max()) if "of" in part else drawn               # lines may end before the runs they begin
+        some = f", {drawn} of {planned} rounds"*(drawn < planned)
+        ax.set_title(f"{title_of(part)}{some}\n{mean_of(part)}", loc="left", fontsize=8)
         ax.set_xlabel("round" if by == "rounds" else f"seconds, fastest seed, {pace(part)[1]}")
         if by == "rounds": ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("accuracy, aggregated model, %")
@@ -171,25 +161,18 @@ def costs(runs):
     return fig
 
 # %% ../../nbs/tables/06_figures.ipynb #456cee67
-def rays(runs, metric):
-    """label, target, seed, value: percent, as a table reads `metric`, of each domain that is a `target`.
+def by_domain(runs, metric):
+    """(percent by label and domain, in words the seeds in each mean and what is left out), as a table reads `metric`.
 
-    The held-out ones, or in-domain the clients."""
+    Domains are the held-out ones, or in-domain the clients. Labels are compared by the domains and seeds that all of
+    them have (`alike`)."""
     rows = []
     for r in runs.itertuples():
         rule, point = read_as(metric, r.label)
         s = r.record["scores"].get(point, {}).get(rule, {})
         own = {r.target: s.get("target")} if r.target else {k: s.get(k) for k in r.record["domains"]}
-        rows += [dict(label=r.label, target=d, seed=r.seed, value=100*v) for d, v in own.items()
-                 if v is not None]
-    return pd.DataFrame(rows, columns=["label", "target", "seed", "value"])
-
-
-def by_domain(runs, metric):
-    """(percent by label and domain, in words the seeds in each mean and what is left out).
-
-    Labels are compared by the domains and seeds that all of them have (`alike`)."""
-    every = rays(runs, metric)
+        rows += [dict(label=r.label, target=d, seed=r.seed, value=100*v) for d, v in own.items() if v is not None]
+    every = pd.DataFrame(rows, columns=["label", "target", "seed", "value"])
     kept = alike(every) if len(every) else every
     t = kept.pivot_table(index="label", columns="target", values="value", sort=False).dropna(axis=1)
     if t.empty: return t, ""
@@ -209,25 +192,11 @@ def read_how(labels, metric):
     return {k: k + f" ({point})"*(point != "aggregated") for k, (_, point) in how.items()}, " or ".join(words)
 
 
-def bars_by_domain(t, runs, metric, how):
-    "Percent by label and domain as bars: what a radar of one or two rays would be; `how` as by_domain says."
-    import matplotlib.pyplot as plt
-    said, rules = read_how(t.index, metric)
-    fig, ax = plt.subplots(figsize=(6.8, .22*t.size + 1.2))
-    color = list(colors(t.index).values())
-    t.rename(said)[::-1].T[::-1].plot.barh(ax=ax, color=color[::-1], legend=False, width=.8)
-    ax.set(xlabel="accuracy, %", ylabel="")
-    ax.set_title(f"{title_of(runs)}: {rules}\n{how}", loc="left", fontsize=9)
-    handles, words = ax.get_legend_handles_labels()
-    fig.legend(handles[::-1], words[::-1], loc="outside right upper")
-    return fig
-
-
 def numbers_by_domain(t, runs, metric, how):
-    "Percent by label and domain as numbers on a color by column: of many labels rays cover one another."
+    "Percent by label and domain as numbers on a color by column."
     import matplotlib.pyplot as plt
     said, rules = read_how(t.index, metric)
-    fig, ax = plt.subplots(figsize=(2.2 + .95*t.shape[1], .25*len(t) + 1.5))
+    fig, ax = plt.subplots(figsize=(max(5.2, 2.2 + .95*t.shape[1]), .25*len(t) + 1.5))
     shade = (t - t.min())/(t.max() - t.min()).where(t.max() > t.min(), 1.)
     ax.imshow(shade, cmap="Blues", vmin=0, vmax=1.6, aspect="auto")            # never too dark to read on
     for i, j in np.ndindex(*t.shape): ax.text(j, i, f"{t.iloc[i, j]:.1f}", ha="center", va="center", size=8)
@@ -241,15 +210,14 @@ def numbers_by_domain(t, runs, metric, how):
 
 @styled
 def radar(runs, metric):
-    """Accuracy by domain, a ray each, from the lowest of all (center) to the highest (rim); of two, bars.
+    """Accuracy by domain, a ray each, from the lowest of all (center) to the highest (rim).
 
-    Of more than eight labels numbers. Means over the seeds that all labels have; a domain that not all have
-    is left out, and named."""
+    Of two domains, or of labels so many that rays cover one another, numbers. Means over the seeds that all labels
+    have; a domain that not all have is left out, and named."""
     import matplotlib.pyplot as plt
     t, how = by_domain(runs, metric)
     if t.empty: return None
-    if len(t) > CROWDED: return numbers_by_domain(t, runs, metric, how)
-    if t.shape[1] < 3: return bars_by_domain(t, runs, metric, how)
+    if len(t) > CROWDED or t.shape[1] < 3: return numbers_by_domain(t, runs, metric, how)
     low, high = t.min(), t.max()
     away = .1 + .9*(t - low)/(high - low).where(high > low, 1.)
     turn = np.linspace(0, 2*np.pi, t.shape[1], endpoint=False)
@@ -303,9 +271,6 @@ def one_by_one(method, **values):
     return {f"{k} = {v}": (method, {k: v}) for k, some in values.items() for v in some}
 
 # %% ../../nbs/tables/06_figures.ipynb #3eff17f8
-def fits_but_hyper(args, plan): return fits(args | dict(hyper=plan["hyper"]), plan)
-
-
 def varied(records, plan):
     """{hyper-parameter: {value: [records]}} of records that differ from a plan in that one alone.
 
@@ -315,7 +280,8 @@ def varied(records, plan):
     for rec in records.known.get(records.key(plan), ()):
         h = rec["args"]["hyper"]
         changed = [k for k in plan["hyper"] if h.get(k) != plan["hyper"][k]]
-        if h.keys() == plan["hyper"].keys() and len(changed) <= 1 and fits_but_hyper(rec["args"], plan):
+        same = h.keys() == plan["hyper"].keys() and fits(rec["args"] | dict(hyper=plan["hyper"]), plan)
+        if same and len(changed) <= 1:
             for k in changed or plan["hyper"]:
                 groups[k][made_by(rec)][repr(h[k])][rec["args"]["seed"]] = rec
     newest = lambda by: max(r["provenance"]["made"] for g in by.values() for r in g.values())
@@ -343,9 +309,7 @@ def in_order(value):
 
 @styled
 def sensitivity(records, plan, metric, label):
-    """Accuracy by the value of each hyper-parameter that was varied by itself; None where none was.
-
-    Mean and standard deviation over seeds (n - 1), their number below each value."""
+    "Accuracy by the value of each hyper-parameter that was varied by itself, mean and sd over seeds; None of none."
     import matplotlib.pyplot as plt
     found = {k: {v: (recs[0]["args"]["hyper"][k], s) for v, recs in by.items()
                  if (s := percent(recs, plan, metric, label))} for k, by in varied(records, plan).items()}
@@ -364,20 +328,9 @@ def sensitivity(records, plan, metric, label):
     return fig
 
 # %% ../../nbs/tables/06_figures.ipynb #short0code
-SMALL = dict(smoke=dict(rounds=3, limit=60, batch_size=16))
-PHOTOS = dict(backbone="cnn2", size=28, normalize="imagenet", lr=.01, momentum=.9, batch_size=16, limit=240,
-              rounds=8, target_fraction=.2)
-
-
-def drawn_on(scale, *names):
-    "The data set of a figure's runs: the first of `names` that lies here; else, or at smoke, the digits."
-    return next((d for d in names if scale != "smoke" and lies_here(d)), "digits")
-
-
 def short_run(method, scale="smoke", dataset="digits", target="blended", **given):
     "A run for a figure: seconds at scale smoke, a minute or two else."
-    usual = SMALL.get(scale, dict(rounds=12, limit=400))
-    if dataset in ("pacs", "office_caltech10"): usual = usual | PHOTOS
+    usual = dict(rounds=3, limit=60, batch_size=16) if scale == "smoke" else dict(rounds=12, limit=400)
     usual = dict(eval_local=0, progress=False, workers=1) | usual | given
     return fit(method, dataset, target=target, **usual)
 

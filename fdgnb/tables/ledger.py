@@ -210,9 +210,7 @@ def every_round(metric, how):
 
 
 def measured_as(rec, r, sparse=False):
-    """The quantity of a record that a published number is (accuracies in percent); None where it has none.
-
-    sparse: at scale paper, also over all rounds (a maximum, the best five) where only some were evaluated."""
+    "The quantity of a record that a published number is, None of none; sparse: a maximum also over evaluated rounds."
     args, how = rec["args"], read_as(r.metric, r.method)
     whole = all(args["settings"][k] == 1 for k in every_round(r.metric, how))
     if not sparse and args["scale"] in (None, "paper") and not whole: return None

@@ -119,9 +119,7 @@ def lacking(one, scale):
 
 
 def filled(lines, records, scale):
-    """Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank): see `measure`.
-
-    Prices, as the ledger counts them the same for any rounds and images, are of scale paper in all scales."""
+    "Printed rows with ours, sd, n, difference, least, mark (within tolerance), why (blank); prices are of scale paper."
     rows = []
     for i, r in enumerate(lines.itertuples(index=False)):
         at = "paper" if r.metric in PRICES else scale
@@ -284,9 +282,7 @@ def refuse_smoke(scale, *folders):
 
 # %% ../../nbs/tables/05_paper.ipynb #6a3a84ae
 def compared(runs, metric, base="FedAvg"):
-    """The `Table` of a paper's runs, each read as its table reads a metric, over a base row.
-
-    None without such a score of the base and of another row, and of a metric that is no accuracy."""
+    "The `Table` of a paper's runs, each read as its table reads a metric, over a base row; None where it has no rival."
     if not read_as(metric, base): return
     def read(r):
         rule, point = read_as(metric, r.label)
@@ -335,9 +331,7 @@ class Report:
     def sheets(self): return [self.sheet(t) for t in dict.fromkeys(self.lines.table)]
 
     def runs(self, tables=None, begun=False):
-        """Runs behind the rows (label, method, dataset, target, seed, record; of: the plan's rounds).
-
-        begun: where a whole run is not there, one of the plan's first rounds is taken."""
+        "Runs behind the rows, a line each; begun: where a whole one is not there, one of the plan's first rounds."
         lines, rows = self.lines[self.lines.table.isin(tables or set(self.lines.table))], []
         for label, call, target, plan in calls_of(lines, self.scale, here=False):
             for seed, rec in self.records.of(plan, begins if begun else fits).items():
@@ -346,31 +340,23 @@ class Report:
         return pd.DataFrame(rows, columns="label method dataset target seed record of".split())
 
 # %% ../../nbs/tables/05_paper.ipynb #98deedf5
-def run_rows(lines, rows, scale, seeds, store, most=None, jobs=None):
-    """Run what a store lacks of some rows of a paper; a run that failed is printed.
-
-    rows: of `lines` those that agree in table, dataset and methods, each entry with seeds of its own; None: all."""
-    todo = []
-    for entry in [{}] if rows is None else rows:
-        some = lines
-        for name in ("table", "dataset"):
-            if name in entry: some = some[some[name] == entry[name]]
-        if "methods" in entry: some = some[some.method.isin(entry["methods"])]
-        todo.append(runs_of(some, scale, range(entry.get("seeds", seeds)), most))
-    if todo: play(pd.concat(todo, ignore_index=True), store, jobs)
-
-
 def report(paper, scale="smoke", seeds=3, store=None, tables=None, run_missing=False, limit_runs=None,
            reports=None, jobs=None, rows=None):
     """A paper's `Report`: its tables and runs from a store, after the missing runs on request.
 
-    seeds: so many, from 0. limit_runs: at most so many runs, spread. rows: what is run (`run_rows`).
+    seeds: so many, from 0. limit_runs: at most so many runs, spread. rows: what is run, those that agree in table,
+    dataset and methods with an entry, which may have seeds of its own; None: all.
     reports: folder for tables and figures, or None."""
     refuse_smoke(scale, reports)
     lines, kept = rows_of(paper, tables), Store(placed(store))
-    if run_missing: run_rows(lines, rows, scale, seeds, kept, limit_runs, jobs)
+    todo = []
+    for entry in rows if rows is not None else [{}]:
+        some = lines[lines.method.isin(entry.get("methods", lines.method))]
+        for name in ("table", "dataset"):
+            if name in entry: some = some[some[name] == entry[name]]
+        if run_missing: todo.append(runs_of(some, scale, range(entry.get("seeds", seeds)), limit_runs))
+    if todo: play(pd.concat(todo, ignore_index=True), kept, jobs)
     return Report(paper, scale, lines, Records(kept), placed(reports), seeds)
-
 
 
 def verdicts_of(report, base="FedAvg"):
