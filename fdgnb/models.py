@@ -472,7 +472,8 @@ def trial(net, x, name=None):
     try: return deepcopy(net).to("meta").eval()(x.to("meta"))
     except Exception: copy = deepcopy(net).eval()
     x = x.to(next((p.device for p in net.parameters()), x.device))
-    with torch.no_grad(), explaining(f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"): return copy(x)
+    with explaining(f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"), torch.no_grad():
+        return copy(x)
 
 
 def is_split(module, x):
