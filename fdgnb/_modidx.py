@@ -3076,5 +3076,4 @@ d = { 'settings': { 'branch': 'main',
                                'fdgnb.vectors.sub': ('vectors.html#sub', 'fdgnb/vectors.py'),
                                'fdgnb.vectors.tagged': ('vectors.html#tagged', 'fdgnb/vectors.py'),
                                'fdgnb.vectors.tmap': ('vectors.html#tmap', 'fdgnb/vectors.py'),
-                               'fdgnb.vectors.weighted_mean': ('vectors.html#weighted_mean', 'fdgnb/vectors.py'),
-                               'fdgnb.vectors.widen': ('vectors.html#widen', 'fdgnb/vectors.py')}}}
+                               'fdgnb.vectors.weighted_mean': ('vectors.html#weighted_mean', 'fdgnb/vectors.py')}}}
