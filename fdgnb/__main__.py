@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
-from .core import FdgnbError, echo, one_line, read_regular, root
+from .core import FdgnbError, echo, explaining, one_line, root
 from .settings import Settings, format_value, kind_of, read_word, read_yaml
 from .federation.compose import method_class
 from .runs.callbacks import Callback
@@ -33,10 +33,9 @@ def option_of(field, group):
     about = field.metadata["doc"].replace("None:", "left out:").replace("fdgnb.", "")
     if field.metadata.get("choices"): about += f": {', '.join(field.metadata['choices'])}"
     name = field.name.replace("_", "-")
-    flags = f"--{name}/--no-{name}" if is_flag else f"--{name}"
     shown = dict(help=about, rich_help_panel=group, show_default=False)
-    if not is_flag: shown["metavar"] = WORDS.get(kind, "TEXT")
-    annotation = Annotated[Optional[bool if is_flag else str], typer.Option(flags, **shown)]
+    if is_flag: annotation = Annotated[Optional[bool], typer.Option(f"--{name}/--no-{name}", **shown)]
+    else: annotation = Annotated[Optional[str], typer.Option(f"--{name}", metavar=WORDS.get(kind, "TEXT"), **shown)]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -61,12 +60,9 @@ def takes(page, *other):
 # %% ../nbs/command.ipynb #cmd0000009
 def read_config(file):
     "The {name: value} of a YAML file; FdgnbError of one line where it is none."
-    content = read_regular(file)
-    if content is None: raise FdgnbError(f"config {echo(str(file))}: No such file or directory")
-    given = read_yaml(content, f"config {file} is no YAML")
-    if given is None: return {}
-    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-        raise FdgnbError(f"config {file}: wanted lines like lr: 0.05")
+    with explaining(f"config {file}"): content = Path(file).read_bytes()
+    given = read_yaml(content, f"config {file} is no YAML") or {}
+    if not isinstance(given, dict): raise FdgnbError(f"config {file}: wanted lines like lr: 0.05")
     return given
 
 
@@ -74,10 +70,9 @@ def read_pairs(pairs):
     "The dict of some name=value; FdgnbError on anything else."
     out = {}
     for pair in pairs or ():
-        name, sign, value = pair.partition("=")
-        if not sign or not name: raise FdgnbError(f"hyper {echo(pair)}: wanted name=value, like mu=0.1")
-        if name in out: raise FdgnbError(f"hyper: {echo(name)} is given twice")
-        out[name.strip()] = read_hyper(f"{{value: {value}}}").get("value")
+        name, _, value = pair.partition("=")
+        if not (name and value): raise FdgnbError(f"hyper {echo(pair)}: wanted name=value, like mu=0.1")
+        out[name.strip()] = read_yaml(value, f"hyper {pair}")
     return out
 
 
@@ -126,23 +121,13 @@ def print_table(run):
     for line in remarks(run): print(line)
 
 # %% ../nbs/command.ipynb #cmd0000013
-def run_there(given, federation, public):
-    "A run of a federation of several machines: its table, and where it is kept."
-    import fdgnb
-    from fdgnb.flower.commands import run_federated
-    if given.get("engine") != "flower": raise FdgnbError("--federation needs --engine flower")
-    out = run_federated(given, federation, public)
-    print_table(fdgnb.load(out))
-    print(f"kept in {out}")
-
-
 @app.command(epilog="Example: python -m fdgnb run fdse --target inked --rounds 5 --hyper tau=0.1")
 @takes(RunPage, "method", "callbacks")
 def run(
     method: Annotated[Optional[str], typer.Argument(help="A name of `methods`, or several joined by +.")] = None,
     config: Config = None,
     hyper: Hyper = None,
-    federation: Annotated[Optional[Path], typer.Option(help="The file of a federation, with --engine flower.",
+    federation: Annotated[Optional[Path], typer.Option(help="The file of a federation that trains, over Flower.",
                                                        metavar="FILE")] = None,
     public: Annotated[Optional[Path], typer.Option(help="Of a federation: a folder of unlabeled samples of the target.",
                                                    metavar="FOLDER")] = None,
@@ -151,10 +136,16 @@ def run(
     """Train a method, and print its accuracy by domain.
 
     The run is kept in a folder; the same command goes on where it was stopped."""
+    import fdgnb
     from fdgnb.runs.fit import prepare_run, start_run
     given = read_command(RunPage, options | dict(method=method), config, hyper)
     if "method" not in given: raise FdgnbError("which method? python -m fdgnb methods lists them")
-    if federation: return run_there(given, federation, public)
+    if federation:
+        from fdgnb.flower.commands import run_federated
+        out = run_federated(given, federation, public)
+        print_table(fdgnb.load(out))
+        print(f"kept in {out}")
+        return
     if public: raise FdgnbError("--public is for a federation: give its file, --federation FILE")
     fed, how = prepare_run(dict(callbacks=[SayResumed()]) | given)
     done = start_run(fed, how)
@@ -215,12 +206,6 @@ def compare(
     if len(failed): raise FdgnbError(f"{len(failed)} of {len(made)} runs failed")
 
 # %% ../nbs/command.ipynb #cmd0000015
-def adapt_run(run, files, rule):
-    "A run's model adapted to files, as `Saved.adapt` does; its errors in words of the command."
-    try: return run.adapt(files, rule)
-    except FdgnbError as e: raise FdgnbError(str(e).replace("use predict", "leave out --adapt")) from None
-
-
 @app.command(epilog="Example: python -m fdgnb predict runs/st_mary images/*.png --csv > found.csv")
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
@@ -238,7 +223,7 @@ def predict(
     from fdgnb.runs.metrics import write_csv
     import_modules(imports)
     kept = fdgnb.load(run)
-    logits = adapt_run(kept, files, rule).predict(files) if adapt else kept.predict(files, rule=rule)
+    logits = kept.adapt(files, rule).predict(files) if adapt else kept.predict(files, rule=rule)
     files = list(map(one_line, files))
     if kept.multilabel:
         found = pd.DataFrame(logits.sigmoid().tolist(), columns=kept.classes)
@@ -323,18 +308,13 @@ def site(
     return start_site(folder, superlink, name, key, ca, role, home, device, imports, local_dp, insecure, allow)
 
 # %% ../nbs/command.ipynb #cmd0000f04
-def is_users(traceback_step):
-    "Whether a step of a traceback is in a file of the user's: neither in fdgnb nor where libraries are installed."
-    frame = traceback_step.tb_frame
-    is_ours = Path(inspect.getfile(FdgnbError)).parent in Path(frame.f_code.co_filename).parents
-    return not is_ours and not is_installed(frame.f_globals.get("__name__", ""))
-
-
 def cut_traceback(error):
-    "The traceback of an exception from the first step in a user's file on; None where there is none."
-    step = error.__traceback__
-    while step and not is_users(step): step = step.tb_next
-    return step
+    "The traceback of an exception from the first step in a user's file on, neither ours nor installed; or None."
+    step, package = error.__traceback__, Path(inspect.getfile(FdgnbError)).parent
+    while step:
+        is_ours = package in Path(step.tb_frame.f_code.co_filename).parents
+        if not is_ours and not is_installed(step.tb_frame.f_globals.get("__name__", "")): return step
+        step = step.tb_next
 
 # %% ../nbs/command.ipynb #cmd0000017
 UsageError = typer.BadParameter.__base__                               # wherever this version of typer keeps it

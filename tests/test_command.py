@@ -144,7 +144,7 @@ def test_predictions_are_those_of_the_run(tmp_path, files, capsys):
 
 def test_what_predict_is_told_wrongly(tmp_path, files, capsys):
     train("fedavg", tmp_path/"run")
-    for given, said in ([*files, "--adapt"], "leave out --adapt"), (["no.png"], "No such file"), \
+    for given, said in ([*files, "--adapt"], "use predict"), (["no.png"], "No such file"), \
                        ([tmp_path], "Is a directory"):
         assert main(["predict", tmp_path/"run", *given]) == 1
         assert said in capsys.readouterr().err
