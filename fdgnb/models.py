@@ -205,15 +205,6 @@ def n_parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def count_flops(model, size):
-    "FLOPs of a forward pass of one sample, two per multiply-add; size: side in pixels, (C, H, W) or (D,)."
-    from torch.utils.flop_counter import FlopCounterMode
-    shape = (model.in_channels, size, size) if isinstance(size, int) else size
-    model, x = deepcopy(model).to("meta").eval(), torch.zeros(1, *shape, device="meta")
-    with FlopCounterMode(display=False) as counter: model(x)
-    return counter.get_total_flops()
-
-
 @contextmanager
 def outputs_of(module):
     "Inside, what `module` returns is kept, call by call, in the list this yields."
@@ -223,36 +214,41 @@ def outputs_of(module):
     finally: handle.remove()
 
 # %% ../nbs/03_models.ipynb #13cde877
+def conv_bn(*shape, bias=True, **further):
+    "A convolution (inputs, outputs, side, stride, padding), batch normalization, ReLU, and further layers."
+    return chain(conv=nn.Conv2d(*shape, bias=bias), bn=nn.BatchNorm2d(shape[1]), relu=nn.ReLU(), **further)
+
+
+def fc_bn(n, m):
+    "A linear layer, batch normalization and ReLU."
+    return chain(fc=nn.Linear(n, m), bn=nn.BatchNorm1d(m), relu=nn.ReLU())
+
+
 def _classifier(d, n_classes):
     "FedKA's classifier: a hidden layer of 100 units with batch normalization."
-    fc1 = chain(fc=nn.Linear(d, 100), bn=nn.BatchNorm1d(100), relu=nn.ReLU())
-    return chain(fc1=fc1, fc2=nn.Linear(100, n_classes))
+    return chain(fc1=fc_bn(d, 100), fc2=nn.Linear(100, n_classes))
 
 
 @backbone("cnn2", (3, 28, 28), "FedKA, Section 4")
 def cnn2(n_classes, in_channels=3):
     "FedKA's two-layer CNN, 28 x 28: 800 features, a classifier with 100 hidden units, logits."
-    def conv(n, m, **drop):
-        layers = dict(conv=nn.Conv2d(n, m, 5), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
-        return chain(**layers, **drop, pool=nn.MaxPool2d(2))
-    features = chain(check=Expect("cnn2", in_channels, 16), conv1=conv(in_channels, 64),
-                     conv2=conv(64, 50, drop=Dropout(.5, channels=True)), pool=Pool(4), flat=nn.Flatten())
+    conv1 = conv_bn(in_channels, 64, 5, pool=nn.MaxPool2d(2))
+    conv2 = conv_bn(64, 50, 5, drop=Dropout(.5, channels=True), pool=nn.MaxPool2d(2))
+    features = chain(check=Expect("cnn2", in_channels, 16), conv1=conv1, conv2=conv2, pool=Pool(4), flat=nn.Flatten())
     return Net("cnn2", features, _classifier(800, n_classes), 800, n_classes, in_channels)
 
 
 @backbone("mlp2", (384,), "FedKA, Section 4.2.2")
 def mlp2(n_classes, in_channels):
     "FedKA's text network: (N, in_channels) -> two normalized layers of 500 units -> FedKA's classifier."
-    def fc(n): return chain(fc=nn.Linear(n, 500), bn=nn.BatchNorm1d(500), relu=nn.ReLU())
-    features = chain(check=Expect("mlp2", in_channels), fc1=fc(in_channels), fc2=fc(500))
+    features = chain(check=Expect("mlp2", in_channels), fc1=fc_bn(in_channels, 500), fc2=fc_bn(500, 500))
     return Net("mlp2", features, _classifier(500, n_classes), 500, n_classes, in_channels)
 
 
 @backbone("mlp_bn", (1280,), "ours, for the vectors of a frozen network")
 def mlp_bn(n_classes, in_channels):
     "One normalized layer of 256 units on vectors (N, in_channels), a linear head."
-    fc1 = chain(fc=nn.Linear(in_channels, 256), bn=nn.BatchNorm1d(256), relu=nn.ReLU())
-    features = chain(check=Expect("mlp_bn", in_channels), fc1=fc1)
+    features = chain(check=Expect("mlp_bn", in_channels), fc1=fc_bn(in_channels, 256))
     return Net("mlp_bn", features, nn.Linear(256, n_classes), 256, n_classes, in_channels)
 
 
@@ -278,22 +274,18 @@ def cnn4(n_classes, in_channels=3):
 @backbone("lenet", (3, 16, 16), "after LeNet-5, LeCun et al. 1998")
 def lenet(n_classes, in_channels=3):
     "Two convolutions with batch normalization, 128 features of a 2 x 2 map, a classifier with 100 hidden units."
-    def conv(n, m, side):
-        layers = dict(conv=nn.Conv2d(n, m, side, bias=False), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
-        return chain(**layers, pool=nn.MaxPool2d(2))
-    features = chain(check=Expect("lenet", in_channels, 16),
-                     conv1=conv(in_channels, 16, 5), conv2=conv(16, 32, 3), pool=Pool(2), flat=nn.Flatten())
+    conv1 = conv_bn(in_channels, 16, 5, bias=False, pool=nn.MaxPool2d(2))
+    conv2 = conv_bn(16, 32, 3, bias=False, pool=nn.MaxPool2d(2))
+    features = chain(check=Expect("lenet", in_channels, 16), conv1=conv1, conv2=conv2, pool=Pool(2), flat=nn.Flatten())
     return Net("lenet", features, _classifier(128, n_classes), 128, n_classes, in_channels)
 
 
 @backbone("small", (3, 64, 64), "ours, for a few hundred images a client")
 def small(n_classes, in_channels=3, size=64):
     "Four 3 x 3 convolutions with batch normalization, 128 features averaged over the map; images from 8 px."
-    def conv(n, m, stride=1):
-        return chain(conv=nn.Conv2d(n, m, 3, stride, 1, bias=False), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
-    stride = max(1, min(4, size//32))
+    def conv(n, m, stride=1): return conv_bn(n, m, 3, stride, 1, bias=False)
     features = chain(check=Expect("small", in_channels, 8),
-                     conv1=conv(in_channels, 32, stride), conv2=conv(32, 32), pool2=nn.MaxPool2d(2),
+                     conv1=conv(in_channels, 32, max(1, min(4, size//32))), conv2=conv(32, 32), pool2=nn.MaxPool2d(2),
                      conv3=conv(32, 64), pool3=nn.MaxPool2d(2), conv4=conv(64, 128), pool=Pool(1), flat=nn.Flatten())
     return Net("small", features, nn.Linear(128, n_classes), 128, n_classes, in_channels)
 
@@ -301,15 +293,11 @@ def small(n_classes, in_channels=3, size=64):
 @backbone("alexnet_bn", (3, 224, 224), "FDSE, Table A5")
 def alexnet_bn(n_classes, in_channels=3):
     "AlexNet with batch normalization (FDSE, Table A5): 1024 features; images from 63 px."
-    def conv(*shape, pool=False):
-        layers = dict(conv=nn.Conv2d(*shape), bn=nn.BatchNorm2d(shape[1]), relu=nn.ReLU())
-        return chain(**layers, pool=nn.MaxPool2d(3, 2)) if pool else chain(**layers)
-    def fc(n, m): return chain(fc=nn.Linear(n, m), bn=nn.BatchNorm1d(m), relu=nn.ReLU())
     features = chain(
-        check=Expect("alexnet_bn", in_channels, 63), conv1=conv(in_channels, 64, 11, 4, 2, pool=True),
-        conv2=conv(64, 192, 5, 1, 2, pool=True), conv3=conv(192, 384, 3, 1, 1), conv4=conv(384, 256, 3, 1, 1),
-        conv5=conv(256, 256, 3, 1, 1, pool=True), pool=Pool(6), flat=nn.Flatten(),
-        fc1=fc(9216, 1024), fc2=fc(1024, 1024))
+        check=Expect("alexnet_bn", in_channels, 63), conv1=conv_bn(in_channels, 64, 11, 4, 2, pool=nn.MaxPool2d(3, 2)),
+        conv2=conv_bn(64, 192, 5, 1, 2, pool=nn.MaxPool2d(3, 2)), conv3=conv_bn(192, 384, 3, 1, 1),
+        conv4=conv_bn(384, 256, 3, 1, 1), conv5=conv_bn(256, 256, 3, 1, 1, pool=nn.MaxPool2d(3, 2)), pool=Pool(6),
+        flat=nn.Flatten(), fc1=fc_bn(9216, 1024), fc2=fc_bn(1024, 1024))
     return Net("alexnet_bn", features, nn.Linear(1024, n_classes), 1024, n_classes, in_channels)
 
 # %% ../nbs/03_models.ipynb #14473818
@@ -575,35 +563,29 @@ def torchvision_names():
     return models.list_models(module=models)
 
 
-def build_torchvision(name, in_channels, size, state):
-    "torchvision's network with its 1000 classes, the first convolution for so many channels; state: weights, or None."
-    models, options = torchvision_models(), {}
-    if name.startswith("vit_"): options = dict(image_size=size)
-    if name in ("googlenet", "inception_v3"):                          # their further classifiers are left out
-        options = dict(aux_logits=False, init_weights=state is None, transform_input=state is not None)
-    with explaining(f"{name} for images of {size} px"): net = models.get_model(name, **options)
-    if state is not None:
-        if name.startswith("vit_"):
-            state = models.vision_transformer.interpolate_embeddings(size, net.patch_size, state)
-        fill(net, {k: v for k, v in state.items() if not k.lower().startswith("aux")}, name)
-    if in_channels != 3:
-        first, old = next((key, m) for key, m in net.named_modules() if isinstance(m, nn.Conv2d))
-        shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
-        net.set_submodule(first, nn.Conv2d(*shape, bias=old.bias is not None))
-    return own_dropout(net)
-
-
 @functools.cache
 def torchvision_backbone(name):
     "A builder of torchvision's classifier `name`, as those that are registered."
+    models, fixed = torchvision_models(), name.startswith("vit_")
+
     def build(n_classes, in_channels=3, size=224, state=None):
-        net = build_torchvision(name, in_channels, size, state)
-        body, head = split_last(net, torch.zeros(2, in_channels, size, size), name)
-        if head.out_features != n_classes: head = nn.Linear(head.in_features, n_classes)
-        fixed = name.startswith("vit_")
+        options = dict(image_size=size) if fixed else {}
+        if name in ("googlenet", "inception_v3"):                      # their further classifiers are left out
+            options = dict(aux_logits=False, init_weights=state is None, transform_input=state is not None)
+        with explaining(f"{name} for images of {size} px"): net = models.get_model(name, **options)
+        if state is not None:
+            if fixed: state = models.vision_transformer.interpolate_embeddings(size, net.patch_size, state)
+            fill(net, {k: v for k, v in state.items() if not k.lower().startswith("aux")}, name)
+        if in_channels != 3:
+            first, old = next((key, m) for key, m in net.named_modules() if isinstance(m, nn.Conv2d))
+            shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+            net.set_submodule(first, nn.Conv2d(*shape, bias=old.bias is not None))
+        body, head = split_last(own_dropout(net), torch.zeros(2, in_channels, size, size), name)
+        d = head.in_features
+        if head.out_features != n_classes: head = nn.Linear(d, n_classes)
         check = Expect(name, in_channels, size if fixed else 1, exact=fixed)
-        return Net(name, chain(check=check, body=body, flat=nn.Flatten()), head, head.in_features, n_classes,
-                   in_channels)
+        return Net(name, chain(check=check, body=body, flat=nn.Flatten()), head, d, n_classes, in_channels)
+
     build.input, build.source = (3, 224, 224), "torchvision"
     return build
 
@@ -729,15 +711,3 @@ def native_bfloat16(device="cpu"):
     "Whether a device multiplies bfloat16 numbers by itself; elsewhere they are emulated, slowly."
     if torch.device(device).type == "cuda": return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-# %% ../nbs/03_models.ipynb #496ac928
-def list_models(n_classes=10):
-    "DataFrame of all backbones: usual input, features, parameters and FLOPs (one sample, forward), source."
-    import pandas as pd
-    rows = []
-    for name in MODELS.names():
-        build = MODELS.get(name)
-        with torch.device("meta"): net = get(name, n_classes, build.input[0])
-        rows.append(dict(model=name, input=build.input, feature_dim=net.feature_dim, parameters=n_parameters(net),
-                         flops=count_flops(net, build.input), source=build.source))
-    return pd.DataFrame(rows)
