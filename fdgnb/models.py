@@ -433,26 +433,17 @@ def _start(m):
     if isinstance(m, nn.Conv2d): nn.init.kaiming_normal_(m.weight)
 
 # %% ../nbs/03_models.ipynb #30cf645a
-def _cct(name, n_classes, in_channels, size, layers=7, dim=256, heads=4, ratio=2, kernel=3, convs=1, path=.1):
-    "A compact convolutional transformer as a Net."
-    stride, pad, side = max(1, kernel//2 - 1), max(1, kernel//2), size
-    widths, tokens = [in_channels] + [64]*(convs - 1) + [dim], OrderedDict()
-    for i in range(convs):
-        conv = nn.Conv2d(widths[i], widths[i+1], kernel, stride, pad, bias=False)
-        tokens[f"conv{i+1}"] = chain(conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1))
-        side = (side + 2*pad - kernel)//stride + 1                            # after the convolution
-        side = (side - 1)//2 + 1                                              # after the pooling
-    blocks = [Block(dim, heads, ratio, path*i/max(1, layers - 1)) for i in range(layers)]
-    features = chain(check=Expect(name, in_channels, size, exact=True), **tokens,
-                     positions=Positions(side*side, dim), blocks=nn.Sequential(*blocks),
-                     norm=nn.LayerNorm(dim), pool=SequencePool(dim))
-    return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels).apply(_start)
-
-
 @backbone("cct_7_3x1", (3, 32, 32), "FedBR, CIFAR-100")
 def cct_7_3x1(n_classes, in_channels=3, size=32):
     "CCT-7/3x1: 256 features, 7 blocks of 4 heads, one 3 x 3 convolution; built for one image size."
-    return _cct("cct_7_3x1", n_classes, in_channels, size)
+    conv = nn.Conv2d(in_channels, 256, 3, 1, 1, bias=False)
+    blocks = [Block(256, 4, 2, .1*i/6) for i in range(7)]
+    side = (size - 1)//2 + 1                                                  # of the map, after the pooling
+    features = chain(check=Expect("cct_7_3x1", in_channels, size, exact=True),
+                     conv1=chain(conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1)),
+                     positions=Positions(side*side, 256), blocks=nn.Sequential(*blocks), norm=nn.LayerNorm(256),
+                     pool=SequencePool(256))
+    return Net("cct_7_3x1", features, nn.Linear(256, n_classes), 256, n_classes, in_channels).apply(_start)
 
 # %% ../nbs/03_models.ipynb #835685eb
 def trial(net, x, name=None):
