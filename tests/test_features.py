@@ -114,7 +114,7 @@ REFUSED = {
     "of texts": (fit(dict(encoder="minilm")), "lite0"), "no encoder": (fit(dict(size=64)), "no option of a loader"),
     "size": (fit(size=64), "is for images"), "augment": (fit(augment="domainbed"), "is for images"),
     "backbone": (fit(backbone="resnet18"), "is for images"), "of maps": (fit(MAPS, normalize="half"), "makes maps"),
-    "too deep": (fit(MAPS | dict(blocks=8)), "cannot be cut at a block '8'"), "too few": (fit(MAPS | dict(blocks=0)), "blocks=0"),
+    "too deep": (fit(MAPS | dict(blocks=8)), "at a block '8'"), "too few": (fit(MAPS | dict(blocks=0)), "blocks=0"),
     "a word": (fit(MAPS | dict(blocks="six")), "blocks='six'"), "weights": (fit(MAPS, pretrained=True), "leave it out"),
     "a cut alone": (lambda photos: fdgnb.get_dataset(photos, blocks=6), "'blocks'"),
     "no file": (fit(dict(encoder="resnet18")), "no weights file"),

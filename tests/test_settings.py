@@ -36,7 +36,7 @@ BAD = [                                                   # arguments of fit, wo
     (dict(partition=("lda", 4, 0.)), "should be"), (dict(partition=("halves", 2)), "too many positional"),
     (dict(partition=("chain", ("halve",))), "did you mean 'halves'"),
     (dict(fractions=(.5, .5)), "sum to 1"), (dict(fractions=("a", "b", "c")), "valid number"),
-    (dict(drops=5), "valid tuple"), (dict(drops=[5]), "valid tuple"), (dict(drops=[(0, "inked")]), "greater than or equal to 1"),
+    (dict(drops=5), "valid tuple"), (dict(drops=[5]), "valid tuple"), (dict(drops=[(0, "inked")]), "or equal to 1"),
     (dict(drops=[(3, "inked")]), "round 3 of 2"), (dict(drops=[(1, "inkd")]), "did you mean 'inked'"),
     (dict(lr_drops=["a"]), "valid number"), (dict(lr_drops=[1.]), "between 0 and 1"),
     (dict(lr_drops=(.8,)), "cannot happen in 2"),
