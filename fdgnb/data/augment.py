@@ -9,8 +9,7 @@ __all__ = ['AUGMENTATIONS']
 import inspect, random, torch
 import numpy as np
 from dataclasses import dataclass
-from ..core import FdgnbError, Registry, drawing_from, generator
-from ..models import attempt
+from ..core import FdgnbError, Registry, drawing_from, explaining, generator
 
 # %% ../../nbs/data/11_augment.ipynb #568796af
 # a field of Augment -> kornia's transforms, in the order they are applied
@@ -46,17 +45,14 @@ class Augment:
     def transforms(self, h, w, channels=3):
         "The recipe as a sequence of kornia's transforms, for images of this size."
         import kornia.augmentation as K
-        values = {k: v for k, v in vars(self).items() if k in RECIPE and v != getattr(Augment, k)}
-        has_color = "jitter" in values or "gray" in values
-        if has_color and channels not in (1, 3):
-            raise FdgnbError(f"colors are changed in images of 1 or 3 channels; these have {channels}: "
-                             f"use an augmentation without jitter and gray")
-        if has_color and channels == 1:
-            values.pop("gray", None)
-            if "jitter" in values: values["jitter"] = (*self.jitter[:2], 0., 0.)
         steps = []
         for k, transform in RECIPE.items():
-            if k in values: steps += transform(K, h, w, values[k])
+            value, is_color = getattr(self, k), k in ("jitter", "gray")
+            if value == getattr(Augment, k) or k == "gray" and channels == 1: continue
+            if is_color and channels not in (1, 3):
+                raise FdgnbError(f"{k} is for images of 1 or 3 channels, not {channels}: take another augmentation")
+            if is_color and channels == 1: value = (*value[:2], 0., 0.)
+            steps += transform(K, h, w, value)
         return K.ImageSequential(*steps)
 
     def __call__(self, x, rng):
@@ -80,17 +76,13 @@ AUGMENTATIONS |= dict(
     fedbn=Augment(turn=30., flip=.5, source="FedBN, code"))
 
 # %% ../../nbs/data/11_augment.ipynb #givenaug02
-def takes(f, *args):
-    "Whether a callable can be called with these arguments, as far as its signature says."
-    try: inspect.signature(f).bind(*args)
-    except (TypeError, ValueError): return False
-    return True
-
-
 def is_transform(f):
     "Whether a callable changes one image and is given nothing else: torchvision's, or a function of one argument."
-    of_torchvision = any(c.__module__.startswith("torchvision.transforms") for c in type(f).__mro__)
-    return of_torchvision or not takes(f, None, None) and takes(f, None)
+    if any(c.__module__.startswith("torchvision.transforms") for c in type(f).__mro__): return True
+    try: inspect.signature(f).bind("images", "generator")
+    except TypeError: return True
+    except ValueError: return False                       # a function of C may have no signature
+    return False
 
 
 def as_augment(given, name="own"):
@@ -99,8 +91,8 @@ def as_augment(given, name="own"):
 
     def change(x, rng):
         where = f"augment: {name} raises on {'an image' if alone else 'a batch'} of shape {tuple(x.shape[alone:])}"
-        call = (lambda: torch.stack([given(image) for image in x])) if alone else (lambda: given(x, rng))
-        with drawing_from(rng): out = attempt(call, where)
+        with explaining(where), drawing_from(rng):
+            out = torch.stack([given(image) for image in x]) if alone else given(x, rng)
         if torch.is_tensor(out) and (out.shape, out.dtype) == (x.shape, x.dtype): return out
         kind = f"{out.dtype} {tuple(out.shape)}" if torch.is_tensor(out) else type(out).__name__
         raise FdgnbError(f"augment: {name} turns {x.dtype} {tuple(x.shape)} into {kind}: shape and type must stay")

