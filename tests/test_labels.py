@@ -100,8 +100,8 @@ REFUSED = {
     "NaN": (["cat", gone, "dog"]*2, "2 labels are missing"), "None": (["cat", None, "dog"]*2, "sample 1"),
     "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"), "floats": (np.array([0, gone, 1]*2), "missing"),
     "beyond int64": (np.array([2**63 + 5, 1, 2, 0, 1, 2], np.uint64), "too large"),
-    "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "sample 2"),
-    "ragged": ([0, [1], 2]*2, "sample 1"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
+    "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "mixed"),
+    "ragged": ([0, [1], 2]*2, "mixed"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
     "shares": (np.full((6, 3), 1/3), "no masks"), "masks": (np.zeros((6, 8, 8)), "no masks"),
     "whole floats": (np.array([0., 1.]*3), "astype(int)"), "fractions": (np.array([0, .5]*3), "fractions"),
     "too few": ([0, 1, 0], "6 inputs and 3 labels"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}

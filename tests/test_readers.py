@@ -73,8 +73,8 @@ class Files(list):
 
 
 TORCH = {
-    "no samples": [], "no pair": [3], "missing": [(x[0], None)], "give size=": [(x[0], 1), (x[0, :, 1:], 0)],
-    "no map-style": iter([]), "ZeroDivisionError": Files([lambda: 1/0]),
+    "no samples": [], "unpack": [3], "missing": [(x[0], None)], "give size=": [(x[0], 1), (x[0, :, 1:], 0)],
+    "no len()": iter([]), "ZeroDivisionError": Files([lambda: 1/0]),
     "sample 1 fails": Files([lambda: (Image.new("L", (8, 8)), 0), lambda: (Image.open("gone.png"), 0)])}
 
 
@@ -243,7 +243,7 @@ def png_of(width, height, bits):
 
 
 UNREAD = {
-    "a bomb": (png_of(50_000, 50_000, 8), "MAX_IMAGE_PIXELS"), "a gif": (b"GIF89a" + bytes(99), "BMP, JPEG, PNG"),
+    "a bomb": (png_of(50_000, 50_000, 8), "exceeds limit"), "a gif": (b"GIF89a" + bytes(99), "cannot identify"),
     "16 dark bits a color": (png_of(1, 1, 16), "8 bits a color"), "cut": (png_of(9, 9, 8)[:40], "damaged"),
     "nothing": (b"", "damaged")}
 
@@ -377,7 +377,7 @@ def test_one_cut_dicom_file_is_skipped_and_a_window_is_for_dicom_alone(tmp_path,
 
 
 DICOM = {"frames": (dict(NumberOfFrames=2), 10**6, "2 frames"), "width": (dict(OWN, WindowWidth=0), 10**6, "window="),
-         "cut": ({}, 300, "DICOM")}
+         "cut": ({}, 300, "damaged")}
 
 
 @pytest.mark.parametrize("what", DICOM)
@@ -406,7 +406,7 @@ def test_a_table_names_files_labels_and_domains(tmp_path):
     says(lambda: fdgnb.from_table(tmp_path/"t.csv", **names | dict(label="sik")), "did you mean 'sick'?")
     says(lambda: fdgnb.from_table(pd.DataFrame(rows), folder=tmp_path/"none", **names), "6 of 6 files")
     says(lambda: fdgnb.from_table([1]), "a row per image")
-    says(lambda: fdgnb.from_table(tmp_path/"none.csv"), "no CSV file or DataFrame")
+    says(lambda: fdgnb.from_table(tmp_path/"none.csv"), "none.csv", "No such file")
 
 
 ROWS = [(f"{w} {what}", label, d) for label, w in ((5, "lovely"), (2, "dull"))

@@ -88,7 +88,7 @@ REFUSED = [
     (dict(groups=[1]*59), "a list of 60"), (dict(groups=[1]*59 + [None]), "sample 59"), (dict(groups=5), "a list"),
     (dict(groups=np.array(["p"]*59 + [""])), "sample 59"), (dict(groups=np.array([1.]*59 + [np.nan])), "sample 59"),
     (dict(split=dict(train=[0, 1], test=[1, 2])), "sample 1 is twice"), (dict(split=dict(train=[0, 60])), "0 to 59"),
-    (dict(split=dict(train=[-1])), "rows -1"), (dict(split=dict(train=[.5])), "whole numbers"),
+    (dict(split=dict(train=[-1])), "[-1]"), (dict(split=dict(train=[.5])), "whole numbers"),
     (dict(split=dict(train=[True])), "a mask of 60"), (dict(split=dict(test=[1])), "no training"),
     (dict(split=dict(train=[0], tset=[1])), "did you mean 'test'?"), (dict(split=THREE[1:]), "a list of 60"),
     (dict(split=THREE[1:] + ["exam"]), "'exam'")]

@@ -23,7 +23,7 @@ def damage_error(file, why):
     who = f"{str(file)!r} is " if file else ""
     return FdgnbError(f"{who}damaged: get it again ({' '.join(str(why).split())[:160]})")
 
-# %% ../../nbs/data/17_files.ipynb #5dabbba3
+
 @contextmanager
 def reading(file=None):
     "Inside, a library reads a file: whatever it raises is one FdgnbError."
@@ -43,6 +43,13 @@ def asking(what):
     except Exception as e:
         why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
         raise FdgnbError(f"{what} fails ({why})") from e
+
+
+@contextmanager
+def placed(where):
+    "Inside, a value is read: what numpy, torch or we say of it is one FdgnbError that begins with its place."
+    try: yield
+    except (TypeError, ValueError, RuntimeError, OverflowError) as e: raise FdgnbError(f"{where}: {e}") from None
 
 # %% ../../nbs/data/17_files.ipynb #2e17abd1
 class Packed:
@@ -64,14 +71,15 @@ def read_text(file, guess=False):
     """A text file: UTF-8, or UTF-16 with its byte order mark; FdgnbError on another encoding.
 
     guess: read what is neither as the Western text of Windows, and say so."""
-    with reading(file): content = Path(file).read_bytes()
-    kind = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-    try: text = content.decode(kind)
-    except UnicodeDecodeError as e:
-        if not guess or kind == "utf-16": raise damage_error(file, e) from None
-        with reading(file): text = content.decode("cp1252")
-        warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
-                      f"if it is another")
+    with reading(file):
+        content = Path(file).read_bytes()
+        kind = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        try: text = content.decode(kind)
+        except UnicodeDecodeError:
+            if not guess or kind == "utf-16": raise
+            text = content.decode("cp1252")
+            warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
+                          f"if it is another")
     if guess and "\0" in text:
         raise FdgnbError(f"{str(file)!r} holds zero bytes, as UTF-16 without a byte order mark does: save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -112,14 +120,6 @@ def list_below(folder):
     return sorted(below)
 
 
-def check_name(path):
-    "The name of a folder; FdgnbError where it is not UTF-8 or has a control character."
-    if any(unicodedata.category(c) in ("Cc", "Cs") for c in path.name):
-        raise FdgnbError(f"the name of the folder {str(path)!r} is not UTF-8, or has a control character: "
-                         f"rename it")
-    return path.name
-
-
 def fold_word(word):
     "A name without case, spaces, signs that show nothing, and the ways to write an accent."
     shown = (c for c in unicodedata.normalize("NFKC", word) if unicodedata.category(c) != "Cf")
@@ -152,8 +152,7 @@ def check_listed(lists, listed, is_there):
     listed: {part: files}; is_there(file)."""
     for a, b in combinations(listed.values(), 2):
         twice = sorted(set(map(str, a)) & set(map(str, b)))
-        if twice: raise FdgnbError(f"{lists}: {len(twice)} files are of two parts, the first: {twice[0]!r}: get the "
-                                   f"lists again, or take them away")
+        if twice: raise FdgnbError(f"{lists}: {len(twice)} files are of two parts, the first: {twice[0]!r}")
     lost = [file for files in listed.values() for file in files if not is_there(file)]
     empty = [part for part, files in listed.items() if files and not any(map(is_there, files))]
     n = sum(map(len, listed.values()))
