@@ -99,7 +99,7 @@ REFUSED = {
     "RGBA, first": (np.zeros((6, 4, 8, 8), np.uint8), "x[:, :3]"), "cubes": (np.zeros((6, 3, 4, 4, 4)), "vectors"),
     "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes"), "ragged": ([[[1], [2, 3]]], "inhomogeneous"),
     "paths": (["a.png", "b.png"], "from_folder"), "objects": (np.array([None, 1]), "numbers"),
-    "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples"),
+    "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "two scales"),
     "floats of PIL": ([Image.new("F", (8, 8))]*6, "domain 'a'"), "none": ([], "no samples"), "None": (None, "numbers")}
 
 
@@ -112,7 +112,7 @@ def test_samples_that_are_refused(what):
 CONTAINERS = {
     "a dict": (lambda: fdgnb.fit("fedavg", dict(a=(x, y))), "from_arrays"),
     "no pair": (lambda: fdgnb.from_arrays(dict(a=dict(x=x, y=y))), "pair"),
-    "one name": (lambda: fdgnb.from_arrays({1: (x, y), "1": (x, y)}), "one name"),
+    "one name": (lambda: fdgnb.from_arrays({1: (x, y), "1": (x, y)}), "none twice"),
     "two shapes": (lambda: fdgnb.from_arrays(dict(a=(x, y), b=(x[:, :1], y))), "one shape"),
     "no images": (lambda: read_one(table, kind="images"), "no images"),
     "images for vectors": (
@@ -440,7 +440,7 @@ def test_texts_of_a_table_a_csv_of_any_encoding_and_a_folder(tmp_path):
 TEXTS = {
     "no column": (TABLE.rename(columns=dict(label="labels")), "did you mean 'labels'?"),
     "no text": (TABLE.assign(text=[None, *TABLE.text[1:]]), "row 0"), "blank": (TABLE.assign(text=" "), "empty"),
-    "numbers": (TABLE.assign(text=3), "no text"), "none": (TABLE[:0], "no rows"),
+    "numbers": (TABLE.assign(text=3), "no text"), "none": (TABLE[:0], "no samples"),
     "no source": (3, "a folder, a CSV file, or a DataFrame"), "cut": (b'text,label,domain\n"a,0,b\n', "own.csv"),
     "odd": (b"text,label,domain\n\x81,0,b\n", "own.csv"), "wide": (b"text,label,domain\na,0,b\na,0,b,c,d\n", "own.csv")}
 

@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd01
 import threading
 import numpy as np
+from contextlib import suppress
 from importlib.util import find_spec
 from ..core import FdgnbError, echo
 from ..settings import arg, check_value
@@ -108,8 +109,7 @@ def find_window(ds):
     given = [ds.get(key) for key in ("WindowCenter", "WindowWidth")]
     if None in given or (ds.get("VOILUTFunction") or "LINEAR") != "LINEAR": return None
     center, width = (float(np.ravel(v)[0]) for v in given)
-    if width > 1: return center - width/2, center + width/2 - 1
-    raise NoScale(f"DICOM with a window of width {width:g}: {NO_WINDOW}")
+    return (center - width/2, center + width/2 - 1) if width > 1 else None
 
 
 def common_window(name, files):
@@ -122,15 +122,12 @@ def common_window(name, files):
     import pydicom
     first = {}
     for file in files:
-        try:
-            if not is_dicom(file): continue
-            with reading(), open(file, "rb") as f:
-                ds = pydicom.dcmread(f, stop_before_pixels=True)
-                is_whole = f.read(1) != b""                                         # of a cut header none is left
-                if is_whole and ds.PhotometricInterpretation.startswith("MONOCHROME"):
-                    first.setdefault(find_window(ds), file)
-        except NoScale as e: raise NoScale(f"{str(file)!r}: {e}") from None
-        except FdgnbError: continue
+        if not is_dicom(file): continue
+        with suppress(Exception), open(file, "rb") as f:
+            ds = pydicom.dcmread(f, stop_before_pixels=True)
+            is_whole = f.read(1) != b""                                             # of a cut header none is left
+            if is_whole and ds.PhotometricInterpretation.startswith("MONOCHROME"):
+                first.setdefault(find_window(ds), file)
     if len(first) > 1:
         says = ", ".join(f"{str(file)!r} has {window or 'none'}" for window, file in first.items())
         raise NoScale(f"{name}: DICOM files of several windows, {says}: {NO_WINDOW}")

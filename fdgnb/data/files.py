@@ -49,7 +49,8 @@ def asking(what):
 def placed(where):
     "Inside, a value is read: what numpy, torch or we say of it is one FdgnbError that begins with its place."
     try: yield
-    except (TypeError, ValueError, RuntimeError, OverflowError) as e: raise FdgnbError(f"{where}: {e}") from None
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as e:
+        raise FdgnbError(f"{where}: {e}") from None
 
 # %% ../../nbs/data/17_files.ipynb #2e17abd1
 class Packed:

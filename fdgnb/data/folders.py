@@ -177,30 +177,26 @@ def list_images(folder):
 
 def warn_of_others(folders):
     "Warn of what lies in class folders and is not taken for an image."
-    below = [f for p in folders for f in list_below(p)]
-    warn_of_lost(below)
-    others = [f for f in below if f.is_file() and not is_image(f)]
+    others = [f for folder in folders for f in list_below(folder) if not is_image(f)]
     if others:
         warnings.warn(f"passed over {len(others)} files whose names do not end like an image's ({' '.join(IMAGES)}), "
-                      f"the first: {str(others[0])!r}")
+                      f"dangling links or special files, the first: {str(others[0])!r}")
 
 # %% ../../nbs/data/03_folders.ipynb #74a1fcbf
 def find_images(folders, has_parts, wanted):
     """domain -> class -> image files; refuses a domain without classes and the folder of a wanted class without images.
 
     has_parts: classes lie in folders of parts. wanted: classes; None: all."""
+    wanted_form = f"wanted <path>/<domain>/{'<part>/'*has_parts}<class>/<image>"
     beside = [p for folder in folders.values() for p in sorted(folder.iterdir())]
     warn_of_lost(beside)
     loose = [p for p in beside if p.suffix.lower() in IMAGES and not is_ignored(p.name)]
-    if loose:
-        warnings.warn(f"passed over {len(loose)} images beside the class folders, the first: {str(loose[0])!r}")
+    if loose: warnings.warn(f"passed over {len(loose)} images beside the class folders, the first: {str(loose[0])!r}")
     tree, seen = {}, []
     for d, folder in folders.items():
         tree[d], above = {}, list_subfolders(folder) if has_parts else [folder]
         odd = [part for part in above if has_parts and part.name not in PARTS]
-        if odd:
-            raise FdgnbError(f"folder {str(odd[0])!r} is no part: split=\"folder\" wants "
-                             f"<domain>/<part>/<class>/<image>, with the parts train, val and test")
+        if odd: raise FdgnbError(f"folder {str(odd[0])!r} is no part, train, val or test: {wanted_form}")
         for c in (c for place in above for c in list_subfolders(place)):
             files = list_images(c)
             if not files and (wanted is None or c.name in wanted):
@@ -208,9 +204,7 @@ def find_images(folders, has_parts, wanted):
                                  f"fill it")
             tree[d].setdefault(c.name, []).extend(files)
             seen.append(c)
-        if not tree[d]:
-            raise FdgnbError(f"domain folder {str(folder)!r} has no class folders: wanted "
-                             f"<path>/<domain>/{'<part>/'*has_parts}<class>/<image>")
+        if not tree[d]: raise FdgnbError(f"domain folder {str(folder)!r} has no class folders: {wanted_form}")
     warn_of_others(seen)
     return tree
 
