@@ -54,6 +54,7 @@ def from_arrays(
 
 def items_of(domains, name, wanted):
     "(domain, what is given of it) of a dict."
+    check_value("name", name, arg(str, "the data set's, as results show it"))
     if isinstance(domains, dict) and len({str(d) for d in domains}) == len(domains) > 0:
         return [(str(d), given) for d, given in domains.items()]
     raise FdgnbError(f"{name}: wanted a dict {{domain: {wanted}}} of at least one domain, none twice")
