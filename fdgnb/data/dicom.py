@@ -78,9 +78,7 @@ def check_pixels(width, height):
 
 
 def dicom_to_image(file, window=None):
-    """A DICOM file of one frame as a PIL image, by a window, or its own; without one only bytes and palettes.
-
-    FdgnbError that says why it cannot be read; NotDamaged where a window or a package is missing."""
+    "A DICOM file of one frame as a PIL image, by a window, or its own; without one only bytes and palettes."
     from PIL import Image
     if not find_spec("pydicom"): raise NotDamaged("reading DICOM needs pydicom: pip install 'fdgnb[dicom]'")
     import pydicom
@@ -115,8 +113,8 @@ def find_window(ds):
 def common_window(name, files):
     """The window that all gray DICOM files among these say, or None where none does.
 
-    NoScale where they differ, and where other files have arrays or more than 8 bits, for which it was not made.
-    What cannot be read is said where it is decoded."""
+    NoScale where they differ, and on arrays and more than 8 bits, for which it was not made. What cannot be read is
+    said where it is decoded."""
     from PIL import Image
     if not find_spec("pydicom"): return None
     import pydicom

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/17_files.ipynb #aa15a822
-import codecs, json, os, unicodedata, warnings
+import codecs, os, unicodedata, warnings
 import numpy as np
 from contextlib import contextmanager
 from itertools import combinations
@@ -63,11 +63,6 @@ class Packed:
         with reading(self.file): return self.arrays[name]
 
 
-def read_json(file):
-    "What a JSON file holds, of whatever form."
-    with reading(file): return json.loads(Path(file).read_bytes())
-
-
 def read_text(file, guess=False):
     """A text file: UTF-8, or UTF-16 with its byte order mark; FdgnbError on another encoding.
 
@@ -121,16 +116,12 @@ def list_below(folder):
     return sorted(below)
 
 
-def fold_word(word):
-    "A name without case, spaces, signs that show nothing, and the ways to write an accent."
-    shown = (c for c in unicodedata.normalize("NFKC", word) if unicodedata.category(c) != "Cf")
-    return "".join("".join(shown).casefold().split())
-
-
 def group_alike(words):
     "The groups of several names that look alike: differ in case, spaces or the coding of a letter alone."
     groups = {}
-    for word in words: groups.setdefault(fold_word(word), []).append(word)
+    for word in words:
+        shown = "".join(c for c in unicodedata.normalize("NFKC", word) if unicodedata.category(c) != "Cf")
+        groups.setdefault("".join(shown.casefold().split()), []).append(word)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -148,9 +139,7 @@ def warn_of_lost(paths):
 
 
 def check_listed(lists, listed, is_there):
-    """Warn of the files named by `lists` (a name) that are not there; FdgnbError where none is, or none to train on.
-
-    listed: {part: files}; is_there(file)."""
+    "Warn of files, {part: files}, that `lists` (a name) name and that are not there; FdgnbError where none is."
     for a, b in combinations(listed.values(), 2):
         twice = sorted(set(map(str, a)) & set(map(str, b)))
         if twice: raise FdgnbError(f"{lists}: {len(twice)} files are of two parts, the first: {twice[0]!r}")

@@ -30,9 +30,7 @@ def is_image(file):
 
 
 def open_image(file, window=None):
-    """An image file or stream, upright, in memory; FdgnbError that says why it cannot be read.
-
-    window: (low, high), of arrays, DICOM and more than 8 bits."""
+    "An image file or stream, upright, in memory; window: (low, high), of arrays, DICOM and more than 8 bits."
     from PIL import Image, ImageOps
     if isinstance(file, (str, Path)):
         if Path(file).suffix.lower() == ".npy": return array_to_image(read_array(file), window)
@@ -94,9 +92,7 @@ def decode(file, size, white=None, window=None):
 
 # %% ../../nbs/data/03_folders.ipynb #e4f26812
 def _decode_all(files, labels, size, white, title, folder, window):
-    """Decode `files`, into folder/x.npy where there is a folder; arrays x, y, kept and high.
-
-    kept: the index in `files` of each row. high: the largest pixel of 8 bits, and of more."""
+    "Files decoded, in folder/x.npy where there is a folder: arrays x, y, kept (which files) and high (largest pixels)."
     x = allocate(folder, (len(files), 3, size, size), np.uint8)
 
     def decode_one(i):
@@ -142,9 +138,7 @@ def skip_unread(who, files, labels, lost, reasons, on_error):
 
 
 def read_images(name, base, files, labels, size, on_error, dataset, white=None, scale="", window=None):
-    """(domain `name` of `dataset` from files below `base`, decoded or cached; its largest pixels; which files).
-
-    on_error: as in `skip_unread`. scale: what the key says of `white` and `window`."""
+    "(Domain of files below `base`, decoded or cached; its largest pixels; which files); scale: for the key."
     key, title = key_of(name, base, files, labels, size, dataset, scale), f"{dataset}/{name}"
     make = lambda folder: _decode_all(files, labels, size, white, title, folder, window)
     arrays = cache_arrays(key, make, stream=True)
@@ -184,9 +178,7 @@ def warn_of_others(folders):
 
 # %% ../../nbs/data/03_folders.ipynb #74a1fcbf
 def find_images(folders, has_parts, wanted):
-    """domain -> class -> image files; refuses a domain without classes and the folder of a wanted class without images.
-
-    has_parts: classes lie in folders of parts. wanted: classes; None: all."""
+    "domain -> class -> image files, of the wanted classes (None: all) some; has_parts: they lie in folders of parts."
     wanted_form = f"wanted <path>/<domain>/{'<part>/'*has_parts}<class>/<image>"
     beside = [p for folder in folders.values() for p in sorted(folder.iterdir())]
     warn_of_lost(beside)
@@ -210,9 +202,7 @@ def find_images(folders, has_parts, wanted):
 
 # %% ../../nbs/data/03_folders.ipynb #scaledfold
 def read_folders(name, labeled, size, on_error, white, window=None):
-    """({domain: samples}, {domain: which files they are of}, dict(white, window)) of {domain: (folder, files, labels)}.
-
-    Decoded once; anew where the range of all domains says that white is neither 255 nor, of more than 8 bits, 65535."""
+    "({domain: samples}, {domain: which files}, dict(white, window)) of {domain: (folder, files, labels)}."
     size, white, window = check_size(size), check_value("white", white, WHITE), check_window(window)
     check_on_error(on_error)
     window = window or common_window(name, [file for _, files, _ in labeled.values() for file in files])

@@ -120,9 +120,7 @@ def _pixels(a, size, channels):
 
 # %% ../../nbs/data/07_found.ipynb #e2875983
 def to_nhw(a, file="pixels"):
-    """Images as uint8 (n, h, w) or (n, h, w, 3); FdgnbError that names `file` on what holds none.
-
-    a: (h, w, c, n) as SVHN, (n, c, h, w), (n, h, w[, c]), or flat rows of square images; bytes or fractions of 1."""
+    "(h, w, c, n) as SVHN, (n, c, h, w), (n, h, w[, c]) or flat rows, bytes or fractions, as uint8 (n, h, w[, 3])."
     a = np.asarray(a)
     side = math.isqrt(a.shape[1]) if a.ndim == 2 else 0
     if a.ndim == 2 and side**2 == a.shape[1]: a = a.reshape(len(a), side, side)

@@ -153,10 +153,7 @@ def check_fractions(x, where):
 
 
 def as_images(x, where="x", white=255):
-    """Images (N, H, W), (N, C, H, W) or (N, H, W, C) -> uint8 (N, C, H, W).
-
-    Fractions of 1, or whole numbers up to `white`; FdgnbError, with the remedy, on other shapes and ranges. where: the
-    samples' name in it."""
+    "Images in any form, fractions of 1 or whole numbers up to `white`, as uint8 (N, C, H, W)."
     x = as_array(x, where)
     if isinstance(x, Pictures): x, white = x.to_bytes(white), 255
     x = to_nchw(x, where)
@@ -197,7 +194,7 @@ def read_domains(name, samples, white, kind=None):
 WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
 
 
-def to_python(value):
+def as_plain(value):
     "A value without numpy and torch around it: a number, a word, or a list."
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -205,7 +202,7 @@ def to_python(value):
 def as_labels(y):
     "Labels in any container as an array (N,) of int64 or str, or (N, C) of zeros and ones in float32."
     import pandas as pd
-    if isinstance(y, (list, tuple)): y = np.array(list(map(to_python, y)), object)
+    if isinstance(y, (list, tuple)): y = np.array(list(map(as_plain, y)), object)
     y = to_numpy(y)
     if y.ndim == 2 and y.shape[1] == 1: y = y[:, 0]                          # (N, 1), as MedMNIST has them
     if y.ndim == 2 and ((y == 0) | (y == 1)).all(): return y.astype(np.float32)
@@ -225,8 +222,7 @@ def as_labels(y):
 def number_labels(name, labels, classes, multilabel=None):
     """({domain: labels as a Domain keeps them}, the classes' names) of labels by domain, in any container.
 
-    classes: names in order, {label: name}, or None. multilabel: whether of several labels every sample may have exactly
-    one; None: it may."""
+    multilabel: whether every sample may have exactly one of several labels; None: it may."""
     if not labels: raise FdgnbError(f"{name}: no samples")
     y = {}
     for d, given in labels.items():
@@ -267,7 +263,7 @@ def read_pairs(ds, where, size, title):
 
     def read(i):
         with asking(f"{where}: sample {i}"): image, label = ds[i]
-        label = to_python(label)
+        label = as_plain(label)
         if isinstance(label, list) and len(label) == 1: label = label[0]
         with placed(f"{where}, sample {i}"): return read_sample(image, size), label
 
@@ -284,10 +280,10 @@ def read_pairs(ds, where, size, title):
 # %% ../../nbs/data/16_own.ipynb #ownnames01
 def names_of_classes(ds):
     "{label: name} of a data set that names its classes, `class_to_idx` before `classes`; empty of one that does not."
-    numbers, names = getattr(ds, "class_to_idx", None), to_python(getattr(ds, "classes", None))
+    numbers, names = getattr(ds, "class_to_idx", None), as_plain(getattr(ds, "classes", None))
     if isinstance(numbers, dict) and numbers:
         is_order = isinstance(names, (list, tuple)) and {*names} == {*numbers}
-        pairs = [(to_python(numbers[c]), c) for c in (names if is_order else numbers)]
+        pairs = [(as_plain(numbers[c]), c) for c in (names if is_order else numbers)]
     elif isinstance(names, dict): pairs = list(names.items())
     else: pairs = list(enumerate(names if isinstance(names, (list, tuple)) else ()))
     named = {label: str(c) for label, c in pairs}
@@ -295,42 +291,38 @@ def names_of_classes(ds):
     raise FdgnbError("its data set gives two classes one number or one name")
 
 
-def trace(ds):
-    """[(data set, place, is wrapped)] of each sample: the data set beneath that names its classes or holds no other.
+def trace_labels(ds):
+    """[({label: name}, label)] of each sample by the data set beneath that names its classes; None: not known.
 
-    Looks through `.dataset` with `.indices` (Subset, random_split), `.datasets` (ConcatDataset) and wrappers.
-    place: None where a wrapper has another number of samples."""
-    n, parts = len(ds), getattr(ds, "datasets", None)
+    Looks through `.dataset` with `.indices` (Subset, random_split), `.datasets` (ConcatDataset) and wrappers."""
+    names, n, parts = names_of_classes(ds), len(ds), getattr(ds, "datasets", None)
+    targets = getattr(ds, "targets", None)
+    if names and hasattr(targets, "__len__") and len(targets) == n: return [(names, as_plain(v)) for v in targets]
+    if names: return [(names, np.nan if getattr(ds, "target_transform", None) else None)]*n    # NaN is no label's equal
+    if isinstance(parts, (list, tuple)): return [row for part in parts for row in trace_labels(part)]
     held = [v for v in getattr(ds, "__dict__", {}).values() if isinstance(v, TorchDataset)]
     inner = getattr(ds, "dataset", held[0] if len(held) == 1 else None)
-    is_whole = not isinstance(parts, (list, tuple)) and not hasattr(inner, "__len__")
-    if is_whole or names_of_classes(ds): return [(ds, i, False) for i in range(n)]
-    is_joined = isinstance(parts, (list, tuple))
-    rows = [row for part in parts for row in trace(part)] if is_joined else trace(inner)
+    if not hasattr(inner, "__len__"): return [(None, None)]*n
+    rows = trace_labels(inner)
     if hasattr(ds, "indices"): return [rows[i] for i in ds.indices]
-    if len(rows) == n: return [(leaf, place, is_wrapped or not is_joined) for leaf, place, is_wrapped in rows]
-    if len({id(leaf) for leaf, *_ in rows}) == 1: return [(rows[0][0], None, True)]*n
-    raise FdgnbError(f"{type(ds).__name__} has {n} samples, the data sets in it {len(rows)}, and which sample is whose "
-                     f"is not known; give them as they are, or labels as words")
+    first = rows[0][0]
+    if any(names is not first and names != first for names, _ in rows):
+        raise FdgnbError(f"{type(ds).__name__} holds data sets that number their classes differently, and which sample "
+                         f"is whose is not known; give them as they are, or labels as words")
+    if not first or len(rows) != n: return [(first, None)]*n
+    return [(names, as_plain(inner[i][1]) if label is None else label) for i, (names, label) in enumerate(rows)]
 
 
 def name_labels(ds, y, where):
     "[{label: name} or None] of each sample; None, aloud, of a set whose labels are not the numbers that it names."
-    rows = trace(ds)
-    leaves = {id(leaf): leaf for leaf, *_ in rows}
-    known = {key: names_of_classes(leaf) or None for key, leaf in leaves.items()}
-    targets = {key: getattr(leaf, "targets", None) for key, leaf in leaves.items()}
-    for label, (leaf, place, is_wrapped) in zip(y, rows):
-        numbers, theirs = targets[id(leaf)], label
-        if place is None or not known[id(leaf)]: continue
-        if hasattr(numbers, "__len__") and len(numbers) == len(leaf): theirs = to_python(numbers[place])
-        elif getattr(leaf, "target_transform", None): theirs = None
-        elif is_wrapped: theirs = to_python(leaf[place][1])
-        if theirs == label or isinstance(theirs, (str, list)) or isinstance(label, (str, list)): continue
+    rows = trace_labels(ds)
+    for label, (names, theirs) in zip(y, rows):
+        are_numbers = isinstance(label, (int, float)) and isinstance(theirs, (int, float))
+        if not names or not are_numbers or label == theirs: continue
         warnings.warn(f"{where}: its labels are not the numbers that its `classes` name (a target_transform, or a "
                       f"wrapper that relabels): they count as they are, `classes=` names them")
         return [None]*len(y)
-    return [known[id(leaf)] for leaf, *_ in rows]
+    return [names for names, _ in rows]
 
 
 def translate_labels(y, names, classes):
@@ -409,10 +401,7 @@ def read_labels(words):
 
 
 def read_table(source, what, wanted, columns):
-    """({meaning: {domain: values}}, name, folder) of a DataFrame or a CSV file.
-
-    columns: {meaning: column}, None of what is not asked, of the label perhaps a list of columns of zeros and ones.
-    what, wanted: for errors."""
+    "({meaning: {domain: values}}, name, folder) of a DataFrame or CSV file; columns: {meaning: column, list or None}."
     table, where, name, folder = source, "the table", what, None
     if not hasattr(source, "columns"):
         file = path_of(source, what, wanted)
@@ -428,7 +417,7 @@ def read_table(source, what, wanted, columns):
             if len(empty) and meaning != "part":
                 raise FdgnbError(f"{where}: {len(empty)} rows have no {c}, the first is row {empty[0]} (from 0): leave "
                                  f"them out")
-        if not isinstance(column, str):
+        if isinstance(column, (list, tuple)):
             rows[meaning] = table[chosen].map(lambda v: TRUTH.get(str(v).strip().lower(), v)).values.tolist()
         elif meaning == "label" and folder is not None: rows[meaning] = read_labels(table[column])
         else: rows[meaning] = table[column].tolist()

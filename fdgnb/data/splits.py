@@ -58,9 +58,7 @@ PARTS = ("train", "val", "test")
 
 
 def read_split(given, n, where):
-    """{part: rows} of a domain of n samples: of rows or masks by part, or of a part's name per sample; else FdgnbError.
-
-    Warns of samples in no part."""
+    "{part: rows} of a domain of n samples: of rows or masks by part, or of a part's name per sample."
     with placed(where):
         named = given
         if not isinstance(given, dict):
@@ -109,8 +107,7 @@ def read_named(data, what, given, exempt=()):
 def attach_splits(data, groups=None, split=None, stratify=None, exempt=(), kept=None):
     """The data set with groups and own splits, each {domain: values, or None}, beside its domains.
 
-    stratify: whether runs on it stratify unless told otherwise. exempt: domains that need not be named.
-    kept: {domain: which of all that were listed it has}, where values are of all."""
+    exempt: domains that need not be named. kept: {domain: which of all that were listed it has}, of values of all."""
     kept = kept or {d: torch.ones(len(domain), dtype=torch.bool) for d, domain in data.domains.items()}
     rows = {d: mask.nonzero()[:, 0] for d, mask in kept.items()}
     added, named = {d: {} for d in data.domains}, {}
@@ -127,10 +124,9 @@ def attach_splits(data, groups=None, split=None, stratify=None, exempt=(), kept=
 
 
 def build_dataset(name, x, y, classes, groups=None, split=None, stratify=None, kept=None, defaults={}, **about):
-    """The Dataset of samples and labels by domain, as every loader of one's own data ends.
+    """The Dataset of samples and labels by domain, as every loader of one's own data ends; about: further fields.
 
-    kept: {domain: which of the labels, groups and parts `x` has samples of}, where not of all.
-    defaults: settings beside the usual ones. about: further fields of the Dataset."""
+    kept: {domain: which of the labels, groups and parts `x` has samples of}, where not of all."""
     if kept: y = {d: y[d][kept[d]] for d in x}
     data = Dataset(name, {d: Domain(d, x[d], y[d]) for d in x}, classes, **about)
     data.defaults = suggest_settings(data.domains, data.size) | defaults
