@@ -260,8 +260,7 @@ def from_folder(
         if not pairs: raise FdgnbError(f"domain {d!r} of {name} has none of the classes {', '.join(classes)}")
         labeled[d] = folders[d], *zip(*pairs)
     files = {d: of[1] for d, of in labeled.items()}
-    level = 2 if split == "folder" else 1                                # of the class, below the domain
-    groups = name_files("groups", groups, path, files, level + 1)
+    groups = name_files("groups", groups, path, files, 3 if split == "folder" else 2)         # below class folders
     split = name_files("split", split, path, files, 1)
     x, kept, about = read_folders(name, labeled, size, on_error, white, window)
     y = {d: torch.tensor(labels) for d, (_, _, labels) in labeled.items()}

@@ -468,11 +468,11 @@ def from_texts(
 
     FdgnbError, in one line with the remedy, on an empty text, a missing column, or an encoder that is not here."""
     check_on_error(on_error)
-    wanted, kept = "a folder, a CSV file, or a DataFrame with the columns text, label, domain", None
+    kept, wanted = None, "a folder, a CSV file, or a DataFrame with the columns text, label, domain"
     folder = None if hasattr(source, "columns") else path_of(source, "texts", wanted)
     if folder and is_folder(folder):
         (files, labels), source_name = find_texts(folder), folder.absolute().name
-        groups, split = (name_files(*how, folder, files, 2) for how in (("groups", groups), ("split", split)))
+        groups, split = name_files("groups", groups, folder, files, 2), name_files("split", split, folder, files, 2)
         texts, kept = read_texts(files, labels, on_error)
     else:
         meanings = dict(text="text", label="label", domain="domain", group=groups, part=split)

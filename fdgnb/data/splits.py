@@ -17,8 +17,7 @@ from .files import asking, placed
 # %% ../../nbs/data/19_splits.ipynb #splitscd3
 def list_values(values, n, what):
     "The values of `n` samples as a list of plain ones, None where one is missing."
-    if torch.is_tensor(values): values = values.detach().cpu()
-    if hasattr(values, "tolist"): values = values.tolist()
+    values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, (list, tuple)) and len(values) == n: return [to_plain(v) for v in values]
     raise FdgnbError(f"{what}={echo(values, 80)}; wanted a list of {n}, one for each sample")
 
