@@ -157,4 +157,4 @@ def test_columns_of_torch_data_sets_and_tables(tmp_path):
         assert fdgnb.from_table(tmp_path/"t.csv", size=8, label=CLASSES)["b"].y.tolist() == y[1::2].tolist()
     says(lambda: read_table("edema", "nodul"), "'nodul'")
     says(lambda: read_table("edema", "file"), "zeros and ones")
-    says(lambda: read(y, classes=CLASSES[:2]), "3 columns", "2 names")
+    for wrong in (CLASSES[:2], [*CLASSES, "more"]): says(lambda: read(y, classes=wrong), "classes")

@@ -106,7 +106,7 @@ def test_samples_that_are_refused(what):
 CONTAINERS = {
     "a dict": (lambda: fdgnb.fit("fedavg", dict(a=(x, y))), "from_arrays"),
     "no pair": (lambda: fdgnb.from_arrays(dict(a=dict(x=x, y=y))), "pair"),
-    "one name": (lambda: fdgnb.from_arrays({1: (x, y), "1": (x, y)}), "one name"),
+    "one name": (lambda: fdgnb.from_arrays({1: (x, y), "1": (x, y)}), "none twice"),
     "two shapes": (lambda: fdgnb.from_arrays(dict(a=(x, y), b=(x[:, :1], y))), "one shape"),
     "vectors for images": (lambda: fdgnb.fit("fedavg", fdgnb.from_arrays(dict(a=(table, y))), backbone="cnn2"), "mlp2")}
 
@@ -353,7 +353,7 @@ def test_one_cut_dicom_file_is_skipped_and_a_window_is_for_dicom_alone(tmp_path)
 
 
 DICOM = {"frames": (dict(NumberOfFrames=2), 10**6, "2 frames"), "width": (dict(OWN, WindowWidth=0), 10**6, "window="),
-         "cut": ({}, 300, "DICOM")}
+         "cut": ({}, 300, "damaged")}
 
 
 @pytest.mark.parametrize("what", DICOM)
@@ -382,7 +382,7 @@ def test_a_table_names_files_labels_and_domains(tmp_path):
     says(lambda: fdgnb.from_table(tmp_path/"t.csv", **names | dict(label="sik")), "did you mean 'sick'?")
     says(lambda: fdgnb.from_table(pd.DataFrame(rows), folder=tmp_path/"none", **names), "6 of 6 files")
     says(lambda: fdgnb.from_table([1]), "a row per image")
-    says(lambda: fdgnb.from_table(tmp_path/"none.csv"), "no CSV file or DataFrame")
+    says(lambda: fdgnb.from_table(tmp_path/"none.csv"), "none.csv", "No such file")
 
 
 ROWS = [(f"{w} {what}", label, d) for label, w in ((5, "lovely"), (2, "dull"))

@@ -8,21 +8,22 @@ __all__ = []
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd01
 import threading
 import numpy as np
+from contextlib import suppress
 from importlib.util import find_spec
 from ..core import FdgnbError, echo
+from ..settings import arg, check_value
 from .files import reading
 from .scale import NoScale, NotDamaged
 
 # %% ../../nbs/data/20_dicom.ipynb #dicomcd03
 NO_WINDOW = 'give window=(low, high), what becomes black and white (of the command: --load "{window: [low, high]}")'
+WINDOW = arg(tuple[float, float], "(low, high), what becomes black and white, like (-160, 240); None: none is given")
 
 
 def check_window(window):
-    "(low, high) as floats, or None; FdgnbError unless they are two finite numbers, the lower one first."
-    if window is None: return None
-    is_number = lambda v: isinstance(v, (int, float, np.number)) and not isinstance(v, bool) and abs(v) < 1e30
-    is_pair = isinstance(window, (tuple, list)) and len(window) == 2 and all(map(is_number, window))
-    if is_pair and window[0] < window[1]: return tuple(map(float, window))
+    "(low, high) as floats, the lower one first, or None."
+    window = check_value("window", window, WINDOW)
+    if window is None or window[0] < window[1]: return window
     raise FdgnbError(f"window={echo(window)}: wanted (low, high), what becomes black and white, like (-160, 240)")
 
 
@@ -37,12 +38,11 @@ _one_header = threading.Lock()                           # numpy parses a header
 def read_array(file):
     "The array of a .npy file, gray (H, W) or in colors (H, W, 3), mapped; FdgnbError that says why it is none."
     with reading(), _one_header: x = np.load(file, mmap_mode="r", allow_pickle=False)
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf": raise FdgnbError("damaged, or no array of numbers")
     if x.ndim == 3 and x.shape[-1] == 1: x = x[..., 0]
     is_image = x.ndim == 2 or x.ndim == 3 and x.shape[-1] == 3
-    if is_image and x.size: return x
-    raise FdgnbError(f"an array {x.shape}; wanted one image (H, W) or (H, W, 3): save each slice or frame as a file, "
-                     f"channels last, of four x[..., :3]")
+    if is_image and x.size and x.dtype.kind in "biuf": return x
+    raise FdgnbError(f"an array {x.shape} of {x.dtype}; wanted the numbers of one image (H, W) or (H, W, 3): save each "
+                     f"slice or frame as a file, channels last, of four x[..., :3]")
 
 
 def array_to_image(x, window=None):
@@ -69,29 +69,32 @@ def is_dicom(file):
     except (OSError, ValueError): return False                   # a name that no file can have
 
 
-def dicom_to_image(file, window=None):
-    """A DICOM file of one frame as a PIL image, by a window, or its own; without one only bytes and palettes.
+def check_pixels(width, height):
+    "FdgnbError on an image of more pixels than PIL's limit, before it is decoded."
+    from PIL import Image
+    most = Image.MAX_IMAGE_PIXELS
+    if most and width*height > most:
+        raise FdgnbError(f"more pixels than the {most:,} that PIL.Image.MAX_IMAGE_PIXELS allows: shrink it")
 
-    FdgnbError that says why it cannot be read; NotDamaged where a window or a package is missing."""
+
+def dicom_to_image(file, window=None):
+    "A DICOM file of one frame as a PIL image, by a window, or its own; without one only bytes and palettes."
     from PIL import Image
     if not find_spec("pydicom"): raise NotDamaged("reading DICOM needs pydicom: pip install 'fdgnb[dicom]'")
     import pydicom
     from pydicom.pixels import apply_color_lut, apply_modality_lut, get_decoder, pixel_array
     with reading():
         ds = pydicom.dcmread(file)
-        if "PixelData" not in ds: raise FdgnbError("DICOM cut off or without an image: get it again, or take it out")
+        check_pixels(ds.Columns, ds.Rows)
+        frames, kind = int(ds.get("NumberOfFrames") or 1), ds.PhotometricInterpretation
+        if frames > 1: raise FdgnbError(f"DICOM of {frames} frames, wanted one: save each frame or slice as a file")
         if not get_decoder(ds.file_meta.TransferSyntaxUID).is_available:
             raise NotDamaged("DICOM, compressed: pip install 'pylibjpeg[all]'")
-        frames, most = int(ds.get("NumberOfFrames") or 1), Image.MAX_IMAGE_PIXELS
-        if frames > 1: raise FdgnbError(f"DICOM of {frames} frames, wanted one: save each frame or slice as a file")
-        if most and ds.Rows*ds.Columns > most:
-            raise FdgnbError(f"more pixels than the {most:,} that PIL.Image.MAX_IMAGE_PIXELS allows: shrink it")
-        stored, kind = pixel_array(ds), ds.PhotometricInterpretation
+        stored = pixel_array(ds)
         if kind == "PALETTE COLOR": stored = apply_color_lut(stored, ds)
-        is_color = stored.ndim == 3
-        if is_color and stored.dtype == np.uint8: return Image.fromarray(stored)
+        if stored.ndim == 3 and stored.dtype == np.uint8: return Image.fromarray(stored)
         if kind == "PALETTE COLOR": return Image.fromarray(apply_window(stored, 0, np.iinfo(stored.dtype).max))
-        x, window = apply_modality_lut(stored, ds), window or _window_of(ds)
+        x, window = apply_modality_lut(stored, ds), window or find_window(ds)
         are_bytes = stored.dtype == np.uint8 and ds.BitsStored == 8 and (x == stored).all()
         if not window and not are_bytes:
             raise NoScale(f"DICOM without a linear window of its own, values {x.min():g} to {x.max():g}: {NO_WINDOW}")
@@ -99,44 +102,37 @@ def dicom_to_image(file, window=None):
         return Image.fromarray(255 - x if kind == "MONOCHROME1" else x)
 
 
-def _window_of(ds):
+def find_window(ds):
     "The window (low, high) that a DICOM data set says itself; None without one, and of one that is not linear."
     given = [ds.get(key) for key in ("WindowCenter", "WindowWidth")]
     if None in given or (ds.get("VOILUTFunction") or "LINEAR") != "LINEAR": return None
     center, width = (float(np.ravel(v)[0]) for v in given)
-    if width > 1: return center - width/2, center + width/2 - 1
-    raise NoScale(f"DICOM with a window of width {width:g}: {NO_WINDOW}")
+    return (center - width/2, center + width/2 - 1) if width > 1 else None
 
 
 def common_window(name, files):
     """The window that all gray DICOM files among these say, or None where none does.
 
-    NoScale where they differ, and where other files have arrays or more than 8 bits, for which it was not made."""
+    NoScale where they differ, and on arrays and more than 8 bits, for which it was not made. What cannot be read is
+    said where it is decoded."""
+    from PIL import Image
     if not find_spec("pydicom"): return None
     import pydicom
     first = {}
-    for file in filter(is_dicom, files):
-        try:
-            with reading(), open(file, "rb") as f:
-                ds = pydicom.dcmread(f, stop_before_pixels=True)
-                is_whole = f.read(1) != b""                                         # of a cut header none is left
-                if is_whole and ds.PhotometricInterpretation.startswith("MONOCHROME"):
-                    first.setdefault(_window_of(ds), file)
-        except NoScale as e: raise NoScale(f"{str(file)!r}: {e}") from None
-        except FdgnbError: continue                                                 # said where it is decoded
+    for file in files:
+        if not is_dicom(file): continue
+        with suppress(Exception), open(file, "rb") as f:
+            ds = pydicom.dcmread(f, stop_before_pixels=True)
+            is_whole = f.read(1) != b""                                             # of a cut header none is left
+            if is_whole and ds.PhotometricInterpretation.startswith("MONOCHROME"):
+                first.setdefault(find_window(ds), file)
     if len(first) > 1:
         says = ", ".join(f"{str(file)!r} has {window or 'none'}" for window, file in first.items())
         raise NoScale(f"{name}: DICOM files of several windows, {says}: {NO_WINDOW}")
     window = next(iter(first), None)
-    other = next(filter(_wants_window, files), None) if window else None
-    if other: raise NoScale(f"{name}: {str(other)!r} has not the window {window} of the DICOM files: {NO_WINDOW}")
+    for file in files if window else ():
+        try:
+            with Image.open(file, formats=["PNG", "TIFF"]) as im: is_deep = im.mode[0] in "FI"
+        except Exception: is_deep = file.suffix.lower() == ".npy"
+        if is_deep: raise NoScale(f"{name}: {str(file)!r} has not the window {window} of the DICOM files: {NO_WINDOW}")
     return window
-
-
-def _wants_window(file):
-    "Whether a file that is not DICOM holds an array, or more than 8 bits a pixel."
-    from PIL import Image
-    if file.suffix.lower() == ".npy": return True
-    try:
-        with Image.open(file, formats=["PNG", "TIFF"]) as im: return im.mode[0] in "FI"
-    except Exception: return False                                                  # said where it is decoded

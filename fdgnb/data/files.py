@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/17_files.ipynb #aa15a822
-import codecs, json, os, unicodedata, warnings
+import codecs, os, unicodedata, warnings
 import numpy as np
 from contextlib import contextmanager
 from itertools import combinations
@@ -23,7 +23,7 @@ def damage_error(file, why):
     who = f"{str(file)!r} is " if file else ""
     return FdgnbError(f"{who}damaged: get it again ({' '.join(str(why).split())[:160]})")
 
-# %% ../../nbs/data/17_files.ipynb #5dabbba3
+
 @contextmanager
 def reading(file=None):
     "Inside, a library reads a file: whatever it raises is one FdgnbError."
@@ -44,6 +44,14 @@ def asking(what):
         why = " ".join(f"{type(e).__name__}: {e}".split())[:160]
         raise FdgnbError(f"{what} fails ({why})") from e
 
+
+@contextmanager
+def placed(where):
+    "Inside, a value is read: what numpy, torch or we say of it is one FdgnbError that begins with its place."
+    try: yield
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as e:
+        raise FdgnbError(f"{where}: {e}") from None
+
 # %% ../../nbs/data/17_files.ipynb #2e17abd1
 class Packed:
     "Arrays of an .npz file by name, each read when it is asked for; FdgnbError where the file is damaged."
@@ -55,23 +63,19 @@ class Packed:
         with reading(self.file): return self.arrays[name]
 
 
-def read_json(file):
-    "What a JSON file holds, of whatever form."
-    with reading(file): return json.loads(Path(file).read_bytes())
-
-
 def read_text(file, guess=False):
     """A text file: UTF-8, or UTF-16 with its byte order mark; FdgnbError on another encoding.
 
     guess: read what is neither as the Western text of Windows, and say so."""
-    with reading(file): content = Path(file).read_bytes()
-    kind = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-    try: text = content.decode(kind)
-    except UnicodeDecodeError as e:
-        if not guess or kind == "utf-16": raise damage_error(file, e) from None
-        with reading(file): text = content.decode("cp1252")
-        warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
-                      f"if it is another")
+    with reading(file):
+        content = Path(file).read_bytes()
+        kind = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        try: text = content.decode(kind)
+        except UnicodeDecodeError:
+            if not guess or kind == "utf-16": raise
+            text = content.decode("cp1252")
+            warnings.warn(f"{str(file)!r} is not UTF-8; read as cp1252 (Western text of Windows): save it as UTF-8 "
+                          f"if it is another")
     if guess and "\0" in text:
         raise FdgnbError(f"{str(file)!r} holds zero bytes, as UTF-16 without a byte order mark does: save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -112,24 +116,12 @@ def list_below(folder):
     return sorted(below)
 
 
-def check_name(path):
-    "The name of a folder; FdgnbError where it is not UTF-8 or has a control character."
-    if any(unicodedata.category(c) in ("Cc", "Cs") for c in path.name):
-        raise FdgnbError(f"the name of the folder {str(path)!r} is not UTF-8, or has a control character: "
-                         f"rename it")
-    return path.name
-
-
-def fold_word(word):
-    "A name without case, spaces, signs that show nothing, and the ways to write an accent."
-    shown = (c for c in unicodedata.normalize("NFKC", word) if unicodedata.category(c) != "Cf")
-    return "".join("".join(shown).casefold().split())
-
-
 def group_alike(words):
     "The groups of several names that look alike: differ in case, spaces or the coding of a letter alone."
     groups = {}
-    for word in words: groups.setdefault(fold_word(word), []).append(word)
+    for word in words:
+        shown = "".join(c for c in unicodedata.normalize("NFKC", word) if unicodedata.category(c) != "Cf")
+        groups.setdefault("".join(shown.casefold().split()), []).append(word)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -147,13 +139,10 @@ def warn_of_lost(paths):
 
 
 def check_listed(lists, listed, is_there):
-    """Warn of the files named by `lists` (a name) that are not there; FdgnbError where none is, or none to train on.
-
-    listed: {part: files}; is_there(file)."""
+    "Warn of files, {part: files}, that `lists` (a name) name and that are not there; FdgnbError where none is."
     for a, b in combinations(listed.values(), 2):
         twice = sorted(set(map(str, a)) & set(map(str, b)))
-        if twice: raise FdgnbError(f"{lists}: {len(twice)} files are of two parts, the first: {twice[0]!r}: get the "
-                                   f"lists again, or take them away")
+        if twice: raise FdgnbError(f"{lists}: {len(twice)} files are of two parts, the first: {twice[0]!r}")
     lost = [file for files in listed.values() for file in files if not is_there(file)]
     empty = [part for part, files in listed.items() if files and not any(map(is_there, files))]
     n = sum(map(len, listed.values()))

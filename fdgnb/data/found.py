@@ -120,9 +120,7 @@ def _pixels(a, size, channels):
 
 # %% ../../nbs/data/07_found.ipynb #e2875983
 def to_nhw(a, file="pixels"):
-    """Images as uint8 (n, h, w) or (n, h, w, 3); FdgnbError that names `file` on what holds none.
-
-    a: (h, w, c, n) as SVHN, (n, c, h, w), (n, h, w[, c]), or flat rows of square images; bytes or fractions of 1."""
+    "(h, w, c, n) as SVHN, (n, c, h, w), (n, h, w[, c]) or flat rows, bytes or fractions, as uint8 (n, h, w[, 3])."
     a = np.asarray(a)
     side = math.isqrt(a.shape[1]) if a.ndim == 2 else 0
     if a.ndim == 2 and side**2 == a.shape[1]: a = a.reshape(len(a), side, side)
@@ -138,40 +136,36 @@ def to_nhw(a, file="pixels"):
     return np.rint(np.clip(a, 0, 255)).astype(np.uint8)
 
 # %% ../../nbs/data/07_found.ipynb #cfa17761
-def _decode_samples(f, size, title, on_error, folder):
-    "Pixels or compressed images -> folder/x.npy; arrays x, y (row numbers of `f`) of what could be read."
-    samples, n, bad = f.all_samples(), len(f.y), {}
-    x = allocate(folder, (n, f.channels, size, size), np.uint8)
-
-    def read_one(i):
-        try:
-            if f.kind == "pixels": x[i] = _pixels(samples[i], size, f.channels)
-            else: x[i] = decode(io.BytesIO(samples[i]), size)
-        except FdgnbError as e: bad[i] = e
-
-    fits = f.kind == "pixels" and samples.shape[1:] in ((size, size), (size, size, f.channels))
-    if fits: x[:] = samples[:, None] if samples.ndim == 3 else np.moveaxis(samples, -1, 1)     # all at once
-    else: map_in_threads(read_one, range(n), title, "image", 64)
-    if bad and (on_error != "skip" or len(bad) == n):
-        i = min(bad)
-        raise FdgnbError(f"cannot read image {i} of {str(f.files[0])!r} ({len(bad)} such images): {bad[i]}; "
-                         f"repair the file, or pass {SKIP}")
-    kept = np.setdiff1d(np.arange(n), list(bad))
-    return dict(x=np.array(x[kept]) if bad else x, y=kept)
-
-# %% ../../nbs/data/07_found.ipynb #c57b5e6f
 def _read(name, d, f, size, on_error):
     "A `Found` of images as a Domain; its `y` are row numbers of `f` (what is unreadable may be missing)."
     if f.kind == "files":
         base = Path(os.path.commonpath([p.parent for p in f.samples()]))
         return read_images(d, base, f.samples(), range(len(f.y)), size, on_error, name)[0]
+    n, file = len(f.y), str(f.where)
+
+    def make_arrays(folder):
+        samples, bad = f.all_samples(), {}
+        x = allocate(folder, (n, f.channels, size, size), np.uint8)
+
+        def read_one(i):
+            try:
+                if f.kind == "pixels": x[i] = _pixels(samples[i], size, f.channels)
+                else: x[i] = decode(io.BytesIO(samples[i]), size)
+            except FdgnbError as e: bad[i] = e
+
+        fits = f.kind == "pixels" and samples.shape[1:] in ((size, size), (size, size, f.channels))
+        if fits: x[:] = samples[:, None] if samples.ndim == 3 else np.moveaxis(samples, -1, 1)     # all at once
+        else: map_in_threads(read_one, range(n), f"{name}/{d}", "image", 64)
+        if bad and (on_error != "skip" or len(bad) == n):
+            raise FdgnbError(f"cannot read image {min(bad)} of {file!r} ({len(bad)} such images): {bad[min(bad)]}; "
+                             f"repair the file, or pass {SKIP}")
+        kept = np.setdiff1d(np.arange(n), list(bad))
+        return dict(x=np.array(x[kept]) if bad else x, y=kept)
+
     key = cache_key(name, d, size, f.channels, f.tag, on_error, files=f.files)
-    make = lambda folder: _decode_samples(f, size, f"{name}/{d}", on_error, folder)
-    arrays = cache_arrays(key, make, stream=True)
-    lost = len(f.y) - len(arrays["y"])
-    if lost:
-        warnings.warn(f"domain {d!r} of {name}: skipped {lost} of {len(f.y)} images of {str(f.files[0])!r} "
-                      f"that cannot be read")
+    arrays = cache_arrays(key, make_arrays, stream=True)
+    lost = n - len(arrays["y"])
+    if lost: warnings.warn(f"domain {d!r} of {name}: skipped {lost} of {n} images of {file!r} that cannot be read")
     return Domain.from_arrays(d, arrays)
 
 # %% ../../nbs/data/07_found.ipynb #b2d82573

@@ -9,7 +9,7 @@ __all__ = []
 import warnings
 import numpy as np
 from ..core import FdgnbError
-from ..settings import arg, check_value
+from ..settings import arg
 
 # %% ../../nbs/data/18_scale.ipynb #scalecode4
 WHITE = arg(int, "the whole number that counts as white; None: by the range of all domains", low=1, high=65535)
@@ -24,16 +24,10 @@ class NoScale(NotDamaged):
     "Pixels whose black and white are not known: for all images to be told, so none is skipped for it."
 
 
-def check_white(white):
-    "The number that counts as white, or None; FdgnbError on anything else."
-    return None if white is None else check_value("white", white, WHITE)
-
-
 def check_range(low, high, white, where=""):
     "NoScale on whole-number pixels outside 0 to `white`."
     if 0 <= low and high <= white: return
-    remedy = "scale them to [0, 1], or give the white= they have"
-    if low < 0: remedy = "choose a window, and scale it to [0, 1]"
+    remedy = "choose a window, and scale it to [0, 1]" if low < 0 else "scale them to [0, 1], or give their white="
     raise NoScale(f"{where}whole-number pixels beyond 0 to {white}, {low} to {high}: {remedy}")
 
 
@@ -50,27 +44,23 @@ def decide_white(name, highs, white=None):
     FdgnbError where two domains have two scales."""
     largest = {(d, is_wide): int(pair[is_wide]) for d, pair in highs.items() for is_wide in (0, 1) if pair[is_wide]}
     if not largest: return white or 255                                               # black has no scale
-    if white is None: white = _common_white(name, largest)
-    limits = {(d, is_wide): white if is_wide else min(white, 255) for d, is_wide in largest}
-    for key, high in largest.items(): check_range(0, high, limits[key], f"{name}, domain {key[0]!r}: ")
-    dark = [key for key, high in largest.items() if high < limits[key]/8]
-    if dark:
-        warnings.warn(f"{name}: the brightest pixel of {dark[0][0]!r} is {largest[dark[0]]} where {limits[dark[0]]} "
-                      f"counts as white, nearly black; give white= if another number does")
-    return white
-
-
-def _common_white(name, largest):
-    "The white that all domains share, aloud unless it is 255; FdgnbError where they share none."
-    kinds = {0: set(), 1: set()}                            # 1: zeros and ones, 255: bytes, 1023: more than bytes
-    for (_, is_wide), high in largest.items(): kinds[is_wide].add(min(white_of(high), 1023))
-    most = max(largest.values())
-    white = white_of(most)
-    if len(kinds[0] | kinds[1]) > 1 and kinds != {0: {255}, 1: {1023}}:
-        (a, _), (b, _) = min(largest, key=largest.get), max(largest, key=largest.get)
-        raise FdgnbError(f"{name}: pixels of {a!r} reach {min(largest.values())}, those of {b!r} {most}: two scales in "
-                         f"one data set; scale each domain to [0, 1], or say white={white} if that is white in all")
-    if white != 255: warnings.warn(f"{name}: pixels reach {most}: {white} counts as white; give white= if another does")
+    if white is None:
+        most = max(largest.values())
+        white, kinds = white_of(most), {0: set(), 1: set()}     # 1: zeros and ones, 255: bytes, 1023: more than bytes
+        for (_, is_wide), high in largest.items(): kinds[is_wide].add(min(white_of(high), 1023))
+        if len(kinds[0] | kinds[1]) > 1 and kinds != {0: {255}, 1: {1023}}:
+            (a, _), (b, _) = min(largest, key=largest.get), max(largest, key=largest.get)
+            raise FdgnbError(f"{name}: pixels of {a!r} reach {min(largest.values())}, those of {b!r} {most}: two "
+                             f"scales in one data set; scale each domain to [0, 1], or say white={white} if that is "
+                             f"white in all")
+        if white != 255:
+            warnings.warn(f"{name}: pixels reach {most}: {white} counts as white; give white= if another does")
+    for (d, is_wide), high in largest.items():
+        limit = white if is_wide else min(white, 255)
+        check_range(0, high, limit, f"{name}, domain {d!r}: ")
+        if high < limit/8:
+            warnings.warn(f"{name}: the brightest pixel of {d!r} is {high} where {limit} counts as white, nearly "
+                          f"black; give white= if another number does")
     return white
 
 # %% ../../nbs/data/18_scale.ipynb #scalecode6

@@ -11,18 +11,18 @@ import numpy as np
 from dataclasses import replace
 from ..core import FdgnbError, echo, nearest
 from ..settings import arg, check_value
-from .files import asking
+from .domain import Dataset, Domain, renumber, suggest_settings
+from .files import asking, placed
 
 # %% ../../nbs/data/19_splits.ipynb #splitscd3
-def list_values(values, n, where, what):
-    "The values of `n` samples as a list, None where one is missing; FdgnbError on another number of them."
-    if torch.is_tensor(values): values = values.detach().cpu()
-    if hasattr(values, "tolist"): values = values.tolist()
-    if isinstance(values, (list, tuple)) and len(values) == n: return [_plain(v) for v in values]
-    raise FdgnbError(f"{where}: {what}={echo(values, 80)}; wanted a list of {n}, one for each sample")
+def list_values(values, n, what):
+    "The values of `n` samples as a list of plain ones, None where one is missing."
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, (list, tuple)) and len(values) == n: return [to_plain(v) for v in values]
+    raise FdgnbError(f"{what}={echo(values, 80)}; wanted a list of {n}, one for each sample")
 
 
-def _plain(value):
+def to_plain(value):
     "A value without numpy and torch around it, a whole float as an int; None where it is missing."
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0: value = value.item()
     if isinstance(value, float) and value.is_integer(): return int(value)
@@ -30,19 +30,16 @@ def _plain(value):
     return None if is_missing else value
 
 
-def name_groups(values, n, where):
-    "The name of each sample's group; FdgnbError where one is missing, or no word and no number."
-    names = list_values(values, n, where, "groups")
+def name_groups(values, n):
+    "The name of each sample's group."
+    names = list_values(values, n, "groups")
     odd = [i for i, v in enumerate(names) if not isinstance(v, (str, int, float))]
-    if not odd: return [str(v) for v in names]
-    raise FdgnbError(f"{where}: the group of sample {odd[0]} is {echo(names[odd[0]])}; wanted a word or a number of "
-                     f"each: name it, or leave the sample out")
+    if not odd: return list(map(str, names))
+    raise FdgnbError(f"the group of sample {odd[0]} is {echo(names[odd[0]])}; wanted a word or a number of each")
 
 
 def number_groups(name, named):
-    """{domain: numbers} of {domain: names of groups}, the same number for a name in all domains.
-
-    Warns of names in two domains."""
+    "{domain: numbers} of {domain: names of groups}, the same for a name in all; a name in two domains is said."
     owners = {}
     for d, names in named.items():
         for g in set(names): owners.setdefault(g, []).append(d)
@@ -60,105 +57,110 @@ PARTS = ("train", "val", "test")
 
 
 def read_split(given, n, where):
-    """{part: rows} of a domain of n samples: of rows or masks by part, or of a part's name per sample; else FdgnbError.
-
-    Warns of samples in no part."""
-    named = given
-    if not isinstance(given, dict):
-        values = list_values(given, n, where, "split")
-        named = [part for part in values if part is not None]
-        given = {part: [value == part for value in values] for part in PARTS}
-    for part in named:
-        if part not in PARTS: raise FdgnbError(f"{where}: split has a part {echo(part)}{nearest(part, PARTS)}")
-    parts = {part: _read_rows(given.get(part, ()), n, f"{where}: split {part!r}") for part in PARTS}
-    if not len(parts["train"]): raise FdgnbError(f"{where}: its split has no training samples; wanted a part 'train'")
-    times = torch.bincount(torch.cat(list(parts.values())), minlength=n)
-    if times.max() > 1:
-        raise FdgnbError(f"{where}: sample {int(times.argmax())} is twice in its split; wanted it once")
+    "{part: rows} of a domain of n samples: of rows or masks by part, or of a part's name per sample."
+    with placed(where):
+        named = given
+        if not isinstance(given, dict):
+            values = list_values(given, n, "split")
+            named = [part for part in values if part is not None]
+            given = {part: [value == part for value in values] for part in PARTS}
+        for part in named:
+            if part not in PARTS: raise FdgnbError(f"split has a part {echo(part)}{nearest(part, PARTS)}")
+        parts = {part: read_rows(given.get(part, ()), n) for part in PARTS}
+        if not len(parts["train"]): raise FdgnbError("its split has no training samples; wanted a part 'train'")
+        times = torch.bincount(torch.cat(list(parts.values())), minlength=n)
+        if times.max() > 1: raise FdgnbError(f"sample {int(times.argmax())} is twice in its split; wanted it once")
     left = int((times == 0).sum())
     if left: warnings.warn(f"{where}: {left} of {n} samples are in no part of its split and are left out")
     return parts
 
 
-def _read_rows(rows, n, where):
-    "Rows of a domain of n samples, given as such or as a mask; FdgnbError on what is neither."
-    if torch.is_tensor(rows): rows = rows.detach().cpu()
-    try: rows = np.asarray(rows)
-    except ValueError as e: raise FdgnbError(f"{where}: {e}") from None
-    if rows.dtype == bool and rows.shape == (n,): return torch.from_numpy(np.flatnonzero(rows))
+def read_rows(rows, n):
+    "Rows of a domain of n samples, given as such or as a mask."
+    rows = np.asarray(rows.detach().cpu() if torch.is_tensor(rows) else rows)
+    if rows.dtype == bool and rows.shape == (n,): rows = np.flatnonzero(rows)
     if rows.shape == (0,): return torch.arange(0)
-    if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise FdgnbError(f"{where}: wanted rows (whole numbers) or a mask of {n}, not {echo(rows.tolist())}")
-    low, high = int(rows.min()), int(rows.max())
-    if low < 0 or high >= n: raise FdgnbError(f"{where}: rows {low} to {high}, but the samples are 0 to {n - 1}")
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= n:
+        raise FdgnbError(f"a part of its split is {echo(rows.tolist())}; wanted a mask of {n}, or whole numbers from "
+                         f"0 to {n - 1}")
     return torch.from_numpy(rows.astype(np.int64))
 
 # %% ../../nbs/data/19_splits.ipynb #splitscd5
 STRATIFY = arg(bool, "equal shares of the classes in every part")
 
 
-def check_named(name, what, given, domains, exempt=()):
-    "FdgnbError unless `given` is a dict of known domains; a warning of those that it does not name."
+def read_named(data, what, given, exempt=()):
+    "{domain: values} of what is given by domain, without None; a warning of a domain that is not named."
+    if given is None: return {}
     if not isinstance(given, dict):
-        raise FdgnbError(f"{name}: {what}={echo(given)}; wanted a dict {{domain: one value for each of its samples}}")
-    named = list(map(str, given))
-    for d in named:
-        if d not in domains: raise FdgnbError(f"{name}: {what} names the domain {d!r}{nearest(d, domains)}")
-    lacking = [d for d in domains if d not in named and d not in exempt]
+        raise FdgnbError(f"{data.name}: {what}={echo(given)}; wanted a dict {{domain: one value for each of its "
+                         f"samples}}")
+    named = {str(d): values for d, values in given.items()}
+    for d in named: data[d]
+    lacking = [d for d in data.names if d not in named and d not in exempt]
     how = dict(groups="each of its samples is a group of its own", split="it is cut at random")[what]
-    if lacking: warnings.warn(f"{name}: {what} does not name the domain {lacking[0]!r}: {how}")
+    if lacking: warnings.warn(f"{data.name}: {what} does not name the domain {lacking[0]!r}: {how}")
+    return {d: values for d, values in named.items() if values is not None}
 
 
-def attach_splits(data, groups=None, split=None, stratify=None, exempt=()):
+def attach_splits(data, groups=None, split=None, stratify=None, exempt=(), kept=None):
     """The data set with groups and own splits, each {domain: values, or None}, beside its domains.
 
-    stratify: whether runs on it stratify unless told otherwise. exempt: domains that need not be named."""
-    added = {d: {} for d in data.domains}
-    if groups is not None:
-        check_named(data.name, "groups", groups, data.names, exempt)
-        named = {str(d): name_groups(values, len(data[d]), f"domain {str(d)!r}")
-                 for d, values in groups.items() if values is not None}
-        for d, numbers in number_groups(data.name, named).items(): added[d]["groups"] = numbers
-    if split is not None:
-        check_named(data.name, "split", split, data.names, exempt)
-        for d, given in split.items():
-            if given is None: continue
-            added[str(d)] |= dict(split=read_split(given, len(data[d]), f"domain {str(d)!r}"), official=None)
+    exempt: domains that need not be named. kept: {domain: which of all that were listed it has}, of values of all."""
+    kept = kept or {d: torch.ones(len(domain), dtype=torch.bool) for d, domain in data.domains.items()}
+    rows = {d: mask.nonzero()[:, 0] for d, mask in kept.items()}
+    added, named = {d: {} for d in data.domains}, {}
+    for d, values in read_named(data, "groups", groups, exempt).items():
+        with placed(f"domain {d!r}"): names = name_groups(values, len(kept[d]))
+        named[d] = [names[i] for i in rows[d]]
+    for d, numbers in number_groups(data.name, named).items(): added[d]["groups"] = numbers
+    for d, given in read_named(data, "split", split, exempt).items():
+        parts = read_split(given, len(kept[d]), f"domain {d!r}")
+        added[d] |= dict(split=renumber(parts, rows[d], len(kept[d])), official=None)
     defaults = data.defaults
     if stratify is not None: defaults = defaults | dict(stratify=check_value("stratify", stratify, STRATIFY))
     return replace(data, domains={d: replace(dom, **added[d]) for d, dom in data.domains.items()}, defaults=defaults)
 
+
+def build_dataset(name, x, y, classes, groups=None, split=None, stratify=None, kept=None, defaults={}, **about):
+    """The Dataset of samples and labels by domain, as every loader of one's own data ends; about: further fields.
+
+    kept: {domain: which of the labels, groups and parts `x` has samples of}, where not of all."""
+    if kept: y = {d: y[d][kept[d]] for d in x}
+    data = Dataset(name, {d: Domain(d, x[d], y[d]) for d in x}, classes, **about)
+    data.defaults = suggest_settings(data.domains, data.size) | defaults
+    return attach_splits(data, groups, split, stratify, kept=kept)
+
 # %% ../../nbs/data/19_splits.ipynb #splitscd8
-def ask_each(what, ask, items):
-    "What anyone's function gives for each item; FdgnbError that names the item where it raises, or gives no group."
-    values = []
-    for item in items:
-        with asking(f"{what}: the function of {str(item)!r}"): values.append(ask(item))
-        if what == "groups" and _plain(values[-1]) is None: raise FdgnbError(f"groups: no group for {str(item)!r}")
-    return values
+def ask_each(what, how, items):
+    "{domain: value of each of its items} by a function of the item, for all domains or by domain; anything else stays."
+    if callable(how): how = dict.fromkeys(items, how)
+    if not isinstance(how, dict): return how
+    asked = dict(how)
+    for d, ask in how.items():
+        if not callable(ask): continue
+        asked[d] = []
+        for item in items.get(d, ()):
+            with asking(f"{what}: the function of {str(item)!r}"): asked[d].append(ask(item))
+            if what == "groups" and to_plain(asked[d][-1]) is None:
+                raise FdgnbError(f"groups: no group for {str(item)!r}")
+    return asked
 
 
 def name_files(what, how, root, files, level):
     """{domain: value of each file} of {domain: files below `root`}; FdgnbError that names the file without a value.
 
-    how: a function of the path, an expression with one group, "folder" (the folder `level` steps below the root); None
-    and a dict of values stay."""
-    if how is None or isinstance(how, dict): return how
-    read = how if callable(how) else _find_in_path(what, how, root, level)
-    return {d: ask_each(what, read, paths) for d, paths in files.items()}
+    how: an expression with one group, "folder" (the folder `level` steps below the root), or as in `ask_each`."""
+    if not isinstance(how, str): return ask_each(what, how, files)
+    try: expression = re.compile(rf"^(?:[^/]+/){{{level}}}([^/]+)/" if how == "folder" else how)
+    except (re.error, RecursionError, OverflowError): expression = None
+    if not expression or expression.groups != 1:
+        raise FdgnbError(f"{what}={echo(how)}: wanted r\"patient(\\d+)\" (one group), a function of the path, or "
+                         f"\"folder\"")
 
-
-def _find_in_path(what, how, root, level):
-    "A function that gives what the one group of a regular expression, or \"folder\", finds in a path below the root."
-    pattern = rf"^(?:[^/]+/){{{level}}}([^/]+)/" if how == "folder" else how
-    wanted = f"{what}={echo(how)}: wanted r\"patient(\\d+)\" (one group), a function of the path, or \"folder\""
-    try: expression = re.compile(pattern)
-    except (re.error, TypeError, RecursionError, OverflowError): raise FdgnbError(wanted) from None
-    if not isinstance(how, str) or expression.groups != 1: raise FdgnbError(wanted)
-
-    def read(file):
+    def find(file):
         place = file.relative_to(root).as_posix()
         match = expression.search(place)
         if match and match[1]: return match[1]
         raise FdgnbError(f"{what}={echo(how)} finds nothing in {place!r}")
-    return read
+    return ask_each(what, find, files)
