@@ -104,7 +104,7 @@ REFUSED = {
     "ragged": ([0, [1], 2]*2, "sample 1"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
     "shares": (np.full((6, 3), 1/3), "no masks"), "masks": (np.zeros((6, 8, 8)), "no masks"),
     "whole floats": (np.array([0., 1.]*3), "astype(int)"), "fractions": (np.array([0, .5]*3), "fractions"),
-    "too few": ([0, 1, 0], "6 inputs and 3 labels"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
+    "too few": ([0, 1, 0], "labels (3,)"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
 
 
 @pytest.mark.parametrize("what", REFUSED)
