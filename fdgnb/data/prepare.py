@@ -117,11 +117,12 @@ def keeping_nothing():
 def try_load(name, found):
     "(lines that a run says of its images, whether it refuses them), of {domain: Found}: all are read, at 8 pixels."
     remarks, refused = [], False
-    if any(f.kind not in ("files", "jpeg") for f in found.values()): return remarks, refused
+    images = [d for d, f in found.items() if f.kind in ("files", "jpeg")]
+    if not images: return remarks, refused
     with keeping_nothing(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", ".* other numbers of samples than published")      # the table says it
-        try: refused = get_dataset(name, 8, domains=list(found)).n_classes == 1
+        try: refused = get_dataset(name, 8, domains=images).n_classes == 1
         except FdgnbError as e: remarks, refused = [f"a run refuses this: {e}"], True
     if refused and not remarks: remarks = ["a run refuses this: all images are of one class"]
     pages = [file for f in found.values() for file in f.files if count_pages(file) > 1]
