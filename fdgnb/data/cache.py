@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/data/02_cache.ipynb #22a93310
-import errno, hashlib, json, math, os, re, shutil, sys, tempfile, time, warnings
+import errno, functools, hashlib, json, math, os, re, shutil, sys, tempfile, time, warnings
 import numpy as np
 from platformdirs import user_cache_path
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,9 @@ def is_off():
 
 
 def cache_dir():
-    "The folder of decoded data, made if missing: FDGNB_CACHE, else the user's cache folder, else a temporary one."
+    """The folder of decoded data, made if missing: FDGNB_CACHE, else the user's cache folder, else a temporary one.
+
+    FdgnbError where it is another user's, or anybody may write to it."""
     if is_off(): raise FdgnbError("FDGNB_CACHE=off: nothing is kept on the disk; leave it out, or name a folder")
     given = os.environ.get("FDGNB_CACHE")
     temporary = Path(tempfile.gettempdir())/"fdgnb"
@@ -34,8 +36,11 @@ def cache_dir():
     for folder in places:
         with suppress(OSError): folder.mkdir(0o700, parents=True, exist_ok=True)
         if not (folder.is_dir() and os.access(folder, os.W_OK)): continue
-        _claim(folder)
-        return folder
+        if not hasattr(os, "getuid"): return folder      # Windows keeps a user's folders private
+        owners = {folder.stat().st_uid, folder.lstat().st_uid}
+        if owners <= {os.getuid(), 0} and not folder.stat().st_mode & 0o002: return folder
+        raise FdgnbError(f"the cache {str(folder)!r} is another user's, or anybody may write to it: set FDGNB_CACHE to "
+                         "a folder of your own, or, for a group, to one of root's")
     raise FdgnbError(f"nowhere to keep decoded data: cannot write to {', '.join(map(str, places))}; set "
                      f"FDGNB_CACHE to a folder that can be written")
 
@@ -51,41 +56,12 @@ def _stamp(files):
     return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _read_manifest(entry):
-    "The manifest of an entry of the cache; None of any other folder, and of a damaged one."
+def _files_of(entry):
+    "{name: {bytes, blake2b}} by the manifest of an entry; {} of any other folder, and of a damaged one."
     with suppress(OSError, ValueError, LookupError, TypeError):
         manifest = json.loads((entry/"manifest.json").read_text())
-        if manifest["format"] == 1 and manifest["digest"] == _stamp(manifest["files"]): return manifest
-
-
-_private = set()                                         # the folders that this process has made private
-
-
-def _claim(folder):
-    "Make the cache and its entries its user's alone; FdgnbError where it is another's, or anybody may write to it."
-    if not hasattr(os, "getuid"): return                 # Windows keeps a user's folders private
-    is_others = {folder.stat().st_uid, folder.lstat().st_uid} - {os.getuid(), 0}
-    if is_others or folder.stat().st_mode & 0o002:
-        raise FdgnbError(f"the cache {str(folder)!r} is another user's, or anybody may write to it: set FDGNB_CACHE to "
-                         "a folder of your own, or, for a group, to one of root's")
-    if folder in _private: return
-    _private.add(folder)
-    if not os.environ.get("FDGNB_CACHE"):
-        with suppress(OSError): folder.chmod(0o700)      # root's
-    for entry in folder.iterdir():
-        manifest = _read_manifest(entry)
-        if manifest: _protect(entry, manifest["files"])
-
-
-def _protect(entry, files):
-    "Let an entry and its named files be read by its user alone, or also by a group that may write to the cache."
-    if entry.is_symlink(): return
-    mode = 0o770 if entry.parent.stat().st_mode & 0o020 else 0o700
-    with suppress(OSError): entry.chmod(mode)            # another user's, of a group
-    for name in (*files, "manifest.json"):
-        file = entry/Path(name).name
-        if file.is_symlink() or not file.is_file(): continue
-        with suppress(OSError): file.chmod(mode & 0o660)
+        if manifest["digest"] == _stamp(manifest["files"]): return manifest["files"]
+    return {}
 
 # %% ../../nbs/data/02_cache.ipynb #79515fbb
 _seen = set()                                            # (file, bytes, time stamp, digest) that were compared
@@ -95,20 +71,21 @@ def _open(entry):
     """The entry's arrays, mapped copy-on-write: a write to them does not touch the files.
 
     OSError or ValueError where the entry is damaged."""
-    manifest = _read_manifest(entry)
-    if manifest is None: raise ValueError("manifest.json was altered")
-    for name, want in manifest["files"].items():
-        file = entry/name
-        stat = file.stat()
-        seen = file, stat.st_size, stat.st_mtime_ns, want["blake2b"]
+    files = _files_of(entry)
+    if not files: raise ValueError("manifest.json was altered")
+    for name, want in files.items():
+        stat = (entry/name).stat()
+        seen = entry/name, stat.st_size, stat.st_mtime_ns, want["blake2b"]
         if seen in _seen: continue
-        if _digest(file) != want["blake2b"]: raise ValueError(f"{name} was altered")
+        if _digest(entry/name) != want["blake2b"]: raise ValueError(f"{name} was altered")
         _seen.add(seen)
-    return {name[:-4]: np.load(entry/name, mmap_mode="c", allow_pickle=False) for name in manifest["files"]}
+    return {name[:-4]: np.load(entry/name, mmap_mode="c", allow_pickle=False) for name in files}
 
 # %% ../../nbs/data/02_cache.ipynb #6a8a5e9a
 def _write(folder, arrays):
-    "Arrays -> `.npy` files and their manifest. An array that is mapped from its file already is only flushed."
+    """Arrays -> `.npy` files and their manifest. An array that is mapped from its file already is only flushed.
+
+    Its user alone may read them, or also a group that may write to the cache."""
     files = {}
     for name, array in arrays.items():
         file = folder/f"{name}.npy"
@@ -118,7 +95,9 @@ def _write(folder, arrays):
         files[file.name] = dict(bytes=file.stat().st_size, blake2b=_digest(file))
     manifest = dict(format=1, files=files, digest=_stamp(files))
     (folder/"manifest.json").write_text(json.dumps(manifest, indent=1))
-    _protect(folder, files)
+    mode = 0o770 if folder.parent.stat().st_mode & 0o020 else 0o700
+    folder.chmod(mode)
+    for file in folder.iterdir(): file.chmod(mode & 0o660)
 
 # %% ../../nbs/data/02_cache.ipynb #df90e2b7
 def _sweep(folder):
@@ -128,13 +107,10 @@ def _sweep(folder):
             if time.time() - left.stat().st_mtime > 86400: shutil.rmtree(left)
 
 
-_told = set()                                            # the folders that this process has named
-
-
+@functools.cache
 def tell_place(folder):
-    "Say on stderr, once in a process, in which folder decoded data is kept."
-    if folder in _told: return
-    _told.add(folder)
+    "Say on stderr, once in a process, where decoded data is kept; not of a folder that FDGNB_CACHE names."
+    if os.environ.get("FDGNB_CACHE"): return
     place = str(folder).replace(str(Path.home()), "~", 1)
     print(f"fdgnb keeps decoded data in {place} (FDGNB_CACHE names another folder; FDGNB_CACHE=off keeps none)",
           file=sys.stderr)
@@ -147,25 +123,24 @@ def cache_arrays(key, make, stream=False):
     that it mapped there (x in x.npy). FDGNB_CACHE=off: made every time, in memory, with None for the folder."""
     if is_off(): return make(None) if stream else make()
     entry = cache_dir()/key
-    for _ in range(3):                                   # another process may replace it meanwhile
-        if entry.exists():
-            try: return _open(entry)
-            except (OSError, ValueError) as e:
-                warnings.warn(f"cached data {str(entry)!r}: {e}; making it anew", stacklevel=2)
-                shutil.rmtree(entry, ignore_errors=True)
-        _sweep(entry.parent)
-        try:
-            with tempfile.TemporaryDirectory(prefix=".fdgnb-", dir=entry.parent, ignore_cleanup_errors=True) as name:
-                made = Path(name)
-                _write(made, make(made) if stream else make())
-                try: made.rename(entry)
-                except OSError:                          # another process was faster
-                    if not entry.exists(): raise
-            tell_place(entry.parent)
-        except OSError as e:
-            raise FdgnbError(f"cannot keep decoded data in {str(entry.parent)!r}: {e.strerror or e}; set "
-                             f"FDGNB_CACHE to a folder with room, or to off") from None
-    raise FdgnbError(f"cached data {str(entry)!r} changes while it is being read; is another program writing there?")
+    if entry.exists():
+        try: return _open(entry)
+        except (OSError, ValueError) as e:
+            warnings.warn(f"cached data {str(entry)!r}: {e}; making it anew", stacklevel=2)
+            shutil.rmtree(entry, ignore_errors=True)
+    _sweep(entry.parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".fdgnb-", dir=entry.parent, ignore_cleanup_errors=True) as name:
+            made = Path(name)
+            _write(made, make(made) if stream else make())
+            try: made.rename(entry)
+            except OSError:                              # another process was faster
+                if not entry.exists(): raise
+        tell_place(entry.parent)
+        return _open(entry)
+    except OSError as e:
+        raise FdgnbError(f"cannot keep decoded data in {str(entry.parent)!r}: {e.strerror or e}; set FDGNB_CACHE to a "
+                         f"folder with room, or to off")
 
 # %% ../../nbs/data/02_cache.ipynb #d2758fb8
 def has_entry(key):
@@ -183,6 +158,14 @@ def cache_words(*words):
     return re.sub(r"[^\w-]+", "_", "-".join(map(str, words)))[:80]
 
 
+def cache_key(*words, files=()):
+    "A cache key: readable words, then a digest of the words and of name, bytes and time stamp of the files."
+    stats = [(str(Path(p).absolute()), Path(p).stat()) for p in files]
+    s = json.dumps([*map(str, words), *((p, s.st_size, s.st_mtime_ns) for p, s in stats)])
+    digest = hashlib.blake2b(s.encode("utf8", "surrogateescape"), digest_size=10).hexdigest()
+    return f"{cache_words(*words)}-{digest}"
+
+
 ENCODING = 1                                             # raised when the vectors of the same samples change
 
 
@@ -192,19 +175,10 @@ def origin_of(encoding, samples, files):
     Vectors differ in their last bits from one kind of processor to the next; this does not."""
     h = hashlib.blake2b(json.dumps([ENCODING, encoding], sort_keys=True).encode(), digest_size=16)
     for sample in samples:
-        n_bytes = memoryview(sample).nbytes
-        h.update(n_bytes.to_bytes(8, "little"))
+        h.update(memoryview(sample).nbytes.to_bytes(8, "little"))
         h.update(sample)
     for file in files: h.update(_digest(file).encode())
     return np.frombuffer(h.digest(), np.uint8)
-
-
-def cache_key(*words, files=()):
-    "A cache key: readable words, then a digest of the words and of name, bytes and time stamp of the files."
-    stats = [(str(Path(p).absolute()), Path(p).stat()) for p in files]
-    s = json.dumps([*map(str, words), *((p, s.st_size, s.st_mtime_ns) for p, s in stats)])
-    digest = hashlib.blake2b(s.encode("utf8", "surrogateescape"), digest_size=10).hexdigest()
-    return f"{cache_words(*words)}-{digest}"
 
 # %% ../../nbs/data/02_cache.ipynb #a5decc67
 def format_bytes(n):
@@ -252,11 +226,10 @@ def map_in_threads(one, items, title, unit, chunk=1):
 # %% ../../nbs/data/02_cache.ipynb #e80d11e3
 def cache_entries(name=None):
     "{folder: bytes} of the entries, those of data set `name` or all."
-    if is_off(): return {}
     entries, start = {}, "" if name is None else f"{cache_words(name)}-"
     for entry in sorted(cache_dir().glob(f"{start}*")):
-        manifest = _read_manifest(entry)
-        if manifest and entry.name[0] != ".": entries[entry] = sum(f["bytes"] for f in manifest["files"].values())
+        files = _files_of(entry)
+        if files and entry.name[0] != ".": entries[entry] = sum(f["bytes"] for f in files.values())
     return entries
 
 

@@ -17,7 +17,7 @@ from ..settings import arg, check_value
 class Domain:
     """One domain: samples and labels in memory, one way in which the classes look.
 
-    FdgnbError if x and y differ in length, are empty, or have other types."""
+    FdgnbError if x, y and groups differ in length, are empty, or have other types."""
     name: str  # as results show it
     x: torch.Tensor  # images, uint8 (N, C, H, W); vectors, float32 (N, D); or maps, float32 (N, C, h, w)
     y: torch.Tensor  # labels, int64 (N,); if a sample can have several: zeros and ones, float32 (N, C)
@@ -27,20 +27,17 @@ class Domain:
     origin: tuple = None  # (x, uint8 (16,)): of an encoder's x, a digest of what it read
 
     def __post_init__(self):
-        if not self.name: raise FdgnbError("a domain without a name: give it one, like 'site 1'")
         x, y, groups = self.x, self.y, self.groups
-        if len(x) != len(y) or not len(y):
-            raise FdgnbError(f"domain {self.name!r}: {len(x)} inputs and {len(y)} labels; wanted as many of one as of "
-                             f"the other, and at least one")
         is_single = y.ndim == 1 and y.dtype == torch.int64
         is_several = y.ndim == 2 and y.dtype == torch.float32 and ((y == 0) | (y == 1)).all()
-        if x.dtype not in (torch.uint8, torch.float32) or not (is_single or is_several):
-            raise FdgnbError(f"domain {self.name!r}: inputs {x.dtype}, labels {tuple(y.shape)} {y.dtype}; wanted uint8 "
-                             f"images or a float32 matrix, and labels int64 (N,) or, of several a sample, zeros and "
-                             f"ones, float32 (N, C)")
-        if groups is not None and (groups.dtype, groups.shape) != (torch.int64, (len(y),)):
-            raise FdgnbError(f"domain {self.name!r}: groups {groups.dtype} {tuple(groups.shape)}, wanted int64 "
-                             f"({len(y)},)")
+        are_samples = len(x) == len(y) > 0 and x.dtype in (torch.uint8, torch.float32)
+        are_groups = groups is None or (groups.dtype, groups.shape) == (torch.int64, (len(y),))
+        if self.name and are_samples and (is_single or is_several) and are_groups: return
+        given = {"inputs": x, "labels": y} | ({} if groups is None else {"groups": groups})
+        parts = ", ".join(f"{part} {tuple(v.shape)} {v.dtype}" for part, v in given.items())
+        raise FdgnbError(f"domain {self.name!r}: {parts}; wanted a name, uint8 images or a float32 matrix, as many "
+                         f"labels, int64 (N,) or, of several a sample, zeros and ones, float32 (N, C), and groups, "
+                         f"int64 (N,)")
 
     @classmethod
     def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]):
@@ -91,17 +88,15 @@ class Dataset:
         if not self.domains: raise FdgnbError(f"dataset {self.name!r} has no domains")
         check_words("the name", (self.name, *self.domains, *self.classes))
         kind_of = lambda d: f"samples {tuple(d.x.shape[1:])} {d.x.dtype}, labels {tuple(d.y.shape[1:])}"
-        for key, d in self.domains.items():
+        for d in self.domains.values():
             where = f"domain {d.name!r} of {self.name}"
-            if key != d.name: raise FdgnbError(f"{where} stands under the key {key!r}; they must be the same")
             if kind_of(d) != kind_of(self.first):
                 raise FdgnbError(f"{where}: {kind_of(d)}, but {self.first.name!r} has {kind_of(self.first)}; wanted "
                                  f"one shape for all")
-            if d.multilabel and d.y.shape[1] != self.n_classes:
-                raise FdgnbError(f"{where}: labels of {d.y.shape[1]} columns, wanted one for each of "
-                                 f"{self.n_classes} classes")
-            if not d.multilabel and (d.y.min() < 0 or d.y.max() >= self.n_classes):
-                raise FdgnbError(f"{where}: labels {d.y.min()} to {d.y.max()}, wanted 0 to {self.n_classes - 1}")
+            if d.multilabel: low, high = 0, d.y.shape[1] - 1
+            else: low, high = int(d.y.min()), int(d.y.max())
+            if low < 0 or high >= self.n_classes or d.multilabel and high < self.n_classes - 1:
+                raise FdgnbError(f"{where}: labels {low} to {high}, wanted 0 to {self.n_classes - 1}")
 
     names = property(lambda self: list(self.domains))
     first = property(lambda self: next(iter(self.domains.values())))
@@ -210,8 +205,7 @@ def turn_images(x, degrees):
     "uint8 images (N, C, H, W) turned counter-clockwise by degrees (N,), bilinearly, black outside, rounded."
     from kornia.geometry.transform import rotate
     if x.ndim != 4 or x.dtype != torch.uint8:
-        raise FdgnbError(f"only images of bytes (uint8) can be turned; these samples are {x.dtype} "
-                         f"{tuple(x.shape[1:])}")
+        raise FdgnbError(f"only images of bytes (uint8) can be turned; these are {x.dtype} {tuple(x.shape[1:])}")
     batches = []
     for batch, angles in zip(x.split(2048), degrees.split(2048)):
         if angles.any(): batch = rotate(batch.float(), angles.float()).round_().clamp_(0, 255).to(x.dtype)
@@ -233,9 +227,6 @@ def split_indices(n, y=None, fractions=(.8, .1, .1), generator=None, stratify=Fa
 
     generator: a torch.Generator; None: that of seed 0. stratify: spread each class of y evenly.
     groups: numbers (n,); samples of one group stay in one part."""
-    if n < 1 or len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise FdgnbError(f"cannot split {n} samples by {tuple(fractions)}: wanted at least one sample and "
-                         f"three fractions that sum to 1")
     if stratify and y is not None and y.ndim == 2:
         raise FdgnbError("stratify needs one class a sample, and these have several labels: leave it out")
     rng = generator or new_generator(0, purpose="split")

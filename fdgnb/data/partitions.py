@@ -26,9 +26,7 @@ DEGREES = arg(float, "degrees", low=-360., high=360.)
 
 def list_sources(dataset, target):
     "The domains that are not the target."
-    sources = {k: d for k, d in dataset.domains.items() if k != target}
-    if not sources: raise FdgnbError(f"data set {dataset.name!r} has no domain besides the target {target!r}")
-    return sources
+    return {k: d for k, d in dataset.domains.items() if k != target}
 
 
 def make_clients(dataset, target, clients):
@@ -44,28 +42,21 @@ def take_piece(domain, index, name, x=None):
     return Domain(name, x, domain.y[index], renumber(domain.split, index, len(domain)), groups=groups)
 
 
-def join_groups(domains):
-    "The groups of domains one after another; None where none has any. A sample without is a group of its own."
-    given = [d.groups for d in domains if d.groups is not None]
-    if not given: return None
-    joined, free = [], 1 + max(int(groups.max()) for groups in given)
-    for d in domains:
-        joined.append(torch.arange(free, free + len(d)) if d.groups is None else d.groups)
-        if d.groups is None: free += len(d)
-    return torch.cat(joined)
-
-
 def join_domains(domains, name):
     "Domains one after another as one, with their groups, the parts of their splits, and what an encoder read."
-    parts, start = {}, 0
+    parts, groups, start = {}, [], 0
+    given = [d.groups for d in domains if d.groups is not None]
+    free = max([int(own.max()) for own in given], default=0) + 1
     for d in domains:
         for part, rows in (d.split or {}).items(): parts.setdefault(part, []).append(rows + start)
+        alone = torch.arange(free + start, free + start + len(d))      # a sample without a group is one of its own
+        groups.append(alone if d.groups is None else d.groups)
         start += len(d)
     split = {part: torch.cat(rows) for part, rows in parts.items()} or None
     x, y = torch.cat([d.x for d in domains]), torch.cat([d.y for d in domains])
     read = [d.encoded_from for d in domains]
     origin = None if any(digest is None for digest in read) else (x, torch.cat(read))
-    return Domain(name, x, y, split, groups=join_groups(domains), origin=origin)
+    return Domain(name, x, y, split, groups=torch.cat(groups) if given else None, origin=origin)
 
 
 def pool_sources(dataset, target):
@@ -289,35 +280,29 @@ def subsample_domains(data, limit, seed):
     return replace(data, domains=domains)
 
 
-def _cut_beside(dom, test, settings, rng):
-    "The official test images stay; the others are cut into training and validation, in proportion."
-    train, val, _ = settings.fractions
-    if not train:
-        raise FdgnbError(f"fractions={settings.fractions!r} leaves domain {dom.name!r}, which has test images of its "
-                         f"own, nothing to train on")
-    rest = exclude(test, len(dom))
-    shares = train/(train + val), val/(train + val), 0
-    groups = None if dom.groups is None else dom.groups[rest]
-    cut = split_indices(len(rest), dom.y[rest], shares, rng, settings.stratify, groups)
-    return {part: rest[i] for part, i in cut.items()} | dict(test=test)
-
-
 def cut_domain(dom, settings, target, rng):
-    "{part: indices}: of the target; as it brings along; all at random; or beside its own test images."
+    "{part: indices}: of the target; as it brings along; or at random, beside its official test images."
     if target:
         n = max(1, int(settings.target_fraction*len(dom) + 1e-9))
         return dict(target=subsample(torch.arange(len(dom)), n, rng))
-    lists, use = dom.official or {}, settings.official
-    has_own_split = dom.split and not lists
-    if has_own_split or lists and use == "lists":
-        cut = dom.split or lists
-        if "train" in cut: return cut
-        raise FdgnbError(f"domain {dom.name!r} brings a split without 'train': {', '.join(cut)}")
-    test = lists.get("test", ())
-    if use == "test" and len(test): return _cut_beside(dom, test, settings, rng)
-    parts = split_indices(len(dom), dom.y, settings.fractions, rng, settings.stratify, dom.groups)
-    shares = zip(("train", "val", "test"), settings.fractions)
-    empty = [part for part, share in shares if share and not len(parts[part])]
+    lists, use, shares = dom.official or {}, settings.official, settings.fractions
+    brought = dom.split or lists if use == "lists" or not lists else {}
+    if brought:
+        if "train" in brought: return brought
+        raise FdgnbError(f"domain {dom.name!r} brings a split without 'train': {', '.join(brought)}")
+    test = lists.get("test", torch.arange(0)) if use == "test" else torch.arange(0)
+    rest = exclude(test, len(dom))
+    if len(test):
+        train, val, _ = settings.fractions
+        if not train or not len(rest):
+            raise FdgnbError(f"fractions={settings.fractions!r} leaves domain {dom.name!r}, which has test images of "
+                             f"its own, nothing to train on")
+        shares = train/(train + val), val/(train + val), 0
+    groups = None if dom.groups is None else dom.groups[rest]
+    cut = split_indices(len(rest), dom.y[rest], shares, rng, settings.stratify, groups)
+    parts = {part: rest[i] for part, i in cut.items()}
+    if len(test): parts["test"] = test
+    empty = [part for part, share in zip(("train", "val", "test"), shares) if share and not len(parts[part])]
     if empty and dom.groups is not None:
         n = len(dom.groups.unique())
         warnings.warn(f"domain {dom.name!r} has {n} groups: no samples for {' and '.join(empty)}")

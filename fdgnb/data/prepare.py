@@ -6,20 +6,18 @@
 __all__ = []
 
 # %% ../../nbs/data/13_prepare.ipynb #ffc4bbea
-import hashlib, io, sys, typer, warnings
+import hashlib, os, sys, typer, warnings
 import numpy as np
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Optional
-from ..core import FdgnbError, is_folder, nearest, one_line, path_of
+from ..core import FdgnbError, is_folder, one_line, path_of
 from ..settings import read_yaml
-from .cache import cache_dir, cache_entries, clean_cache, format_bytes, map_in_threads
+from .cache import cache_dir, cache_entries, clean_cache, format_bytes
 from .catalogue import DATASETS, find_loader, get_dataset, is_path, list_datasets
 from .domain import choose_domains
-from .folders import are_few, decode_with_high, is_image, list_images, list_subfolders
-from .files import SKIP, group_alike, is_ignored, list_below
-from .scale import decide_white
+from .folders import list_images, list_subfolders
 from .found import Found, find_domains, sum_counts
 
 # %% ../../nbs/data/13_prepare.ipynb #bda04f69
@@ -29,45 +27,47 @@ def check(name, domains=None, decode=True):
     name: a data set, or the path of a folder <domain>/<class>/<image>. attrs: name; missing (domains);
     within (duplicates by domain), across_domains, across_classes; parts; note; remarks (lines);
     refused (whether a run would refuse some of it); own (whether it is a folder); decoded.
-    decode: read each image too, and say in `remarks` what a run would refuse or skip; nothing is kept."""
+    decode: read each image too, and put into `remarks` what a run would say; nothing is kept."""
     import pandas as pd
     if is_path(name):
         path = path_of(name, "data set", "a name, or the path of a folder")
-        found, classes, remarks = _find_folder(path, domains)
+        found, classes = _find_folder(path, domains)
         title, info = path.absolute().name, dict(counts=dict.fromkeys(found))
     else:
-        load, remarks = find_loader(name), []
+        load = find_loader(name)
         found, classes = _find_all(load, domains)
         title, info = name, load.info
-    if decode: remarks = remarks + _decode_remarks(title, found, is_path(name))
-    published = info.get("published", info["counts"])
-    rows = []
-    for d, f in found.items(): rows += _count_rows(d, f, f.published or published.get(d), classes)
+    published, rows = info.get("published", info["counts"]), []
+    for d, f in found.items():
+        wanted = f.published or published.get(d)
+        total = None if wanted is None else sum_counts(wanted)
+        has_classes = isinstance(wanted, list) and len(wanted) == len(classes)
+        wanted = [total, *(wanted if has_classes else [None]*len(classes))]
+        counts = [len(f.y), *np.bincount(f.y, minlength=len(classes)).tolist()]
+        equal = [None if w is None else n == w for n, w in zip(counts, wanted)]
+        rows += zip([d]*len(counts), ["all", *classes], counts, wanted, equal)
     columns = ["domain", "class", "found", "published", "equal"]
     out = pd.DataFrame(rows, columns=columns, dtype=object).astype(dict(found=int))
     within, across_domains, across_classes = count_duplicates(found)
     parts = {d: {part: len(rows) for part, rows in f.parts.items()} for d, f in found.items()}
+    remarks, refused = try_load(name, found) if decode else ([], False)
     out.attrs = dict(name=title, missing=[d for d in domains or info["counts"] if d not in found], within=within,
                      across_domains=across_domains, across_classes=across_classes, parts=parts,
-                     note=info.get("note", ""), remarks=[line for line, _ in remarks],
-                     refused=any(is_refused for _, is_refused in remarks), own=is_path(name), decoded=decode)
+                     note=info.get("note", ""), remarks=remarks, refused=refused, own=is_path(name), decoded=decode)
     return out
 
 # %% ../../nbs/data/13_prepare.ipynb #02f619a9
-def _as_bytes(sample):
-    "The bytes of a file, a text or an array."
-    if isinstance(sample, Path): return sample.read_bytes()
-    if isinstance(sample, str): return sample.encode()
-    return np.ascontiguousarray(sample).tobytes()
-
-
 def count_duplicates(found):
     "Of {domain: Found}: {domain: (groups of equal samples, surplus copies)}, across domains, across classes."
     within, places = {}, {}
     for d, f in found.items():
         samples, copies = f.all_samples(), Counter()
         for i, label in enumerate(f.y.tolist()):
-            digest = hashlib.blake2b(_as_bytes(samples[i]), digest_size=16).digest()
+            sample = samples[i]
+            if isinstance(sample, Path): content = sample.read_bytes()
+            elif isinstance(sample, str): content = sample.encode()
+            else: content = np.ascontiguousarray(sample).tobytes()
+            digest = hashlib.blake2b(content, digest_size=16).digest()
             copies[digest] += 1
             places.setdefault(digest, set()).add((d, label))
         within[d] = sum(n > 1 for n in copies.values()), sum(n - 1 for n in copies.values())
@@ -87,19 +87,9 @@ def _find_all(load, domains):
     found = {d: get() for d, get in find_domains(load, domains, {}).items()}
     return found, load.info["class_names"]
 
-
-def _count_rows(domain, f, published, classes):
-    "(domain, class, found, published, equal) of all classes together, then of each."
-    by_class = [None]*len(classes)
-    if isinstance(published, list) and len(published) == len(classes): by_class = published
-    in_all = None if published is None else sum_counts(published)
-    counts = np.bincount(f.y, minlength=len(classes)).tolist()
-    rows = [("all", len(f.y), in_all), *zip(classes, counts, by_class)]
-    return [(domain, c, n, wanted, None if wanted is None else n == wanted) for c, n, wanted in rows]
-
 # %% ../../nbs/data/13_prepare.ipynb #ownfolder2
 def _find_folder(path, domains):
-    "(Found by domain, classes, remarks) of a folder of <domain>/<class>/<image>."
+    "(Found by domain, classes) of a folder of <domain>/<class>/<image>."
     there = {p.name: p for p in list_subfolders(path)} if is_folder(path) else {}
     folders = {d: there[d] for d in choose_domains(path.absolute().name, domains, there)}
     tree = {d: {c.name: list_images(c) for c in list_subfolders(p)} for d, p in folders.items()}
@@ -110,77 +100,42 @@ def _find_folder(path, domains):
         files = [file for c in classes for file in by_class.get(c, [])]
         labels = [i for i, c in enumerate(classes) for _ in by_class.get(c, [])]
         found[d] = Found(labels, "files", lambda files=files: files, files)
-    return found, classes, _find_remarks(path, folders, tree, classes)
-
-
-def _has_pages(file):
-    "Whether a TIFF has several pages; not of a file that cannot be opened, for it is refused when it is decoded."
-    from PIL import Image
-    with warnings.catch_warnings(), suppress(Exception):
-        warnings.simplefilter("ignore")
-        with Image.open(file, formats=["TIFF"]) as image: return image.n_frames > 1
-    return False
-
-
-def _find_remarks(path, folders, tree, classes):
-    """What `from_folder` would refuse, pass over, or take for two: pairs (line, whether it is refused).
-
-    tree: {domain: {class: files}}."""
-    remarks = []
-
-    def remark(words, names, why):
-        if not names: return
-        line = f"{words}: {len(names)}, the first: {str(names[0])!r}; {why}"
-        remarks.append((line, why.startswith("a run refuses")))
-
-    classed = {folders[d]/c: files for d, by_class in tree.items() for c, files in by_class.items()}
-    empty = [folder for folder, files in classed.items() if not files]
-    empty += [folders[d] for d, by_class in tree.items() if not by_class]
-    remark("folders without images", empty, "a run refuses them: fill or remove them")
-    unseen = [f"{c} in {d}" for d, by_class in tree.items() for c in classes if not by_class.get(c)]
-    remark("classes without images in a domain", unseen, "a client there never sees them")
-    unread = [f for folder in classed for f in list_below(folder) if f.is_file() and not is_image(f)]
-    remark("files whose names do not end like an image's", unread, "they are not read")
-    alike = [" and ".join(names) for names in group_alike(classes)]
-    remark("classes that differ in case or spaces alone", alike, "they are different classes")
-    beside = [f for folder in (path, *folders.values()) for f in sorted(folder.iterdir())]
-    remark("images beside the class folders", [f for f in beside if is_image(f)], "they are not read")
-    hidden = [f for f in beside if f.is_dir() and (f.name[0] == "_" or is_ignored(f.name))]
-    hidden += [f for folder in classed for f in sorted(folder.rglob("*")) if f.is_dir() and is_ignored(f.name)]
-    remark("folders that are hidden, a system's own, or begin with an underscore", hidden, "they are not read")
-    tiffs = [f for files in classed.values() for f in files if f.suffix.lower() in (".tif", ".tiff")]
-    remark("TIFF files of several pages", [f for f in tiffs if _has_pages(f)], "only the first page is read")
-    if len(classes) == 1: remark("one class", classes, "a run refuses it")
-    return remarks
+    return found, classes
 
 # %% ../../nbs/data/13_prepare.ipynb #ownfolder3
-def _decode_remarks(name, found, is_own):
-    "What a run would refuse or skip of images: pairs as of `_find_remarks`. is_own: of a folder."
-    remarks, highs = [], {}
-    for d, f in found.items():
-        if f.kind not in ("files", "jpeg"): continue
-        samples = f.all_samples()
+@contextmanager
+def keeping_nothing():
+    "Inside, what is decoded is not kept."
+    before = os.environ.get("FDGNB_CACHE")
+    os.environ["FDGNB_CACHE"] = "off"
+    try: yield
+    finally:
+        if before is None: del os.environ["FDGNB_CACHE"]
+        else: os.environ["FDGNB_CACHE"] = before
 
-        def try_decode(i, samples=samples):
-            "The largest pixels of an image (of 8 bits, of more), or why it cannot be read."
-            sample = samples[i] if isinstance(samples[i], Path) else io.BytesIO(samples[i])
-            try: return decode_with_high(sample, 64)[1:]
-            except FdgnbError as e: return e
 
-        read = map_in_threads(try_decode, range(len(f.y)), f"{name}/{d}", "image")
-        bad = [i for i, out in enumerate(read) if isinstance(out, FdgnbError)]
-        highs[d] = np.max([(0, 0), *(out for out in read if not isinstance(out, FdgnbError))], axis=0).tolist()
-        if not bad: continue
-        first = repr(str(samples[bad[0]])) if f.kind == "files" else f"image {bad[0]} of {str(f.where)!r}"
-        is_skipped = is_own and are_few(f.y, bad, [read[i] for i in bad])
-        then = "a run leaves them out" if is_skipped else f"a run refuses them, {SKIP} leaves them out"
-        line = f"images of {d} that cannot be read: {len(bad)}, the first: {first}: {read[bad[0]]}; {then}"
-        remarks.append((line, not is_skipped))
-    with warnings.catch_warnings(record=True) as caught:
+def try_load(name, found):
+    "(lines that a run says of its images, whether it refuses them), of {domain: Found}: all are read, at 8 pixels."
+    remarks, refused = [], False
+    images = [d for d, f in found.items() if f.kind in ("files", "jpeg")]
+    if not images: return remarks, refused
+    with keeping_nothing(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try: decide_white(name, highs)
-        except FdgnbError as e: remarks.append((f"{e}; a run refuses them", True))
-    return remarks + [(str(warning.message), False) for warning in caught]
+        warnings.filterwarnings("ignore", ".* other numbers of samples than published")      # the table says it
+        try: refused = get_dataset(name, 8, domains=images).n_classes == 1
+        except FdgnbError as e: remarks, refused = [f"a run refuses this: {e}"], True
+    if refused and not remarks: remarks = ["a run refuses this: all images are of one class"]
+    pages = [file for f in found.values() for file in f.files if count_pages(file) > 1]
+    if pages: remarks.append(f"only the first page is read of {len(pages)} TIFF files, the first: {str(pages[0])!r}")
+    return [*remarks, *(str(warning.message) for warning in caught)], refused
+
+
+def count_pages(file):
+    "The pages of a TIFF file; 1 of others, and of one that cannot be opened."
+    from PIL import Image
+    if Path(file).suffix.lower() not in (".tif", ".tiff"): return 1
+    with suppress(Exception), Image.open(file) as image: return image.n_frames
+    return 1
 
 # %% ../../nbs/data/13_prepare.ipynb #39432e91
 def _count_lines(t, most=30):
@@ -197,19 +152,7 @@ def _count_lines(t, most=30):
     return [*key, *table.to_string().splitlines(), ""]
 
 # %% ../../nbs/data/13_prepare.ipynb #a08354db
-def _verdict(t):
-    "The last line: equal, not published, or where the counts differ; and what is not here."
-    odd = t[t["equal"] == False]["domain"].unique()
-    if t.attrs["own"]: verdict = "counted and decoded" if t.attrs["decoded"] else "counted, not decoded"
-    elif t[t["class"] == "all"].published.isna().all(): verdict = "no published counts"
-    elif len(odd): verdict = f"counts differ from the published ones in {', '.join(odd)}"
-    else: verdict = "counts equal to the published ones"
-    missing = f"; not here: {', '.join(t.attrs['missing'])}" if t.attrs["missing"] else ""
-    refused = "; a run refuses these files" if t.attrs["refused"] else ""
-    return f"{t.attrs['name']}: {verdict}{missing}{refused}"
-
-
-def _check_text(t):
+def _check_lines(t):
     "The table of `check` as lines: counts, official parts, duplicates, remarks and the verdict."
     attrs, lines = t.attrs, _count_lines(t)
     for d, parts in attrs["parts"].items():
@@ -219,42 +162,14 @@ def _check_text(t):
     lines.append(f"exact duplicates across domains: {attrs['across_domains']}, across classes: "
                  f"{attrs['across_classes']}")
     if attrs["note"]: lines.append(f"note: {attrs['note']}")
-    return "\n".join([*lines, *attrs["remarks"], _verdict(t)])
-
-# %% ../../nbs/data/13_prepare.ipynb #93c17f5e
-def _read_options(pairs):
-    "['tokens=32', 'encoder=bert'] -> {'tokens': 32, 'encoder': 'bert'}."
-    options = {}
-    for pair in pairs or ():
-        name, sign, value = pair.partition("=")
-        if not (name and sign) or name in ("size", "domains", "name", "path", "load"):
-            raise FdgnbError(f"--option {pair!r}: wanted NAME=VALUE, an option of the loader")
-        options[name] = read_yaml(value, f"--option {pair!r}")
-    return options
-
-
-def _cached_name(name):
-    "The name under which the cache keeps a data set or a folder."
-    return path_of(name, "data set").resolve().name if is_path(name) else name
-
-
-def list_cache(name=None):
-    "Lines of what the cache holds, of a data set or folder `name`, or all: each entry with its size, and where."
-    entries = cache_entries(_cached_name(name))
-    lines = [f"{format_bytes(n):>10}  {p.name}" for p, n in entries.items()]
-    whose = f" of {name}" if name else ""
-    return [*lines, f"{format_bytes(sum(entries.values()))}, {len(entries)} entries{whose}, in {str(cache_dir())!r}"]
-
-
-def clear_cache(name=None):
-    "Free the cache of a data set or folder `name`, or all of it; the line that says what it held."
-    key = _cached_name(name)
-    if name and key not in DATASETS.load() and not cache_entries(key):
-        known = {*DATASETS, *(p.name.split("-")[0] for p in cache_entries())}
-        raise FdgnbError(f"no data set {name!r}, and nothing of it in the cache{nearest(name, sorted(known))}")
-    entries, room = clean_cache(key)
-    whose = f" of {name}" if name else ""
-    return [f"freed {format_bytes(room)}, {entries} entries{whose}, in {str(cache_dir())!r}"]
+    odd = t[t["equal"] == False]["domain"].unique()
+    if attrs["own"]: verdict = "counted and decoded" if attrs["decoded"] else "counted, not decoded"
+    elif t[t["class"] == "all"].published.isna().all(): verdict = "no published counts"
+    elif len(odd): verdict = f"counts differ from the published ones in {', '.join(odd)}"
+    else: verdict = "counts equal to the published ones"
+    if attrs["missing"]: verdict += f"; not here: {', '.join(attrs['missing'])}"
+    if attrs["refused"]: verdict += "; a run refuses these files"
+    return [*lines, *attrs["remarks"], f"{attrs['name']}: {verdict}"]
 
 # %% ../../nbs/data/13_prepare.ipynb #c8bf3331
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -280,9 +195,26 @@ def check_command(
 ):
     "Show counts beside the published ones, duplicates and damaged images; exit code 1 where a run refuses some."
     t = check(name, domain, decode=not no_decode)
-    print(_check_text(t))
+    print("\n".join(_check_lines(t)))
     differs = bool(t.attrs["missing"]) or (t["equal"] == False).any()
     if t.attrs["refused"] or strict and differs: raise typer.Exit(1)
+
+
+@app.command("cache")
+def cache_command(
+    name: Name = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove it.")] = False,
+):
+    "Show what is kept of decoded data, and where."
+    key = path_of(name, "data set").resolve().name if is_path(name) else name
+    entries = cache_entries(key)
+    whose = f"entries{f' of {name}' if name else ''}, in {str(cache_dir())!r}"
+    if clear:
+        if name and not entries: DATASETS.get(key)       # says what was meant
+        n, room = clean_cache(key)
+        return print(f"freed {format_bytes(room)}, {n} {whose}")
+    for entry, size in entries.items(): print(f"{format_bytes(size):>10}  {entry.name}")
+    print(f"{format_bytes(sum(entries.values()))}, {len(entries)} {whose}")
 
 
 @app.command("prepare")
@@ -294,20 +226,15 @@ def prepare_command(
     clean: Annotated[bool, typer.Option("--clean", help="The same as cache [NAME] --clear.")] = False,
 ):
     "Decode a data set into the cache."
-    if clean: return print("\n".join(clear_cache(name)))
+    if clean: return cache_command(name, clear=True)
     if not name: raise FdgnbError("prepare: name a data set, or say --clean")
-    options = _read_options(option)
-    if domain: options["domains"] = domain
+    options = {"domains": domain} if domain else {}
+    for pair in option or ():
+        key, sign, value = pair.partition("=")
+        if not sign or key in ("", "size", "domains", "name", "path", "load"):
+            raise FdgnbError(f"--option {pair!r}: wanted NAME=VALUE, an option of the loader")
+        options[key] = read_yaml(value, f"--option {pair!r}")
     print(get_dataset(name, size, **options))
-
-
-@app.command("cache")
-def cache_command(
-    name: Name = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove it.")] = False,
-):
-    "Show what is kept of decoded data, and where."
-    print("\n".join((clear_cache if clear else list_cache)(name)))
 
 
 def main(words=None):

@@ -9,7 +9,6 @@ __all__ = []
 import os, shutil, tempfile, textwrap, warnings, weakref
 from pathlib import Path
 from ..core import FdgnbError
-from .cache import _told
 from .catalogue import DATASETS, get_dataset
 
 # %% ../../nbs/data/15_sandbox.ipynb #82b9b741
@@ -28,7 +27,6 @@ class Sandbox:
 
     def use(self, folder):
         "See the sandbox's folder of this name as the data folder, with a cache of the sandbox."
-        _told.add(self/"cache")                              # a page does not say where its sandbox lies
         os.environ.update(FDGNB_DATA=str(self/folder), FDGNB_CACHE=str(self/"cache"), TQDM_DISABLE="1")
         return self/folder
 

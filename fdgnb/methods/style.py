@@ -23,20 +23,28 @@ from fdgnb.federation.shared import climb, note_senders, save_generators, set_ba
 
 # %% ../../nbs/methods/15_style.ipynb #styleb001
 def make_banked(tag):
-    "A base class: each client offers `tag`.bank and finds the others' in `client.scratch[tag]`."
+    """A base class: each client offers `tag`.bank and finds the others' in `client.scratch[tag]`.
+
+    The server keeps all and sends a client the others' once; the client keeps them."""
+    part_of = lambda entries: {q: v for q, v in entries.items() if q.startswith(f"{tag}.bank.")}
+
     class Banked(Method):
         varying = (f"{tag}.bank",)
 
         def gather(self, server, offers):
             super().gather(server, offers)
-            keep_bank(server, tag, offers)
+            for k, payload in offers: server.state[f"{tag}.bank.{k}"] = payload[f"{tag}.bank"]
 
         def download(self, server, k):
-            return {**super().download(server, k), **list_missing(server, tag, k)}
+            down, s = super().download(server, k), server.state
+            if k not in server.clients or f"{tag}.has.{k}" in s: return down
+            return down | {q: v for q, v in part_of(s).items() if q != f"{tag}.bank.{k}"}
 
         def begin(self, model, client, download):
             super().begin(model, client, download)
-            client.scratch[tag] = receive_bank(client, tag, download)
+            client.state |= part_of(download)
+            bank = part_of(client.state)
+            client.scratch[tag] = [bank[q] for q in sorted(bank)]                    # ordered by owner
 
         def aggregate(self, server, uploads): super().aggregate(server, note_senders(server, tag, uploads))
     return Banked
@@ -112,24 +120,6 @@ def images_only(name, client, channels=None):
         raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
 
 # %% ../../nbs/methods/15_style.ipynb #5717e021
-def keep_bank(server, tag, offers):
-    "Store each client's offered `tag`.bank in the server's state."
-    for k, payload in offers: server.state[f"{tag}.bank.{k}"] = payload[f"{tag}.bank"]
-
-
-def list_missing(server, tag, k):
-    "The others' rows, for a client that has not received them yet."
-    own, s = f"{tag}.bank.{k}", server.state
-    if k not in server.clients or f"{tag}.has.{k}" in s: return {}
-    return {q: v for q, v in s.items() if q.startswith(f"{tag}.bank.") and q != own}
-
-
-def receive_bank(client, tag, download):
-    "Store the rows that came; return the client's bank, a list of tensors ordered by owner."
-    client.state |= {q: v for q, v in download.items() if q.startswith(f"{tag}.bank.")}
-    return [client.state[q] for q in sorted(client.state) if q.startswith(f"{tag}.bank.")]
-
-
 def draw_rows(bank, who, rng):
     "Random rows of a list of tensors: row i comes from bank[who[i]]."
     sizes = torch.tensor([len(b) for b in bank], device=who.device)
