@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00004
 import hashlib, json, math, re, torch
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -180,16 +181,22 @@ class Hello(TypedDict):
 HELLO = TypeAdapter(Hello)
 
 
+@contextmanager
+def explaining(what):
+    "Inside, what pydantic refuses is an FdgnbError with the entry and its value."
+    try: yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FdgnbError(f"{what} {where}={echo(first['input'], 100)}: {first['msg']}")
+
+
 def read_hello(
     said: dict,  # what came
 ) -> dict:  # the same
     "Look at what a site says of itself; FdgnbError naming site and entry where it is no `Hello`."
     who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
-    try: HELLO.validate_python(said)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FdgnbError(f"{who} says {where}={echo(first['input'], 100)} of itself: {first['msg']}") from None
+    with explaining(f"{who} says of itself"): HELLO.validate_python(said)
     sizes, parts = said["sizes"], {"target"} if said["role"] == "target" else {"train", "val", "test"}
     if sizes.keys() <= parts and sum(sizes.values()) <= said["samples"]: return said
     raise FdgnbError(f"{who} says sizes={echo(sizes, 100)} of itself: wanted {', '.join(sorted(parts))}, together at "
