@@ -77,7 +77,6 @@ def without_processes():
     ray = MagicMock(__spec__=ModuleSpec("ray", None), is_initialized=lambda: False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ray", ray)
-        patch.setitem(sys.modules, "ray._private", ray._private)
         patch.setattr("flwr.simulation.run_simulation", play_here)
         yield
 

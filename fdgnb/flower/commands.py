@@ -15,7 +15,7 @@ from typing import Annotated
 from .wire import QUIET
 from ..core import FdgnbError, atomic_write, echo, parse_json, read_regular, root, writing
 from ..runs.imports import import_modules
-from ..runs.sites import PLANNED, ROLES, make_private, plan_of
+from ..runs.sites import make_private, plan_of
 from ..settings import SETTINGS
 
 # %% ../../nbs/flower/06_commands.ipynb #flcomm0007
@@ -320,7 +320,7 @@ def start_site(
     check_site_name(name)
     folder, home = Path(folder).absolute(), Path(home or f"{name}-kept").absolute()
     if not folder.is_dir(): raise FdgnbError(f"no folder {echo(str(folder))}")
-    if role not in ROLES: raise FdgnbError(f"role={echo(role)}: wanted {' or '.join(ROLES)}")
+    if role not in ("client", "target"): raise FdgnbError(f"role={echo(role)}: wanted client or target")
     if insecure: check_insecure(host)
     for what, file in {} if insecure else {"--key": key, "--ca": ca}.items():
         if not file: raise FdgnbError(f"{what} FILE is needed; on 127.0.0.1 alone --insecure goes without")
@@ -377,6 +377,9 @@ packages = ["."]
 
 FIXED = dict(dataset="the data are the sites'", workers="each site computes by itself",
              checkpoint_every="a deployment writes one every round", callbacks="they would run in another process")
+
+
+PLANNED = "method dataset rounds seed protocol scale hyper groups split target".split()
 
 
 def write_app(folder):

@@ -11,56 +11,52 @@ import numpy as np
 from .wire import pack, unpack                               # before flwr: it turns its telemetry off
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
+from pydantic import BaseModel, ConfigDict, Field
 from types import SimpleNamespace
+from typing import Literal
 from ..core import FdgnbError, echo
 from ..federation.compose import METHODS, sends_model_alone
 from ..federation.engine import keep_large_blocks, one_thread, repeatable
 from .engine import make_app
 from ..runs.imports import import_modules
-from ..runs.sites import CannotAnswer, SitePart, answer
+from ..runs.sites import CannotAnswer, SitePart, Text, answer, explaining
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0007
-CONFIG = {"name": ..., "folder": ..., "home": ..., "role": "client", "device": "cpu", "imports": "", "local-dp": "",
-          "allow": ""}
-
-
-def read_config(given):
-    "What the administrator of a site says, from the SuperNode's configuration; FdgnbError where something lacks."
-    for name, value in CONFIG.items():
-        if value is ... and not given.get(name):
-            raise FdgnbError(f"the SuperNode's configuration lacks {name!r}: --node-config '{name}=\"...\"'")
-    return {name: str(given.get(name, value)) for name, value in CONFIG.items()}
+class Config(BaseModel):
+    "What the administrator of a site says, in the SuperNode's configuration."
+    model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True)
+    name: Text
+    folder: Text
+    home: Text
+    role: Literal["client", "target"] = "client"
+    device: str = "cpu"
+    imports: str = ""
+    local_dp: str = Field("", alias="local-dp")
+    allow: str = ""
 
 
 @functools.lru_cache(1)
 def make_part(plan, config, told):
-    "A site's part, from three JSON texts; once a process."
-    c, told = json.loads(config), json.loads(told)
-    import_modules(c["imports"])
-    part = SitePart(json.loads(plan), c["folder"], c["name"], c["role"], c["device"], told)
+    "A site's part; plan and told: JSON texts. Once a process."
+    import_modules(config.imports)
+    told = json.loads(told)
+    part = SitePart(json.loads(plan), config.folder, config.name, config.role, config.device, told)
     if told: part.build()
     return part
 
 
-def answer_here(what, content, plan, config):
-    "(payload, about) that a site answers to the content of a message. plan: JSON."
-    c = read_config(config)
-    download, about = unpack(content)
-    part = make_part(plan, json.dumps(c), json.dumps(about.get("told")))
-    if c["local-dp"]: check_local_dp(part.method, c["local-dp"])
+def answer_here(what, download, about, plan, given):
+    "(payload, about) that a site answers. plan: JSON; given: the SuperNode's configuration."
+    with explaining("the SuperNode's configuration says"): config = Config(**given)
+    part = make_part(plan, config, json.dumps(about.get("told")))
+    if config.local_dp: check_local_dp(part.method, config.local_dp)
     if what == "hello": return {}, part.hello()
-    with one_thread(), repeatable(part.device): payload, said = answer(part, what, download, about, c["home"])
-    kinds = {k.split(".")[0] for k in payload} - {"model", "stats", "scalars", *c["allow"].replace(" ", "").split(",")}
+    with one_thread(), repeatable(part.device): payload, said = answer(part, what, download, about, config.home)
+    allowed = {"model", "stats", "scalars", *config.allow.replace(" ", "").split(",")}
+    kinds = {k.split(".")[0] for k in payload} - allowed
     if not kinds: return payload, said
     raise FdgnbError(f"the method {part.method.name!r} sends {' and '.join(sorted(kinds))} of this site, which has not "
                      f"allowed it: choose another method, or start the site with --allow {','.join(sorted(kinds))}")
-
-
-def say_what(what, content, name):
-    "A line for the administrator of a site."
-    about = unpack(content)[1]
-    where = f"round {about['round'] + 1}, " if "round" in about else ""
-    print(f"fdgnb: {where}{name} is asked for {what}", flush=True)
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0d02
 def read_local_dp(
@@ -87,33 +83,26 @@ def check_local_dp(
                      f"without noise: choose one of {others}")
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0d03
-def take_floats(content):
-    "A message's model without whole numbers, as the modifier takes it; FdgnbError on numbers of fewer bits."
-    (name, record), = content.array_records.items()
-    small = [k for k, a in record.items() if "float" in a.dtype and a.dtype not in ("float32", "float64")]
-    if small: raise FdgnbError(f"local-dp: {echo(small[0])} has too few bits, and cannot take noise: leave `wire` out")
-    floats = {k: a for k, a in record.items() if "float" in a.dtype}
-    return SimpleNamespace(content=RecordDict({name: ArrayRecord(floats)}), has_error=lambda: False)
-
-
-def finish_noise(key, array):
-    "An array after noise: a variance is none below 0."
-    return Array(array.numpy().clip(min=0)) if key.endswith("running_var") else array
-
-
 def add_noise(context, message, reply):
     "A reply to `train` after what `local-dp` says; FdgnbError where it is not the model that came."
     said = str(context.node_config.get("local-dp", ""))
     if not said: return reply
-    if [*message.content.array_records] != ["model"] or [*reply.content.array_records] != ["model"]:
+    came, sent = message.content, reply.content
+    if [*came.array_records] != ["model"] or [*sent.array_records] != ["model"]:
         raise FdgnbError("local-dp: the site sends or gets more than a model")
-    came, record = message.content["model"], reply.content["model"]
-    if came.keys() != record.keys(): raise FdgnbError("local-dp: the site sends another part of the model than it gets")
+    came, sent = came["model"], sent["model"]
+    if came.keys() != sent.keys(): raise FdgnbError("local-dp: the site sends another part of the model than it gets")
+    floats = [k for k, array in sent.items() if "float" in array.dtype]          # of whole numbers noise makes nonsense
+    small = next((k for k in floats for record in (came, sent) if record[k].dtype not in ("float32", "float64")), None)
+    if small: raise FdgnbError(f"local-dp: {echo(small)} has too few bits, and cannot take noise: leave `wire` out")
+    def take(record):
+        model = ArrayRecord({k: record[k] for k in floats})
+        return SimpleNamespace(content=RecordDict(dict(model=model)), has_error=lambda: False)
     np.random.seed()                             # Flower draws from this generator; anew, from the system's entropy
-    before, after = take_floats(message.content), take_floats(reply.content)
-    try: noisy = read_local_dp(said)(before, context, lambda *_: after).content["model"]
-    except ZeroDivisionError: raise FdgnbError("local-dp: training has not changed the model") from None
-    reply.content["model"] = ArrayRecord({k: finish_noise(k, noisy[k]) if k in noisy else a for k, a in record.items()})
+    try: noisy = read_local_dp(said)(take(came), context, lambda *_: take(sent)).content["model"]
+    except ZeroDivisionError: raise FdgnbError("local-dp: training has not changed the model")
+    for k, array in noisy.items():               # no variance is below 0
+        sent[k] = Array(array.numpy().clip(min=0)) if k.endswith("running_var") else array
     return reply
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0009
@@ -127,16 +116,18 @@ def reply_to(
     os.environ.setdefault("CI", "1")                                     # no bars in a log
     keep_large_blocks()
     try:
-        say_what(what, message.content, name)
-        payload, said = answer_here(what, message.content, context.run_config["fdgnb"], context.node_config)
+        download, about = unpack(message.content)
+        where = f"round {about['round'] + 1}, " if "round" in about else ""
+        print(f"fdgnb: {where}{name} is asked for {what}", flush=True)
+        payload, said = answer_here(what, download, about, context.run_config["fdgnb"], context.node_config)
         reply = Message(pack(payload, said), reply_to=message)
         return add_noise(context, message, reply) if what == "train" else reply
-    except CannotAnswer as e: why = e
+    except CannotAnswer as e:
+        print(f"fdgnb: {name} stays away: {e}", flush=True)
+        return Message(Error(code=1, reason=str(e)), reply_to=message)
     except FdgnbError as e:
         print(f"fdgnb: {name} ends the run: {e}", flush=True)
         return Message(pack({}, dict(error=f"site {name!r}: {e}" if what == "hello" else str(e))), reply_to=message)
-    print(f"fdgnb: {name} stays away: {why}", flush=True)
-    return Message(Error(code=1, reason=str(why)), reply_to=message)
 
 
 app = make_app(reply_to)
