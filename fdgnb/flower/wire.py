@@ -47,8 +47,9 @@ def write_array(key, tensor):
 def read_array(array):
     "The tensor of Flower's array; whatever its bytes make numpy raise, and ValueError where others would be written."
     values = npy.read_array(io.BytesIO(array.data), allow_pickle=False)
-    is_bool = values.dtype == bool
-    tensor = torch.from_numpy(values.view("uint8")).bool() if is_bool else torch.from_numpy(values)
+    tensor = torch.from_numpy(values.view("uint8") if values.dtype == bool else values)
+    if values.dtype == bool: tensor = tensor.bool()
+    tensor = tensor.clone(memory_format=torch.contiguous_format)                 # numpy's strides of nothing are 0
     if array.dtype in AS_BITS: tensor = tensor.view(getattr(torch, array.dtype))
     if write_array("", tensor) == array: return tensor
     raise ValueError(f"says {array.stype}, {array.dtype} {list(array.shape)}, and its bytes differ")
