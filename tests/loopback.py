@@ -6,16 +6,9 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 import pytest
 from fdgnb.flower.wire import pack, unpack                              # before flwr: it turns its telemetry off
+from fdgnb.flower.engine import travel
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
-
-
-def travel(content):
-    "A message's content after Flower wrote it to bytes and read it again."
-    objects = get_all_nested_objects(content)
-    return inflate_object_from_contents(content.object_id, {k: o.deflate() for k, o in objects.items()})
 
 
 class Grid:
@@ -77,7 +70,6 @@ def without_processes():
     ray = MagicMock(__spec__=ModuleSpec("ray", None), is_initialized=lambda: False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ray", ray)
-        patch.setitem(sys.modules, "ray._private", ray._private)
         patch.setattr("flwr.simulation.run_simulation", play_here)
         yield
 

@@ -6,90 +6,76 @@
 __all__ = ['message_type', 'Flower']
 
 # %% ../../nbs/flower/02_engine.ipynb #fleng03
-import math, time
+import functools, itertools, math, time
 from fdgnb.flower.wire import MOST_BYTES, pack, unpack                   # before flwr: it turns its telemetry off
 from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from pydantic import Strict, TypeAdapter
+from typing import Annotated
+from typing_extensions import TypedDict
 from fdgnb.core import FdgnbError, echo, one_line
 from fdgnb.federation.engine import one_thread
 from fdgnb.federation.node import ASKS, SCORES
 from fdgnb.federation.steps import Stop, Stopped
 from fdgnb.federation.uploads import MOST, check_entries, check_numbers
+from fdgnb.runs.sites import STRICT, explaining
 from fdgnb.settings import Settings
 
 # %% ../../nbs/flower/02_engine.ipynb #fleng06
-SAID = dict(offer=set(), train={"rows", "start"}, score={"rows"}, trial={"loss"})        # beside a payload
-POINTS = dict(train=("training", "local"), score=("aggregated", "adapted"))
+class Said(TypedDict, total=False):
+    "What a client says beside its payload."
+    __pydantic_config__ = STRICT
+    rows: list[Annotated[tuple[str, str, str, str, float], Strict(False)]]       # client, split, point, metric, value
+    start: float | None
+    loss: float
 
 
-def is_number(v):
-    "Whether a value is one number; NaN is, and a whole number up to `MOST`."
-    return type(v) is float or type(v) is int and abs(v) <= MOST
+SAID, WORDS = TypeAdapter(Said), dict(offer=set(), train={"rows", "start"}, score={"rows"}, trial={"loss"})
+POINTS = dict(train=("local",), score=("aggregated", "adapted"))
 
 
-def describe_range(point, metric, value):
-    "What a score may be, in words, where it is something else; '' where it is sound. A method's own loss has any sign."
-    if metric != "loss": return "" if math.isnan(value) or 0 <= value <= 1 else "wanted a number from 0 to 1, or NaN"
-    return "wanted a loss of at least 0, or NaN" if point != "training" and value < 0 else ""
+def check_rows(what, k, rows, sizes):
+    "FdgnbError on rows that client k cannot send. sizes: {split: samples} of its own."
+    trained = (k, "train", "training", "loss")
+    splits = [split for split, n in sizes.items() if n]
+    expected = {*itertools.product([k], splits, POINTS[what], SCORES)} | ({trained} if what == "train" else set())
+    for *key, value in rows:
+        who, _, point, metric = key
+        low = -math.inf if point == "training" else 0                            # a method's own loss has any sign
+        high = math.inf if metric == "loss" else 1
+        is_sound = math.isnan(value) or math.isfinite(value) and low <= value <= high
+        if tuple(key) not in expected or not is_sound:
+            raise FdgnbError(f"client {k!r} sends the row {echo([*key, value])}: wanted, once each and in its own "
+                             f"name, scores of {', '.join(splits)} at {' and '.join(POINTS[what])}, 0 to 1 or a loss")
+        expected.discard(tuple(key))
+    if trained in expected: raise FdgnbError(f"client {k!r} sends no loss of its training")
 
 
-def read_row(what, k, row, sizes):
-    "A row (client, split, point, metric, value) that client k sends; FdgnbError where it is none of its own."
-    def refuse(why): raise FdgnbError(f"client {k!r} sends the row {echo(row, 200)}: {why}")
-    if not isinstance(row, list) or len(row) != 5: refuse("wanted client, split, point, metric and value")
-    who, split, point, metric, value = row
-    if who != k: refuse("it is not in its own name")
-    if not isinstance(split, str) or not sizes.get(split): refuse("it has no such split")
-    if point not in POINTS[what]: refuse(f"wanted {' or '.join(POINTS[what])} as the point")
-    if metric not in SCORES: refuse(f"wanted one of {', '.join(SCORES)}")
-    if not is_number(value) or math.isinf(value): refuse("wanted a finite number, or NaN")
-    why = describe_range(point, metric, value)
-    if why: refuse(why)
-    return tuple(row)
-
-
-def read_rows(what, k, rows, sizes):
-    "The rows that client k sends beside its payload; FdgnbError where one is not its own, or comes twice."
-    if not isinstance(rows, list): raise FdgnbError(f"client {k!r} sends {echo(rows, 200)}: wanted a list of rows")
-    rows, seen = [read_row(what, k, row, sizes) for row in rows], set()
-    for row in rows:
-        if row[:4] in seen: raise FdgnbError(f"client {k!r} sends the row {echo(row, 200)} twice")
-        seen.add(row[:4])
-    trained = [row[1:4] for row in rows if row[2] == "training"]
-    if what == "train" and trained != [("train", "training", "loss")]:
-        raise FdgnbError(f"client {k!r} sends {echo(trained, 200)} of its training: wanted its loss, once")
-    return rows
-
-
-def read_said(what, k, said, sizes):
-    "What client k says beside its payload, its rows as tuples; FdgnbError where it is not what it was asked for."
-    if said.keys() != SAID[what]:
-        raise FdgnbError(f"client {k!r} says {echo(sorted(said), 200)} when asked for {what!r}: "
-                         f"wanted {sorted(SAID[what])}")
-    for name in said.keys() & {"start", "loss"}:
-        is_absent = name == "start" and said[name] is None
-        is_huge = name == "start" and is_number(said[name]) and MOST < abs(said[name]) < math.inf
-        if is_huge or not is_absent and not is_number(said[name]):
-            raise FdgnbError(f"client {k!r} says {name}={echo(said[name], 200)}: wanted a number")
-    return said | dict(rows=read_rows(what, k, said["rows"], sizes)) if "rows" in said else said
-
-
-def check_payload(what, k, payload, said, samples, round, may_explode):
-    "FdgnbError where client k's payload holds what its own `pack` would not have let out."
-    if what in ("score", "trial"):
-        if payload: raise FdgnbError(f"client {k!r} sends {next(iter(payload))!r} when asked for {what!r}")
-        return
-    whose = f"the {'upload' if what == 'train' else what} of client {k!r}"
-    check_entries(payload, whose)
-    loss = next((v for _, _, point, _, v in said.get("rows", ()) if point == "training"), 0.)
-    check_numbers(payload, whose, samples, round, loss, may_explode)
+def check_answer(what, k, payload, said, sizes, round, may_explode):
+    "What client k says beside its payload; FdgnbError where either is not what it was asked for, or cannot be its own."
+    who = f"client {k!r}, asked for {what!r},"
+    if said.keys() != WORDS[what]:
+        raise FdgnbError(f"{who} says {echo(sorted(said))}: wanted {sorted(WORDS[what])}")
+    with explaining(f"{who} says"): said = SAID.validate_python(said)
+    if MOST < abs(said.get("start") or 0) < math.inf:
+        raise FdgnbError(f"{who} says start={said['start']:g}: wanted a loss of at most {MOST:g}")
+    rows = said.get("rows", [])
+    if rows: check_rows(what, k, rows, sizes)
+    if what in ("offer", "train"):
+        whose = f"the {'upload' if what == 'train' else what} of client {k!r}"
+        loss = next((value for _, _, point, _, value in rows if point == "training"), 0.)
+        check_entries(payload, whose)
+        check_numbers(payload, whose, sizes.get("train", 0), round, loss, may_explode)
+    elif payload: raise FdgnbError(f"{who} sends {next(iter(payload))!r}")
+    return said
 
 # %% ../../nbs/flower/02_engine.ipynb #fleng08
 def message_type(what):
     "Flower's type of a message that asks for `what`."
-    return dict(train="train", score="evaluate.score").get(what, f"query.{what}")
+    return what if what == "train" else f"query.{what}"
 
 
 class Flower:
@@ -112,30 +98,27 @@ class Flower:
     def ask(self, what, payloads, about):
         "As every `Engine`; FdgnbError on an answer that cannot be theirs."
         end = math.inf if self.timeout is None else time.monotonic() + self.timeout
-        numbers = {k: self.send(what, k, payload, about) for k, payload in payloads.items()}
-        waiting, came = {number: k for k, number in numbers.items() if number}, {}
+        waiting, came = {}, {}                 # {number of a message: id}, {id: reply}
+        for k, payload in payloads.items():
+            if k not in self.nodes: continue
+            content = self.write(k, payload, about)
+            self.count(what, k, about, "down", content)
+            message = Message(content, self.nodes[k], message_type(what), ttl=self.timeout)
+            waiting[next(iter(self.grid.push_messages([message])), None)] = k
+        waiting.pop(None, None)                # Flower takes no message for a node that has gone
+        sent = {*waiting.values()}
         for k in payloads:
             self.wait(k, waiting, came, end)
-            if k not in came:
-                self.miss(what, k, about, f"{self.timeout:g} s are over" if numbers[k] else "it is not connected")
-                continue
-            answer = self.read(what, k, came.pop(k), about)
+            why = f"{self.timeout} s are over" if k in sent else "it is not connected"
+            answer = self.read(what, k, came.pop(k), about) if k in came else self.miss(what, k, about, why)
             if answer: yield k, *answer
 
     def write(self, k, payload, about):
         "The content of a message to a node; `id` says whom it is for."
         return pack(payload, about | dict(id=k))
 
-    def send(self, what, k, payload, about):
-        "Push a message; its number, or None where nobody takes it."
-        if k not in self.nodes: return None
-        content = self.write(k, payload, about)
-        self.count(what, k, about, "down", content)
-        message = Message(content, self.nodes[k], message_type(what), ttl=self.timeout)
-        return next(iter(self.grid.push_messages([message])), None)
-
     def wait(self, k, waiting, came, end):
-        "Move replies from `waiting` {number: id} to `came` {id: reply} until k's is there, or the time is up."
+        "Move replies from `waiting` to `came` until k's is there, or the time is up."
         while k in waiting.values():
             for reply in self.grid.pull_messages(list(waiting)):
                 came[waiting.pop(reply.metadata.reply_to_message_id)] = reply      # an error's sender is not the node
@@ -152,17 +135,13 @@ class Flower:
         if reply.has_error(): return self.miss(what, k, about, reply.error.reason)
         self.count(what, k, about, "up", reply.content)
         try: payload, said = unpack(reply.content, self.most.get(what, MOST_BYTES))
-        except FdgnbError as e: raise FdgnbError(f"client {k!r} sends {e}") from None
+        except FdgnbError as e: raise FdgnbError(f"client {k!r} sends {e}")
         if "error" in said: raise FdgnbError(self.says.format(k=k, error=said["error"]))
-        sizes = self.sizes[k]
-        said = read_said(what, k, said, sizes)
-        check_payload(what, k, payload, said, sizes.get("train", 0), about["round"], self.may_explode)
-        return payload, said
+        return payload, check_answer(what, k, payload, said, self.sizes[k], about["round"], self.may_explode)
 
     def miss(self, what, k, about, why):
         "Say who did not answer."
-        why = one_line(why)[:300]
-        self.say(f"round {about['round'] + 1} goes on without client {k!r}, asked for {what!r}: {why}")
+        self.say(f"round {about['round'] + 1} goes on without client {k!r}, asked for {what!r}: {one_line(why)[:300]}")
 
     def count(self, what, k, about, direction, content):
         "Note the bytes of a message."
@@ -181,6 +160,14 @@ def answer(what, node, net, download, about):
         return pack(payload, said)
     except FdgnbError as e: return pack({}, dict(error=str(e)))
 
+
+def make_app(reply):
+    "Flower's app of a client that answers by reply(what, message, context)."
+    app = ClientApp()
+    app.train()(functools.partial(reply, "train"))
+    for what in {"hello", *ASKS} - {"train"}: app.query(what)(functools.partial(reply, what))
+    return app
+
 # %% ../../nbs/flower/02_engine.ipynb #fleng12
 def travel(content):
     "A message's content after it was written to bytes and read again."
@@ -191,29 +178,19 @@ def travel(content):
 class Loopback:
     "A grid in this process: reply(type, content, node) answers each message as it is pushed."
     def __init__(self, reply, nodes):
-        self.reply, self.nodes, self.replies, self.number, self.given = reply, list(nodes), {}, 0, set()
+        self.reply, self.nodes, self.replies, self.number = reply, list(nodes), {}, 0
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1           # a message asks for them
 
-    def get_node_ids(self): return self.nodes
-
-    def push_messages(self, messages):
-        "Take messages and have them answered; their numbers."
-        return [self.push(m) for m in messages]
+    def push_messages(self, messages): return [self.push(m) for m in messages]
 
     def push(self, message):
-        "Take a message; its number."
+        "Have a message answered; its number."
         self.number += 1
         number, meta = str(self.number), message.metadata
         meta.__dict__["_message_id"] = number
         try: out = self.reply(meta.message_type, travel(message.content), meta.dst_node_id)
-        except Exception as e:
-            self.replies[number] = Message(Error(code=2, reason=repr(e)), reply_to=message)
-            return number
-        if out is not None: self.replies[number] = Message(travel(out), reply_to=message)
+        except Exception as e: out = Error(code=2, reason=repr(e))
+        if out is not None: self.replies[number] = Message(out, reply_to=message)
         return number
 
-    def pull_messages(self, numbers):
-        "The replies that are there; each number is asked for until its reply came, as Flower wants it."
-        assert {*map(int, numbers)} <= {*range(1, self.number + 1)} - self.given
-        self.given |= {int(n) for n in numbers if n in self.replies}
-        return [self.replies.pop(n) for n in numbers if n in self.replies]
+    def pull_messages(self, numbers): return [self.replies.pop(n) for n in numbers if n in self.replies]

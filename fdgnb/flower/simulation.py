@@ -6,143 +6,86 @@
 __all__ = []
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim03
-import functools, logging, os, sys, threading, traceback
+import functools, logging, os, sys, threading, torch, traceback
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 import cloudpickle
-import torch
-from fdgnb.flower.wire import pack, pack_state, unpack, unpack_state     # before flwr: it turns its telemetry off
-from flwr.app import ConfigRecord, Message
-from flwr.clientapp import ClientApp
+from fdgnb.flower.wire import pack_state, unpack, unpack_state           # before flwr: it turns its telemetry off
+from flwr.app import Error, Message
 from flwr.serverapp import ServerApp
 from fdgnb.core import FdgnbError
 from fdgnb.federation.engine import closing, cores
-from fdgnb.federation.node import ASKS
 from fdgnb.federation.steps import Stopped, listen_to
-from fdgnb.flower.engine import Flower, answer, message_type
+from fdgnb.flower.engine import Flower, answer, make_app
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim06
-FAULT = "fault"                                # the record of an answer that is none: what was raised, as text
-
-
-def write_nodes(fed, folder):
-    "Write the nodes and the network of a federation for other processes."
-    try: torch.save((fed.nodes, fed.net), folder/"nodes.pt", pickle_module=cloudpickle)
-    except (TypeError, AttributeError, OSError) as e:
-        raise FdgnbError(f"engine='flower': the clients cannot be written for other processes: {e}") from None
+FAULT = 99                                     # the code of an answer that is none: code has failed
 
 
 @functools.lru_cache(1)
 def read_nodes(folder):
-    "({id: node}, network) that `write_nodes` wrote; once a process."
+    "({id: node}, network) that the simulation wrote; once a process."
     nodes, net = torch.load(Path(folder)/"nodes.pt", mmap=True, weights_only=False)
     return nodes, net.to(memory_format=torch.channels_last)
 
 
-class StopFile:
-    "A flag that another process sets: a file."
-    def __init__(self, folder): self.file = os.path.join(folder, "stop")
-    def is_set(self): return os.path.exists(self.file)
-
-
-def answer_for(nodes, net, what, content):
+def answer_in_process(folder, what, message, context):
     "The answer of the client that a message is for, from the state that it brings to the one that it takes back."
-    download, about = unpack(content)
-    node = nodes[about["id"]]
-    node.client.state = unpack_state(content)
-    out = answer(what, node, net, download, about)
-    out.update(pack_state(node.client.state))
-    return out
-
-
-def answer_in_process(folder, what, content):
-    "The same in a process of the simulation; what is raised there as text."
+    listen_to(SimpleNamespace(is_set=(Path(folder)/"stop").exists))
     try:
-        listen_to(StopFile(folder))
-        return answer_for(*read_nodes(folder), what, content)
+        nodes, net = read_nodes(folder)
+        download, about = unpack(message.content)
+        node = nodes[about["id"]]
+        node.client.state = unpack_state(message.content)
+        content = answer(what, node, net, download, about)
+        content.update(pack_state(node.client.state))
+        return Message(content, reply_to=message)
     except (Exception, Stopped): why = traceback.format_exc()
-    out = pack({}, {})
-    out[FAULT] = ConfigRecord({"text": why})
-    return out
-
-
-def make_app(folder):
-    "Flower's app of a client."
-    app = ClientApp()
-    def register(what):
-        kind, _, action = message_type(what).partition(".")
-        put = getattr(app, kind)(action) if action else getattr(app, kind)()
-        put(lambda message, context: Message(answer_in_process(folder, what, message.content), reply_to=message))
-    for what in ASKS: register(what)
-    return app
+    return Message(Error(code=FAULT, reason=why), reply_to=message)
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim08
 @contextmanager
 def hushed():
     "Inside, Flower's log is off, and the environment is what the processes need; at the end it is as it was."
-    path = os.pathsep.join(folder or "." for folder in sys.path)
-    needed = dict(PYTHONPATH=path, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")       # else Ray warns of GPUs
-    log, before = logging.getLogger("flwr"), {k: os.environ.get(k) for k in needed}
+    log, before = logging.getLogger("flwr"), dict(os.environ)
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
-    os.environ.update(needed)
+    os.environ["PYTHONPATH"] = os.pathsep.join(folder or "." for folder in sys.path)
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"                       # else Ray warns of GPUs
     try: yield
     finally:
         log.setLevel(level)
-        for k, v in before.items(): os.environ.pop(k) if v is None else os.environ.update({k: v})
-
-
-def held_by(fed):
-    "{id: {split: samples}} that each client can score here; the target, too, which all of them can."
-    held = {c.id: {s: c.n(s) for s in c.splits} for c in fed.everyone}
-    unseen = {"target": fed.target_client.n("target")} if fed.target else {}
-    return {k: sizes | unseen for k, sizes in held.items()}
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def describe_cause(error):
-    "What was raised first, in one line."
+    "What was raised first."
     while error.__cause__: error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{type(error).__name__}: {error}"
 
 
-@contextmanager
-def minimal_ray():
-    "Inside, Ray starts as if its dashboard were not installed: its agents import less, and are ready in time."
-    from ray._private import utils
-    found = utils.get_dashboard_dependency_error
-    utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
-    try: yield
-    finally: utils.get_dashboard_dependency_error = found
-
-
-def end_start(error):
-    "End the processes of a start of Ray that failed; Ray itself would at the end of this process."
-    from ray._private.node import Node
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        node = frame.f_locals.get("self")
-        if isinstance(node, Node): node.kill_all_processes(check_alive=False, allow_graceful=False)
-
-
-def start_ray(workers, folder, tries=4):
-    "Start Ray with so many processes; it gives its agents 15 seconds, too few on a busy machine, and is tried again."
+def start_ray(workers, folder, tries=3):
+    "Start Ray with so many processes; it gives its parts 30 seconds, too few on a busy machine, and is tried again."
     import ray
     how = dict(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    if len(str(folder)) < 40: how["_temp_dir"] = str(folder)         # the names of its sockets may not be longer
+    if len(str(folder)) < 40: how["_temp_dir"] = str(folder)                     # names of sockets may not be longer
     for left in reversed(range(tries)):
-        try:
-            with minimal_ray(): return ray.init("local", **how)
-        except Exception as e:                                       # whatever Ray raises
-            end_start(e)
-            if not left: raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}") from None
+        try: return ray.init("local", **how)
+        except Exception as e:                                                   # whatever Ray raises
+            if not left: raise FdgnbError(f"engine='flower': Ray does not start: {describe_cause(e)}")
 
 
 class Simulation(Flower):
     "The engine of Flower's simulation: clients answer in processes of this machine."
     poll = .02
     def __init__(self, fed, workers, folder):
-        super().__init__(None, {}, held_by(fed), fed.settings)
+        sizes = {c.id: {split: c.n(split) for split in c.splits} for c in fed.everyone}
+        unseen = {"target": fed.target_client.n("target")} if fed.target else {}         # all can score it here
+        super().__init__(None, {}, {k: held | unseen for k, held in sizes.items()}, fed.settings)
         self.clients, self.folder, self.why = {c.id: c for c in fed.everyone}, folder, ""
         self.workers = min(workers or cores(), len(self.clients))
         self.ended, self.thread = threading.Event(), threading.Thread(target=self.run, name="flower")
@@ -156,8 +99,9 @@ class Simulation(Flower):
             self.grid = grid
             self.ended.wait()
         how = dict(client_resources=dict(num_cpus=1, num_gpus=0.))
-        try: run_simulation(server, make_app(str(self.folder)), len(self.clients), backend_config=how)
-        except BaseException as e: self.why = f": {describe_cause(e)}"            # it exits where it lacks a part
+        app = make_app(functools.partial(answer_in_process, str(self.folder)))
+        try: run_simulation(server, app, len(self.clients), backend_config=how)
+        except BaseException as e: self.why = f": {describe_cause(e)}"           # it exits where it lacks a part
 
     def start(self):
         "Start the processes; back once every client can be asked."
@@ -179,11 +123,11 @@ class Simulation(Flower):
 
     def read(self, what, k, reply, about):
         "(payload, about) of a reply, checked; the client's state is taken over. RuntimeError where code failed."
-        if not reply.has_error() and FAULT in reply.content:
-            raise RuntimeError(f"in the process of client {k!r}:\n{reply.content[FAULT]['text']}")
-        found = super().read(what, k, reply, about)
+        if reply.has_error() and reply.error.code == FAULT:
+            raise RuntimeError(f"in the process of client {k!r}:\n{reply.error.reason}")
+        answer = super().read(what, k, reply, about)
         self.clients[k].state = unpack_state(reply.content)
-        return found
+        return answer
 
     def miss(self, what, k, about, why):
         "FdgnbError: on one machine nobody may be missing."
@@ -201,8 +145,9 @@ class Simulation(Flower):
         ray.shutdown()                                           # Flower did so, if it came that far
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim09
-def check_simulation(fed):
-    "FdgnbError where a simulation cannot play a federation."
+@contextmanager
+def open_simulation(fed, workers=None):
+    "Flower's simulation as the engine of a federation, ended at the end of a `with` block."
     if not find_spec("ray"):
         raise FdgnbError("engine='flower' needs Ray: pip install 'fdgnb[simulation]', or make flower")
     if str(fed.device) != "cpu":
@@ -210,14 +155,10 @@ def check_simulation(fed):
                          "device='cpu', or engine='threads'")
     import ray
     if ray.is_initialized(): raise FdgnbError("engine='flower' starts Ray, and Ray runs here already: ray.shutdown()")
-
-
-@contextmanager
-def open_simulation(fed, workers=None):
-    "Flower's simulation as the engine of a federation, ended at the end of a `with` block."
-    check_simulation(fed)
     with TemporaryDirectory(prefix="fdgnb-", ignore_cleanup_errors=True) as folder, hushed():
-        write_nodes(fed, Path(folder))
+        try: torch.save((fed.nodes, fed.net), Path(folder)/"nodes.pt", pickle_module=cloudpickle)
+        except (TypeError, AttributeError, OSError) as e:
+            raise FdgnbError(f"engine='flower': the clients cannot be written for other processes: {e}")
         with closing(Simulation(fed, workers, Path(folder))) as engine:
             engine.start()
             yield engine

@@ -6,7 +6,8 @@
 __all__ = []
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00004
-import hashlib, json, math, re, torch
+import json, math, re, torch
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -20,7 +21,7 @@ from fdgnb.federation.loop import Client
 from fdgnb.federation.node import ASKS, Node
 from fdgnb.federation.privacy import check_secret
 from fdgnb.runs.checkpoints import load_checkpoint, save_checkpoint, sweep
-from fdgnb.runs.records import libraries
+from fdgnb.runs.records import digest_of, libraries
 from fdgnb.runs.selected import about_of, file_of
 from fdgnb.runs.plan import Elsewhere, Plan, plan, settle, tell_encoded
 from fdgnb.runs.setup import (Part, check_batches, check_data, check_looks, check_needs, data_digest, make_clients,
@@ -28,32 +29,21 @@ from fdgnb.runs.setup import (Part, check_batches, check_data, check_looks, chec
 from fdgnb.runs.versions import versions_of
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00007
-PLANNED = "method dataset rounds seed protocol scale hyper groups split target".split()
-
-
 def plan_of(
     call: dict,  # `fit`'s arguments as JSON; of them `dataset` is the federation's name
     device: str = "cpu",  # where this part computes
 ) -> Plan:
     "Plan a run whose samples are at sites; FdgnbError on what a federation of several machines cannot have."
-    for name in call:
-        if name not in PLANNED: raise FdgnbError(f"the plan of the run says {echo(name)}, which is no argument here")
+    words = {name: value for name, value in call.items() if value is not None}
+    made = plan(**words | dict(dataset=Elsewhere(call["dataset"]), device=device))
     for name in ("groups", "split"):
-        if isinstance(call.get(name), dict):
-            raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
-    said = {name: value for name, value in call.items() if value is not None}
-    made = plan(**said | dict(dataset=Elsewhere(call["dataset"]), device=device))
+        if not isinstance(words.get(name), dict): continue
+        raise FdgnbError(f"{name}: samples are at the sites, so no dict by domain goes")
     dealt = made.given.get("partition")
     if not dealt: return made
     raise FdgnbError(f"partition={echo(dealt)}: a site is one client, and is not divided further: partition=()")
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00009
-def holds_classes(folder):
-    "Whether a folder is one of <class>/<image>."
-    below = list_subfolders(folder)
-    return bool(below) and not any(p.is_dir() for sub in below for p in sub.iterdir())
-
-
 def read_site(
     plan: Plan,  # as `plan_of` makes it
     folder: str | Path,  # of one site
@@ -64,30 +54,26 @@ def read_site(
     Of the classes, which are `load`'s or else the folder's, some may be without an image."""
     folder = Path(folder).absolute()
     if not folder.is_dir(): raise FdgnbError(f"no folder {echo(str(folder))}: wanted one of <class>/<image>")
-    there = [p.name for p in list_subfolders(folder)]
-    if not holds_classes(folder):
+    there = {p.name: p for p in list_subfolders(folder)}
+    if any(p.is_dir() for below in there.values() for p in below.iterdir()):
         if name not in there and len(there) > 1:
-            raise FdgnbError(f"{folder} holds the domains {', '.join(there[:4])}, none named {echo(name)}: "
+            raise FdgnbError(f"{folder} holds the domains {', '.join(list(there)[:4])}, none named {echo(name)}: "
                              "a site has one; give its folder")
-        folder /= name if name in there else "".join(there)
+        folder = there.get(name) or min(there.values())
+        there = {p.name: p for p in list_subfolders(folder)}
     load = plan.load
     check_names(classes=load.get("classes"))
-    there = {p.name: p for p in list_subfolders(folder)}
     classes = list(load.get("classes") or there)
     filled = [c for c in classes if c in there and list_images(there[c])]
     is_misspelled = {*classes} - {*there} and {*there} - {*classes}          # perhaps: the loader says so
     if filled and not is_misspelled: load = load | dict(classes=filled)
     here = replace(plan.words, dataset=folder.parent)
-    given = plan.given | dict(load=load | dict(domains=[folder.name]))
-    data = read_data(replace(plan, words=here, given=given))
+    data = read_data(replace(plan, words=here, given=plan.given | dict(load=load | dict(domains=[folder.name]))))
     domain = data.first
     if len(data.classes) < len(classes): domain.y = torch.tensor([classes.index(c) for c in data.classes])[domain.y]
     return replace(data, name=plan.dataset.name, classes=classes, domains={name: replace(domain, name=name)})
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00011
-ROLES = "client", "target"
-
-
 class SitePart(Part):
     "A site: its samples, network and `node`, as it has them in a run over all folders together."
     def __init__(self,
@@ -98,26 +84,20 @@ class SitePart(Part):
         device: str = "cpu",  # where its network computes
         told: dict = None,  # what the server has decided
     ):
-        if role not in ROLES: raise FdgnbError(f"role={echo(role)}: wanted {' or '.join(ROLES)}")
         made = plan_of(call, device)
         data = read_site(made, folder, name)
         told = told or dict(target=name, defaults=None)                # of its target the site knows nothing as yet
         target = () if told["target"] is None else (told["target"],)
         super().__init__(settle(replace(made, target=target), data, told["defaults"]))
-        self.name, self.role = name, role
+        self.name, self.role, self.digest, self.loaded = name, role, data_digest(data), data
         held = name if role == "target" else None
         splits, unseen, self.data, _ = client_splits(data, self.settings, held, self.seed, self.device)
-        self.digest, self.loaded = data_digest(data), data
         self.clients, unseen = make_clients(splits, unseen, self.plan, name, data.classes)
         self.client = unseen or self.clients[0]
         self.node = Node(self.client, self.method, role)
+        self.nodes = {name: self.node}
         check_looks(self.settings, self.data)
-        if role == "client" and not self.client.n():
-            raise FdgnbError(f"client {name!r} has no training samples")
         if made.is_encoded: tell_encoded()
-
-    @property
-    def nodes(self): return {self.name: self.node}
 
     def build(self):
         "Make the network, and check that it goes with the samples; FdgnbError where it does not."
@@ -126,12 +106,13 @@ class SitePart(Part):
 
     def hello(self) -> dict:  # as JSON
         "Who this is: what the server has to know of a site. No sample is in it."
-        d, domain = self.data, self.loaded.first
+        d, first = self.data, self.data.first
         sizes = {part: self.client.n(part) for part in self.client.splits}
-        looks = dict(classes=list(map(str, d.classes)), shape=list(d.first.x.shape[1:]), multilabel=d.multilabel,
-                     pixels=str(d.first.x.dtype), white=d.white, window=d.window, encoder=d.encoder)
-        said = dict(role=self.role, samples=len(domain), sizes=sizes, defaults=self.loaded.defaults, data=self.digest)
-        return json.loads(json.dumps(dict(name=self.name, looks=looks, **said, code=code_of(self))))
+        looks = dict(classes=list(map(str, d.classes)), shape=list(first.x.shape[1:]), multilabel=d.multilabel,
+                     pixels=str(first.x.dtype), white=d.white, window=d.window, encoder=d.encoder)
+        hello = dict(name=self.name, role=self.role, samples=len(self.loaded.first), sizes=sizes, looks=looks,
+                     defaults=self.loaded.defaults, data=self.digest, code=code_of(self))
+        return json.loads(json.dumps(hello))
 
 
 def code_of(fed):
@@ -140,7 +121,17 @@ def code_of(fed):
     return versions_of(fed.plan, fed.data) | {k: str(v).partition("+")[0] for k, v in here.items()}
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00013
-def check_size(shape):
+@contextmanager
+def explaining(what):
+    "Inside, what pydantic refuses is an FdgnbError with the entry and its value."
+    try: yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FdgnbError(f"{what} {where}={echo(first['input'], 100)}: {first['msg']}")
+
+
+def check_shape(shape):
     "The shape of a vector or of an image; ValueError on another."
     if len(shape) in (1, 3) and math.prod(shape) <= 2**26: return shape
     raise ValueError("wanted that of a vector or of an image")
@@ -156,7 +147,7 @@ class Looks(TypedDict):
     "What the samples of a site look like."
     __pydantic_config__ = STRICT
     classes: Annotated[list[Text], Field(min_length=1, max_length=50_000)]
-    shape: Annotated[list[Side], AfterValidator(check_size)]
+    shape: Annotated[list[Side], AfterValidator(check_shape)]
     multilabel: bool
     pixels: Literal["torch.uint8", "torch.float32"]
     white: Annotated[int, Field(ge=0, le=2**32)]
@@ -184,16 +175,12 @@ def read_hello(
     said: dict,  # what came
 ) -> dict:  # the same
     "Look at what a site says of itself; FdgnbError naming site and entry where it is no `Hello`."
-    who = f"a SuperNode that calls itself {echo(said.get('name'), 60)}"
-    try: HELLO.validate_python(said)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FdgnbError(f"{who} says {where}={echo(first['input'], 100)} of itself: {first['msg']}") from None
+    who = f"a SuperNode that calls itself {echo(said.get('name'), 60)} says of itself"
+    with explaining(who): HELLO.validate_python(said)
     sizes, parts = said["sizes"], {"target"} if said["role"] == "target" else {"train", "val", "test"}
     if sizes.keys() <= parts and sum(sizes.values()) <= said["samples"]: return said
-    raise FdgnbError(f"{who} says sizes={echo(sizes, 100)} of itself: wanted {', '.join(sorted(parts))}, together at "
-                     f"most its {said['samples']} samples")
+    raise FdgnbError(f"{who} sizes={echo(sizes, 100)}: wanted {', '.join(sorted(parts))}, together at most its "
+                     f"{said['samples']} samples")
 
 
 def differ_in(mine, theirs, who, other):
@@ -201,11 +188,7 @@ def differ_in(mine, theirs, who, other):
     for k in sorted(mine.keys() | theirs.keys()):
         a, b = mine.get(k), theirs.get(k)
         if a == b: continue
-        if k == "classes":
-            lacks, more = sorted({*b} - {*a}), sorted({*a} - {*b})
-            if lacks or more:
-                words = [f"lacks {', '.join(lacks[:4])}"]*bool(lacks) + [f"has {', '.join(more[:4])}"]*bool(more)
-                return f"{k}: {who} {' and '.join(words)}"
+        if k == "classes" and {*a} != {*b}: a, b = [c for c in a if c not in b], [c for c in b if c not in a]
         return f"{k}: {echo(a, 40)} at {who}, {echo(b, 40)} at {other}"
     return ""
 
@@ -218,53 +201,39 @@ def check_alike(hellos, code):
         if why: raise FdgnbError(f"site {k!r} runs other code than the server ({why}): install the same there")
         why = differ_in(said["looks"], hellos[first]["looks"], "it", repr(first))
         if why: raise FdgnbError(f"site {k!r} has other samples than {first!r} ({why})")
-        if said["role"] == "client" and not said["sizes"].get("train"):
-            raise FdgnbError(f"site {k!r} has no training samples")
 
 
 def joint_defaults(hellos):
     "The settings that suit the data of all sites; FdgnbError where they do not agree on them."
-    counts = {k: range(said["samples"]) for k, said in hellos.items()}
-    first, *others = hellos
-    shape = hellos[first]["looks"]["shape"]
-    size = shape[1] if len(shape) > 1 else None
-    suggested = lambda names: json.loads(json.dumps(suggest_settings({k: counts[k] for k in names}, size)))
-    given = {k: said["defaults"] for k, said in hellos.items()}
-    if all(given[k] == suggested([k]) for k in given): return suggested(given)
-    for k in others:
+    def suggest(names):
+        counts = {k: range(hellos[k]["samples"]) for k in names}
+        return json.loads(json.dumps(suggest_settings(counts, shape[1] if len(shape) > 1 else None)))
+    first = next(iter(hellos))
+    shape, given = hellos[first]["looks"]["shape"], {k: said["defaults"] for k, said in hellos.items()}
+    if all(given[k] == suggest([k]) for k in given): return suggest(given)
+    for k in given:
         why = differ_in(given[k], given[first], "it", repr(first))
         if why: raise FdgnbError(f"site {k!r} has other default settings than {first!r} ({why})")
     return given[first]
 
 
-def absent_client(name, sizes, settings, seed, rounds):
-    "What the server knows of a client that is elsewhere: its name, and how many samples it has."
-    client = Client(name, {}, settings, seed, rounds)
-    client.splits = {part: range(n) for part, n in sizes.items()}
-    return client
-
-
-def stand_in(name, looks):
-    "A domain of two empty samples that look as a site's."
+def make_data(name, hellos):
+    "A data set of two empty samples a site, which look as the sites' own."
+    looks = next(iter(hellos.values()))["looks"]
     x = torch.zeros(2, *looks["shape"], dtype=getattr(torch, looks["pixels"].removeprefix("torch.")))
     y = torch.zeros(2, len(looks["classes"])) if looks["multilabel"] else torch.zeros(2, dtype=torch.int64)
-    return Domain(name, x, y)
+    window = None if looks["window"] is None else tuple(looks["window"])
+    return Dataset(name, {k: Domain(k, x, y) for k in hellos}, looks["classes"], white=looks["white"], window=window,
+                   encoder=looks["encoder"])
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00014
 def find_target(hellos, wanted):
     "The site that is the target, or None; FdgnbError where several are, or another one was wanted."
-    found = [k for k, said in hellos.items() if said["role"] == "target"]
-    if len(found) > 1: raise FdgnbError(f"{', '.join(map(repr, found))} are targets: wanted one with --role target")
-    if wanted in (None, "own", "none", *found): return found[0] if found else None
-    if wanted in hellos: raise FdgnbError(f"target={wanted!r}: that site trains; start it with --role target")
-    raise FdgnbError(f"target={echo(wanted)}: no site of that name; there are {', '.join(hellos)}")
-
-
-def read_public(call, folder, target, told):
-    "The target's samples in a folder of the server's, without their labels: a site's part."
-    hyper = dict(call.get("hyper") or {})
-    if hyper.get("load"): hyper["load"] = {k: v for k, v in hyper["load"].items() if k != "classes"}
-    return SitePart(call | dict(hyper=hyper), folder, target or Path(folder).absolute().name, "target", told=told)
+    targets = [k for k, said in hellos.items() if said["role"] == "target"]
+    if len(targets) > 1: raise FdgnbError(f"{', '.join(map(repr, targets))} are targets: wanted one with --role target")
+    if wanted in (None, "own", "none", *targets): return targets[0] if targets else None
+    raise FdgnbError(f"target={echo(wanted)}: no site of that name is started with --role target; "
+                     f"there are {', '.join(hellos)}")
 
 
 class ServerPart(Part):
@@ -281,46 +250,43 @@ class ServerPart(Part):
         made = plan_of(call, device)
         self.hellos, self.identity = {k: hellos[k] for k in sorted(hellos)}, identity
         target = find_target(self.hellos, call.get("target"))
-        looks = next(iter(self.hellos.values()))["looks"]
-        window = None if looks["window"] is None else tuple(looks["window"])
-        self.data = Dataset(made.dataset.name, {k: stand_in(k, looks) for k in self.hellos}, looks["classes"],
-                            white=looks["white"], window=window, encoder=looks["encoder"])
-        self.defaults = joint_defaults(self.hellos)
+        self.data, self.defaults = make_data(made.dataset.name, self.hellos), joint_defaults(self.hellos)
         super().__init__(settle(replace(made, target=(target,) if target else ()), self.data, self.defaults))
         check_secret(self.settings)
         check_alike(self.hellos, json.loads(json.dumps(code_of(self))))
         unseen = self.read_public(call, public) if self.method.uses_target else None
         digests = {k: said["data"] for k, said in self.hellos.items()} | ({"public": unseen.digest} if unseen else {})
-        self.digest = short_digest(digests)
+        self.digest = digest_of(digests, 16)
         self.net = make_network(self)
-        def absent(k): return absent_client(k, self.hellos[k]["sizes"], self.settings, self.seed, self.rounds)
-        self.clients = [absent(k) for k in self.hellos if k != self.target]
-        self.target_client = absent(self.target) if self.target else None
+        clients = {k: Client(k, {}, self.settings, self.seed, self.rounds) for k in self.hellos}
+        for k, client in clients.items():                                # of whom only the numbers of samples are here
+            client.splits = {part: range(n) for part, n in self.hellos[k]["sizes"].items()}
+        self.target_client = clients.pop(self.target, None)
+        self.clients = [*clients.values()]
         check_data(self)
         check_needs(self)
         self.server = make_server(self, unseen and unseen.client)
         self.method.setup(self.server)
 
     def read_public(self, call, folder):
-        "The target's samples that the method needs at the server; FdgnbError where there is no folder of them."
-        if folder: return read_public(call, folder, self.target, dict(defaults=self.defaults, target=self.target))
-        raise FdgnbError(f"method {self.method.name!r} needs unlabeled samples of the target at the server: "
-                         "give their folder, --public FOLDER")
+        "The target's samples, without their labels, from a folder of the server's, as a site's part."
+        if not folder:
+            raise FdgnbError(f"method {self.method.name!r} needs unlabeled samples of the target at the server: "
+                             "give their folder, --public FOLDER")
+        hyper = dict(call.get("hyper") or {})
+        if hyper.get("load"): hyper["load"] = {k: v for k, v in hyper["load"].items() if k != "classes"}
+        told, name = dict(defaults=self.defaults, target=self.target), self.target or Path(folder).absolute().name
+        return SitePart(call | dict(hyper=hyper), folder, name, "target", told=told)
 
     def told(self, name: str) -> dict:
         "What a site is told with every message, beside the round."
         return dict(defaults=self.defaults, target=self.target, data=self.hellos[name]["data"], run=run_key(self))
 
 
-def short_digest(values):
-    "A digest of JSON values."
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
 def run_key(fed):
     "By what a site knows a run again: its method, a digest of its arguments but the number of rounds, its identity."
     args = {k: v for k, v in fed.args().items() if k != "rounds"}
-    return f"{fed.method.name}-{short_digest(args)[:12]}" + (f"-{fed.identity}" if fed.identity else "")
+    return f"{fed.method.name}-{digest_of(args, 16)[:12]}" + (f"-{fed.identity}" if fed.identity else "")
 
 # %% ../../nbs/runs/13_sites.ipynb #sites00020
 class CannotAnswer(FdgnbError):
@@ -336,38 +302,24 @@ def make_private(folder):
     folder.chmod(0o700)
 
 
-def run_folder(home, run):
-    "Where a site keeps what is of a run; FdgnbError where the server's name of it is no plain word."
-    if isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_+.-]{0,200}", run): return Path(home)/run
-    raise FdgnbError(f"the server calls the run {echo(run, 100)}: wanted letters, digits, -, +, _ and .")
+def state_file(folder, round): return folder/f"state-{round:04}.safetensors"
 
 
-class States:
-    "A client's states in files of one folder, by round: round 1 is the first, and 0 the state before it."
-    def __init__(self, folder):
-        self.folder = Path(folder)
+def load_state(folder, round):
+    "A client's state after a round: round 1 is the first, and 0, or None, the state before it."
+    if not round: return {}
+    try: return load_checkpoint(state_file(folder, round))[0]["client"]
+    except (FdgnbError, KeyError) as e: raise CannotAnswer(f"the state after round {round} is not in {folder}: {e}")
 
-    def file(self, round): return self.folder/f"state-{round:04}.safetensors"
 
-    def rounds(self): return sorted(int(f.stem.rpartition("-")[2]) for f in self.folder.glob("state-*.safetensors"))
-
-    def load(self, round):
-        "The state after a round."
-        if not round: return {}
-        there = ", ".join(map(str, self.rounds())) or "none"
-        if round not in self.rounds():
-            raise CannotAnswer(f"the state after round {round} is not in {self.folder} (there: {there})")
-        try: return load_checkpoint(self.file(round))[0]["client"]
-        except (FdgnbError, KeyError): why = "is torn"
-        raise CannotAnswer(f"the state after round {round} in {self.folder} {why} (there: {there})")
-
-    def save(self, round, state):
-        "Write the state after a round, and delete old ones, and those of rounds that are played again."
-        make_private(self.folder)
-        sweep(self.folder)
-        save_checkpoint(self.file(round), {"client": state}, dict(round=round))
-        past = [r for r in self.rounds() if r <= round]
-        for r in {*self.rounds()} - {*past[-KEPT:]}: self.file(r).unlink(missing_ok=True)
+def save_state(folder, round, state):
+    "Write a client's state after a round; old ones go, and those of rounds that are played again."
+    make_private(folder)
+    sweep(folder)
+    save_checkpoint(state_file(folder, round), {"client": state}, dict(round=round))
+    there = sorted(folder.glob("state-*.safetensors"))
+    past = [file for file in there if file <= state_file(folder, round)]
+    for file in {*there} - {*past[-KEPT:]}: file.unlink()
 
 
 def keep_network(part, folder, round):
@@ -377,7 +329,7 @@ def keep_network(part, folder, round):
     state = {k: v.cpu() for k, v in part.net.state_dict().items()}
     save_checkpoint(file, {"model": state}, about)
     atomic_write(folder/"selected.json", json.dumps(dict(format="fdgnb-selected-1", rules=dict(last=round))))
-    for old in set(folder.glob("round-*.safetensors")) - {file}: old.unlink(missing_ok=True)
+    for old in {*folder.glob("round-*.safetensors")} - {file}: old.unlink()
 
 
 def answer(
@@ -388,16 +340,16 @@ def answer(
     home: str | Path,  # where the site keeps states and its personal model, a folder a run
 ) -> tuple[dict, dict]:  # as the node answers
     "Answer at a site. CannotAnswer where its state or its data are not those of the run, or cannot be kept."
-    told = about["told"]
+    told, run, client = about["told"], about["told"]["run"], part.client
     if told["data"] != part.digest:
         raise CannotAnswer("its folder holds other samples than when the run began: restore it, or begin another run")
-    folder, client = run_folder(home, told["run"]), part.client
-    states = States(folder)
-    client.state = states.load(about.get("after")) if part.role == "client" else {}
+    if not isinstance(run, str) or not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_+.-]{0,200}", run):
+        raise FdgnbError(f"the server calls the run {echo(run, 100)}: wanted letters, digits, -, +, _ and .")
+    folder = Path(home)/run
+    client.state = load_state(folder, about.get("after")) if part.role == "client" else {}
     payload, said = ASKS[what](part.node, part.net, download, about)
     try:
-        if what == "train": states.save(about["round"] + 1, client.state)
+        if what == "train": save_state(folder, about["round"] + 1, client.state)
         if what == "score": keep_network(part, folder, about["round"] + 1)
-    except OSError as e: why = e.strerror or e
-    else: return payload, said
-    raise CannotAnswer(f"it cannot write to {folder}: {why}")
+    except OSError as e: raise CannotAnswer(f"it cannot write to {folder}: {e.strerror or e}")
+    return payload, said
