@@ -93,8 +93,8 @@ def read_site(models, data, site):
     place = torch.tensor([classes.index(name) for name in names])
     columns = domain.y.shape[1] if domain.multilabel else None
     if columns != (len(classes) if models.multilabel else None) or columns not in (None, len(names)):
-        raise FdgnbError(f"finetune: labels {tuple(domain.y.shape)}, and the run has {len(classes)} classes, "
-                         f"{'several' if models.multilabel else 'one'} a sample")
+        wanted = f"{len(classes)} columns, one a class" if models.multilabel else "one class a sample"
+        raise FdgnbError(f"finetune: labels {tuple(domain.y.shape)}; as the run's: {wanted}")
     if columns: return domain, domain.y[:, place.argsort()]
     low, high = int(domain.y.min()), int(domain.y.max())
     if 0 <= low and high < len(names): return domain, place[domain.y]
