@@ -77,7 +77,7 @@ ROW = (1, "inked", "test", "aggregated", "x", .5)
 @pytest.mark.parametrize("answer, word", [
     (3, "True to stop"), ("stop", "True to stop"), ((), "True to stop"), ({}, "True to stop"),
     (pd.DataFrame(), "True to stop"), ([3], "(round, client"), ([ROW[:5]], "(round, client"),
-    ([(2, *ROW[1:])], "its round is 2"), ([(*ROW[:4], None, 1.)], "its metric"), ([(*ROW[:5], "high")], "its value"),
+    ([(2, *ROW[1:])], "the round 1"), ([(*ROW[:4], None, 1.)], "four words"), ([(*ROW[:5], "high")], "a number"),
     ([(*ROW[:3], "agregated", "x", 1.)], "'aggregated'"), ([ROW, ROW], "has it already")], ids=range(12))
 def test_what_is_no_answer_is_refused_and_no_round_is_written(answer, word, short, tmp_path):
     def answers(run, rows): return answer
