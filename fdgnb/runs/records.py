@@ -412,8 +412,8 @@ def load(
     if backbone is None: return loaded
     name = loaded.about["args"]["settings"]["backbone"]
     if not is_given(name) or not callable(backbone):
-        raise FdgnbError(f"backbone={echo(backbone, 80)}: wanted a network, or a function that makes one, as the run was "
-                         f"given; its network is {name!r}")
+        raise FdgnbError(f"backbone={echo(backbone, 80)}: wanted a network, or a function that makes one, as the run "
+                         f"was given; its network is {name!r}")
     lent = name_object(backbone)
     if lent.split("-")[:2] != name.split("-")[:2]:
         warnings.warn(f"backbone: the run was given {name}, this is {lent}: its structure or code is another",
