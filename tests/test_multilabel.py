@@ -81,6 +81,6 @@ def test_finetune_finds_the_columns_by_their_names(run, ward):
     tuned = fdgnb.finetune(run, ward["t"], epochs=2)
     turned = fdgnb.from_arrays(dict(t=(ward["t"].x, ward["t"].y[:, [2, 0, 1]])), ["effusion", "edema", "nodule"])
     assert tuned.multilabel and fdgnb.finetune(run, turned, epochs=2).history.equals(tuned.history)
-    says(lambda: fdgnb.finetune(run, fdgnb.Domain("t", ward["t"].x, torch.zeros(30).long())), "one class a sample")
+    says(lambda: fdgnb.finetune(run, fdgnb.Domain("t", ward["t"].x, torch.zeros(30).long())), "3 columns")
     fewer = fdgnb.from_arrays(dict(t=(ward["t"].x, ward["t"].y[:, :2])), CLASSES[:2])
     says(lambda: fdgnb.finetune(run, fewer), "columns")

@@ -22,7 +22,7 @@ from ..federation.engine import one_thread
 from ..federation.node import assess
 from ..federation.shared import batchnorms
 from .checkpoints import load_checkpoint, of_ours, save_checkpoint
-from .selected import ABOUT, Deployable, Kept, as_batch, build_network, shape_of
+from .selected import ABOUT, Deployable, Kept, OfSite, as_batch, build_network, shape_of
 
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0001
 @dataclass(frozen=True)
@@ -36,21 +36,15 @@ class TuneCall:
     seed: int = hp(0, "of everything that is drawn", low=0, high=2**63 - 1)
 
 
-def entries_of(net, which):
-    "The names of the parameters that are trained; FdgnbError where the network has none of them."
-    parts = dict(all="", head="head.", bn=tuple(f"{name}." for name in batchnorms(net)))
-    names = [k for k, _ in net.named_parameters() if k.startswith(parts[which])]
-    if names: return names
-    raise FdgnbError(f"finetune: which={which!r}, and this network has no such part: use which='all'")
-
-
 class Tuning(Method):
     "Local steps on a part of a network; BatchNorm keeps its statistics unless it is what is trained."
     which = "all"
 
     def params(self, model):
-        names = entries_of(model, self.which)
-        return [p for k, p in model.named_parameters() if k in names]
+        parts = dict(all="", head="head.", bn=tuple(f"{name}." for name in batchnorms(model)))
+        chosen = [p for k, p in model.named_parameters() if k.startswith(parts[self.which])]
+        if chosen: return chosen
+        raise FdgnbError(f"finetune: which={self.which!r}, and this network has no such part: use which='all'")
 
     def sample(self, client, rng):
         order = torch.randperm(client.n(), generator=rng)
@@ -71,12 +65,12 @@ def open_models(run):
 
 def read_like(about, data, site):
     "(the data of a new site, its domain), a folder read by the run's size, white and window."
-    shape = shape_of(about)
-    how = dict(size=shape[1] if len(shape) == 3 and not isinstance(data, Dataset) else None)
-    encodes = not isinstance(data, Dataset) and encodes_images(about.get("encoder"))
-    if encodes: how = dict(about["encoder"])
-    if is_path(data) and (encodes or about.get("size")):
-        how |= {k: about[k] for k in ("white", "window") if about.get(k) is not None}
+    shape, encoder, how = shape_of(about), about.get("encoder"), {}
+    if not isinstance(data, Dataset):
+        encodes = encodes_images(encoder)
+        how = dict(encoder) if encodes else dict(size=shape[1] if len(shape) == 3 else None)
+        if is_path(data) and (encodes or about.get("size")):
+            how |= {k: about[k] for k in ("white", "window") if about.get(k) is not None}
     data = get_dataset(data, **how)
     white = about.get("white", data.white)
     if data.white != white and not data.white == 255 < white:
@@ -94,14 +88,14 @@ def read_site(models, data, site):
     if not isinstance(data, Domain):
         data, domain = read_like(models.about, data, site)
         names = list(map(str, data.classes))
-    if domain.multilabel != models.multilabel:
-        raise FdgnbError("finetune: of run and site one has several labels a sample, the other one class a sample")
     for name in names:
         if name not in classes: raise FdgnbError(f"finetune: the run has no class {echo(name)}{nearest(name, classes)}")
     place = torch.tensor([classes.index(name) for name in names])
-    if domain.multilabel:
-        if domain.y.shape[1] == len(classes) == len(names): return domain, domain.y[:, place.argsort()]
-        raise FdgnbError(f"finetune: labels of {domain.y.shape[1]} columns, the run has {len(classes)} classes")
+    columns = domain.y.shape[1] if domain.multilabel else None
+    if columns != (len(classes) if models.multilabel else None) or columns not in (None, len(names)):
+        wanted = f"{len(classes)} columns, one a class" if models.multilabel else "one class a sample"
+        raise FdgnbError(f"finetune: labels {tuple(domain.y.shape)}; as the run's: {wanted}")
+    if columns: return domain, domain.y[:, place.argsort()]
     low, high = int(domain.y.min()), int(domain.y.max())
     if 0 <= low and high < len(names): return domain, place[domain.y]
     raise FdgnbError(f"finetune: labels {low} to {high}, the run's classes are 0 to {len(names) - 1}")
@@ -111,12 +105,11 @@ def part_site(domain, y, test, seed):
     """{train, test: rows} of a site: its own split where it has one, else a share of every class held out.
 
     Samples of one group, as of a patient, stay together."""
-    own = (domain.split or {}).get("test")
-    n = len(y)
-    if own is not None and 0 < len(own) < n:
+    given, n = (domain.split or {}).get("test"), len(y)
+    if given is not None and 0 < len(given) < n:
         rest = torch.ones(n, dtype=torch.bool)
-        rest[own] = False
-        return dict(train=rest.nonzero().flatten(), test=own)
+        rest[given] = False
+        return dict(train=rest.nonzero().flatten(), test=given)
     held = min(max(1, round(n*test)), n - 1) if test else 0
     rng = generator(seed, client=domain.name, purpose="finetune split")
     parts = split_indices(n, y, (1 - held/n, 0., held/n), rng, y.ndim == 1, domain.groups)
@@ -126,26 +119,18 @@ def part_site(domain, y, test, seed):
 TUNED = "tuned.safetensors"
 
 
-class Tuned(Deployable):
+class Tuned(OfSite):
     "A run's model, fine-tuned to a site: model, predict, export, history, args."
-    about = device = None                                                              # set below
+    made = "fine-tuned"
 
     def __init__(self, about, net, told, device="cpu"):
-        self.about, self.net, self.args, self.device = about, net.eval(), told["args"], device
-        self.rows = [tuple(row) for row in told["rows"]]
+        super().__init__(about, net.eval(), device)
+        self.args, self.rows = told["args"], [tuple(row) for row in told["rows"]]
 
     @property
     def history(self) -> pd.DataFrame:
         "Tidy DataFrame: epoch (0: before), split (train, test), metric (accuracy, loss), value."
         return pd.DataFrame(self.rows, columns=["epoch", "split", "metric", "value"])
-
-    def model_of(self, domain=None, rule=None):
-        "The fine-tuned network; FdgnbError on a domain or a rule, of which it has none."
-        if domain is None and rule is None: return self.net
-        raise FdgnbError("a fine-tuned model is one network: leave out domain and rule")
-
-    def adapt(self, images, rule=None):
-        raise FdgnbError("fine-tuned already: for another site adapt the run's own model")
 
     def save(
         self,
@@ -163,8 +148,8 @@ class Tuned(Deployable):
         "What `save` wrote; FdgnbError where that is torn or was not written by it."
         states, meta = load_checkpoint(folder/TUNED)
         with of_ours(folder/TUNED):
-            ABOUT.validate_python(meta["about"], strict=True)
-            return cls(meta["about"], build_network(meta["about"], states["model"]), meta["tuned"])
+            about = ABOUT.validate_python(meta["about"], strict=True)
+            return cls(about, build_network(about, states["model"]), meta["tuned"])
 
     def score(self, epoch, split="test"):
         "The accuracy after an epoch, as a word."
@@ -179,17 +164,14 @@ class Tuned(Deployable):
 # %% ../../nbs/runs/12_finetune.ipynb #ftcode0004
 def settings_of(about, call):
     "The settings of a run for one pass over a site's samples, without what only a federation has."
-    own = dict(local_epochs=1, local_steps=None, batch_size=call.batch_size, lr_decay=1., lr_drops=(), drops=(),
-               drop=0., per_round=None, augment="none", keep_optimizer=True, schedule="constant", warmup=0,
-               class_weights=None)
     settings = make(Settings, about["args"]["settings"], "setting")
-    return replace(settings, **own, lr=settings.lr/5 if call.lr is None else call.lr)
+    return replace(settings, local_epochs=1, local_steps=None, batch_size=call.batch_size, lr_decay=1., lr_drops=(),
+                   drops=(), drop=0., per_round=None, augment="none", keep_optimizer=True, schedule="constant",
+                   warmup=0, class_weights=None, lr=settings.lr/5 if call.lr is None else call.lr)
 
 
-def train(net, client, call):
+def train(net, client, call, method):
     "Train a network in place, an epoch a round; the rows of its history. FdgnbError where the loss explodes."
-    method = Tuning()
-    method.which = call.which
     down, rows, first = tagged("model", net.state_dict()), [], None
     for epoch in range(call.epochs + 1):
         loss = float("inf")
@@ -222,18 +204,19 @@ def finetune(
     "Train a run's model on a new site's labeled samples; FdgnbError on other classes, or samples of another shape."
     call = make(TuneCall, dict(which=which, epochs=epochs, lr=lr, batch_size=batch_size, test=test, seed=seed),
                 "argument of finetune")
-    models = open_models(run)
+    models, method = open_models(run), Tuning()
     samples, y = read_site(models, data, site)
     x = as_batch(samples, models.about).to(models.device)
     rows = part_site(samples, y, call.test, call.seed)
     net = copy.deepcopy(models.model_of(domain, rule)).to(models.device)
-    entries_of(net, call.which)
-    if call.which == "bn" and len(rows["train"]) < 2:
+    method.which = which
+    method.params(net)                                                 # refused here where it has no such part
+    if which == "bn" and len(rows["train"]) < 2:
         raise FdgnbError(f"finetune: {samples.name} has {len(rows['train'])} sample to train on, which='bn' needs two")
     settings = settings_of(models.about, call)
     parts = {part: Split(x, y.to(models.device), at) for part, at in rows.items()}
     client = Client(samples.name, parts, settings, call.seed, call.epochs, models.device)
-    with one_thread(): scored = train(net, client, call)
+    with one_thread(): scored = train(net, client, call, method)
     how = dict(vars(call), lr=settings.lr, site=samples.name, rule=rule, domain=domain)
     how |= dict(n_train=client.n(), n_test=client.n("test"))
     return Tuned(models.about, net, dict(args=how, rows=scored), models.device)

@@ -6,11 +6,11 @@
 __all__ = []
 
 # %% ../../nbs/runs/11_imports.ipynb #im00impo01
-import hashlib, importlib, os, sys, threading, traceback
+import importlib, os, sys, threading, traceback
 from importlib import import_module
 from pathlib import Path
 from ..core import FdgnbError, echo, root
-from .versions import is_installed, own_modules
+from .versions import is_installed, own_modules, read_module
 
 # %% ../../nbs/runs/11_imports.ipynb #im00code01
 IMPORTED = []                                                    # the names of all that `import_modules` was given
@@ -27,7 +27,7 @@ def load_module(name, word):
         kind = "" if isinstance(e, FdgnbError) else f"{type(e).__name__}: "
         raise FdgnbError(f"imports: {word}: {kind}{e}{where}") from None
 
-# %% ../../nbs/runs/11_imports.ipynb #im00code02
+
 def import_word(word):
     "Import what a word names, a module or a .py file below the current folder or the repository's; returns its name."
     if not word.endswith(".py") and not {"/", os.sep} & {*word}:
@@ -38,9 +38,8 @@ def import_word(word):
     if not file: raise FdgnbError(f"imports: {echo(word)}: no such .py file")
     if str(file.parent) not in sys.path: sys.path.append(str(file.parent))
     loaded = getattr(load_module(file.stem, word), "__file__", None) or "no file"
-    if Path(loaded).resolve() != file:
-        raise FdgnbError(f"imports: {word}: another module is named {file.stem!r} ({loaded}): rename the file")
-    return file.stem
+    if Path(loaded).resolve() == file: return file.stem
+    raise FdgnbError(f"imports: {word}: another module is named {file.stem!r} ({loaded}): rename the file")
 
 
 def import_modules(words):
@@ -72,24 +71,16 @@ KNOWN = {}                                                            # {module:
 LOCK = threading.Lock()                                               # of a worker with several threads
 
 
-def checksum(name):
-    "A checksum of a module's file, where it has one."
-    file = getattr(sys.modules[name], "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-
-
-def find_neighbors(modules):
-    "Names of the loaded modules whose files lie in the folders of some modules or below, but installed ones."
-    where = lambda m: Path(getattr(sys.modules[m], "__file__", None) or "").resolve()
-    folders = {where(m).parents[m.count(".")] for m in modules}
-    there = [m for m in list(sys.modules) if m.split(".")[0] not in ("fdgnb", "__main__", "__mp_main__")]
-    return sorted(m for m in there if folders & {*where(m).parents} and not is_installed(m))
-
-
 def pack_modules(modules):
-    "What another process needs to import modules as they are here, for `unpack_modules`; pickles as plain words."
+    """What another process needs to import modules as they are here, for `unpack_modules`; pickles as plain words.
+
+    The loaded modules of their folders are among them, so that an edit of one is seen."""
+    def place(m): return Path(getattr(sys.modules[m], "__file__", None) or "").resolve()
+    folders = {place(m).parents[m.count(".")] for m in modules}
+    others = [m for m in list(sys.modules) if m.split(".")[0] not in ("fdgnb", "__main__", "__mp_main__")]
+    near = [m for m in others if folders & {*place(m).parents} and not is_installed(m)]
     path = list(dict.fromkeys(str(Path(p).absolute()) for p in sys.path))
-    sums = {m: checksum(m) for m in {*modules, *find_neighbors(modules)}}
+    sums = {m: read_module(m) for m in {*modules, *near}}
     KNOWN.update(sums)
     return dict(path=path, modules=sorted(modules), sums=sums)
 
@@ -108,5 +99,5 @@ def unpack_modules(needs):
         KNOWN.update(dict.fromkeys(sums))                                # until all are there
         for m in needs["modules"]: load_module(m, f"{m} in a worker process")
         for m in sums.keys() & sys.modules.keys():
-            if checksum(m) != sums[m]: raise FdgnbError(f"imports: another {m} is found in a worker process")
+            if read_module(m) != sums[m]: raise FdgnbError(f"imports: another {m} is found in a worker process")
         KNOWN.update(sums)

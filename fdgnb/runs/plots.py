@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/04_plots.ipynb #ee057721
-import io, sys, textwrap, warnings
+import io, sys, textwrap, torch, warnings
 import numpy as np
 import pandas as pd
 from functools import lru_cache, wraps
@@ -101,20 +101,6 @@ def describe_run(run):
     return f"{args['method']} on {describe_setting(run)}, seed {args['seed']}"
 
 # %% ../../nbs/runs/04_plots.ipynb #0d08f636
-def to_rgb(x):
-    "Samples as (N, H, W, 3) in [0, 1]."
-    x = np.asarray(x)
-    if x.shape[1] == 1: x = np.repeat(x, 3, 1)
-    largest = 255 if x.dtype == np.uint8 else 1
-    return np.clip(x[:, :3].transpose(0, 2, 3, 1)/largest, 0, 1)
-
-
-def first_samples(domain, classes, skip=0):
-    "Index of sample number `skip` of each class, None where there is none."
-    at = [has_class(domain.y, c).nonzero().flatten() for c in classes]
-    return [int(a[skip]) if len(a) > skip else None for a in at]
-
-
 @styled
 def sample_sheet(dataset, classes=12, rows=1):
     "Domains by classes: at most `classes` (spread over all), `rows` samples of each. For images."
@@ -126,11 +112,12 @@ def sample_sheet(dataset, classes=12, rows=1):
     chosen = np.unique(np.linspace(0, n - 1, min(classes, n)).round().astype(int))
     sheet = np.ones((rows*len(domains)*step, len(chosen)*step, 3))                       # white where a class lacks
     for i, (d, r) in enumerate((d, r) for d in domains.values() for r in range(rows)):
-        for j, at in enumerate(first_samples(d, chosen, r)):
-            if at is None: continue
-            image = to_rgb(d.x[at:at + 1])[0]
+        for j, c in enumerate(chosen):
+            at = has_class(d.y, c).nonzero().flatten()[r:r + 1]
+            if not len(at): continue
+            image = d.x[at[0], :3].numpy().transpose(1, 2, 0)/(255 if d.x.dtype == torch.uint8 else 1)
             h, w = image.shape[:2]
-            sheet[i*step:i*step + h, j*step:j*step + w] = image
+            sheet[i*step:i*step + h, j*step:j*step + w] = image.clip(0, 1)               # a gray one in all colors
     fig, ax = plt.subplots(figsize=(1.2 + .5*len(chosen), .4 + .5*rows*len(domains)))
     ax.imshow(sheet, interpolation="nearest" if step < 66 else "antialiased")
     label = [str(dataset.classes[c]) for c in chosen]
@@ -169,40 +156,37 @@ def draw_lines(ax, run, metric, sources=True):
         if target is not None:
             draw(v["target"], c=c[target], ls=style, lw=2.6*width, marker=m[target], ms=3.5, zorder=3)
     ax.set(xlabel="round", ylabel={"loss": "cross-entropy, nats"}.get(metric, metric))
+    ax.set_title(f"{metric} on test samples")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.margins(x=.03)
 
 
 def draw_accuracy(ax, run):
-    "`draw_lines` for accuracy, with `baseline` and the rounds that two rules select."
+    "`draw_lines` for accuracy, with `baseline` and the rounds that two rules select; the legend that panels share."
+    from matplotlib.lines import Line2D
     draw_lines(ax, run, "accuracy")
-    ax.axhline(baseline(run)[0], c="gray", lw=.8, ls=":")
+    level, name = baseline(run)
+    ax.axhline(level, c="gray", lw=.8, ls=":")
     ax.set_ylim(0, 1.02)
     v = values(run.history, run.sizes)[oracle_column(run.sizes)]
     for rule, mark, size in (("source_val", "o", 10), ("target", "*", 12)):
         chosen = select(run.history, run.sizes, rule)
         ax.plot(chosen, v[chosen], mark, mfc="none", mec="k", ms=size, zorder=4)
+    color, (sources, target) = colors(domains_of(run)), source_and_target(run.sizes)
+    handles = []
 
+    def name_line(label, **kw): handles.append(Line2D([], [], label=escape_label(label), **kw))
 
-def legend_handles(run):
-    "Handles of the legend that the panels share: target, mean, sources, points, baseline, marks."
-    from matplotlib.lines import Line2D
-    color, mark = colors(domains_of(run)), marks(domains_of(run))
-    sources, target = source_and_target(run.sizes)
-
-    def entry(label, **kw): return Line2D([], [], label=escape_label(label), **kw)
-
-    out = []
     if target is not None:
-        out.append(entry(f"{target} (target)", c=color[target], marker=mark[target], ms=4, lw=2.6))
-    out.append(entry("mean of the sources" if target else "mean of the clients", c="k", lw=2))
-    out += [entry(d, c=color[d], lw=.9) for d in sources if len(sources) <= MANY]
-    out.append(entry("after local training", c="gray", lw=1.2, ls="--"))
-    out.append(entry(baseline(run)[1], c="gray", lw=.8, ls=":"))
-    ring = dict(ls="", mfc="none", mec="k")
-    out.append(entry("best source validation", marker="o", ms=8, **ring))
-    out.append(entry(f"best on {target or 'the mean'} (oracle)", marker="*", ms=9, **ring))
-    return out
+        name_line(f"{target} (target)", c=color[target], marker=marks(domains_of(run))[target], ms=4, lw=2.6)
+    name_line("mean of the sources" if target else "mean of the clients", c="k", lw=2)
+    for d in sources if len(sources) <= MANY else (): name_line(d, c=color[d], lw=.9)
+    name_line("after local training", c="gray", lw=1.2, ls="--")
+    name_line(name, c="gray", lw=.8, ls=":")
+    name_line("best source validation", marker="o", ms=8, ls="", mfc="none", mec="k")
+    name_line(f"best on {target or 'the mean'} (oracle)", marker="*", ms=9, ls="", mfc="none", mec="k")
+    ax.figure.legend(handles=handles, loc="outside right center")
+    ax.figure.suptitle(describe_run(run))
 
 
 @styled
@@ -213,10 +197,6 @@ def curves_plot(run):
     draw_accuracy(a, run)
     draw_lines(b, run, "loss", sources=False)
     b.set_ylim(0, None)
-    a.set_title("accuracy on test samples")
-    b.set_title("loss on test samples")
-    fig.legend(handles=legend_handles(run), loc="outside right center")
-    fig.suptitle(describe_run(run))
     return fig
 
 # %% ../../nbs/runs/04_plots.ipynb #2ac98ab6
@@ -230,65 +210,48 @@ def bar_groups(runs, point):
     for key in ("dataset", "target"):
         there = dict.fromkeys(str(a[key] or "in-domain") for a in args)
         if len(there) > 1: raise FdgnbError(f"runs of different {key}s ({', '.join(there)}): one figure each")
-    for group in groups.values(): check_seeds_alone(group)
+    for group in groups.values():
+        args = [flatten(args_of(r)) for r in group]
+        if len({a["seed"] for a in args}) < len(args): raise FdgnbError("two runs of one seed: a mean takes each once")
+        differ = sorted(k for a in args for k in a if k != "seed" and a[k] != args[0].get(k))
+        if differ: raise FdgnbError(f"runs of one group differ in more than the seed, in {differ[0]}")
     return groups
-
-
-def check_seeds_alone(runs):
-    "Refuse runs that differ in anything but the seed, or that repeat one."
-    args = [flatten(args_of(r)) for r in runs]
-    seeds = [a.pop("seed") for a in args]
-    if len({*seeds}) < len(seeds): raise FdgnbError(f"seeds {seeds}: a mean over seeds takes each once")
-    for name in sorted({name for a in args for name in a}):
-        words = list(dict.fromkeys(repr(a.get(name)) for a in args))
-        if len(words) > 1: raise FdgnbError(f"runs differ in more than the seed: {name} is {' and '.join(words)}")
-
-
-def bar_values(runs, rule, point):
-    "{column: (mean, std or nan)} of runs over seeds, under one rule."
-    t = pd.DataFrame([score_row(r, rule, point) for r in runs]).drop(columns=["rounds", "uses"])
-    return {name: (t[name].mean(skipna=False), t[name].std(skipna=False)) for name in t}
-
-
-def bar_columns(run):
-    "{column: (label, color)} of the bars: sources, target, ALL and AVG in grays."
-    sources, target = source_and_target(run.sizes)
-    color = colors(domains_of(run))
-    out = {column(d): (str(d), color[d]) for d in sources}
-    if target is not None: out["target"] = f"{target}\n(target)", color[target]
-    return out | dict(ALL=("ALL", (.45,)*3), AVG=("AVG", (.65,)*3))
 
 
 def draw_bars(ax, groups, rule="last", point="aggregated", label=True):
     "Draw bars by domain on `ax`, of {label: runs over seeds}."
     import seaborn as sns
     first = next(iter(groups.values()))[0]
-    columns = bar_columns(first)
+    (sources, target), color = source_and_target(first.sizes), colors(domains_of(first))
+    columns = {column(d): (str(d), color[d]) for d in sources}
+    if target is not None: columns["target"] = f"{target}\n(target)", color[target]
+    columns |= dict(ALL=("ALL", (.45,)*3), AVG=("AVG", (.65,)*3))
     several = sns.color_palette("mako", len(groups))
     with_n = max(map(len, groups.values())) > 1
     label = label and len(columns) <= MANY
     width = .8/len(groups)
     style = dict(width=.92*width, linewidth=1.2, capsize=2, error_kw=dict(lw=1))
     for g, (who, group) in enumerate(groups.items()):
-        scores = bar_values(group, rule, point)
+        scores = pd.DataFrame([score_row(r, rule, point) for r in group])
         entry = escape_label(who) + (f" (n = {len(group)})" if with_n else "")
         shift = (g - (len(groups) - 1)/2)*width
         for i, (name, (_, tint)) in enumerate(columns.items()):
-            mean, std = scores.get(name, (np.nan, np.nan))
+            own = scores[name] if name in scores else pd.Series(np.nan)
+            mean, std = own.mean(skipna=False), own.std(skipna=False)
             error = None if np.isnan(std) else std
-            color = tint if len(groups) == 1 else several[g]
+            tint = tint if len(groups) == 1 else several[g]
             edge = "k" if name == "target" else "none"
             legend = entry if who != "" and i == 0 else None
-            ax.bar(i + shift, mean, color=color, edgecolor=edge, yerr=error, label=legend, **style)
+            ax.bar(i + shift, mean, color=tint, edgecolor=edge, yerr=error, label=legend, **style)
             if label and not np.isnan(mean):
                 ax.text(i + shift, mean + (error or 0) + .01, f"{100*mean:.0f}", ha="center", va="bottom")
     draw_bar_axes(ax, [text for text, _ in columns.values()], *baseline(first))
 
 
-def draw_bar_axes(ax, labels, level, what="chance"):
+def draw_bar_axes(ax, labels, level, words):
     "Axes of the bars: a level as a named line, labels that do not collide."
     ax.axhline(level, c="gray", lw=.8, ls=":")
-    ax.text(1, level, f" {what}", c="gray", va="center", transform=ax.get_yaxis_transform())
+    ax.text(1, level, f" {words}", c="gray", va="center", transform=ax.get_yaxis_transform())
     inches = ax.get_position().width*ax.figure.get_figwidth()/len(labels)
     longest = max(len(part) for text in labels for part in text.split("\n"))
     every = -(-len(labels)//60)                                     # past 60 only every second, third, ...
@@ -322,9 +285,9 @@ def domain_bars(runs, rule="last", point="aggregated"):
     All of one data set and target. The title names the method where all share one, the legend has n."""
     import matplotlib.pyplot as plt
     many = bar_groups(runs, point)
-    first = next(iter(many.values()))[0]
-    column = max(.75 if len(first.sizes) <= MANY else .25, .32*len(many))            # inches
-    fig, ax = plt.subplots(figsize=(min(14, 1.5 + (len(first.sizes) + 2)*column), 3))
+    n_domains = len(next(iter(many.values()))[0].sizes)
+    inches = max(.75 if n_domains <= MANY else .25, .32*len(many))                   # of a column
+    fig, ax = plt.subplots(figsize=(min(14, 1.5 + (n_domains + 2)*inches), 3))
     draw_bars(ax, many, rule, point, label=len(many) < 5)
     if not any(bar.get_height() >= 0 for bar in ax.patches):
         raise FdgnbError(f"no scores at point {point!r} under rule {rule!r}: nothing to draw")
@@ -451,8 +414,5 @@ def overview_plot(run, rule="last", point="aggregated"):
     fig, (a, b) = plt.subplots(1, 2, figsize=(10, 3), width_ratios=[1, 1.25])
     draw_accuracy(a, run)
     draw_bars(b, bar_groups(run, point), rule, point)
-    a.set_title("accuracy on test samples")
     b.set_title(f"{RULES[rule].words}, {point}")
-    fig.legend(handles=legend_handles(run), loc="outside right center")
-    fig.suptitle(describe_run(run))
     return fig

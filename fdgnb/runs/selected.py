@@ -17,11 +17,10 @@ from typing import Annotated, Literal
 from typing_extensions import NotRequired, TypedDict
 import fdgnb.models as models
 from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, nearest, parse_json, path_of,
-                        read_regular, seeded, writing)
+                    read_regular, seeded, writing)
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
-from ..data.own import as_array, as_images, to_nchw
-from ..data.scale import white_of
+from ..data.own import as_array, as_images
 from ..data.features import encode_pixels
 from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
@@ -60,92 +59,69 @@ def wanted_of(about):
     "What `predict` takes, in words."
     batch, encoder = f"(N, {', '.join(map(str, shape_of(about)))})", about.get("encoder")
     if not encoder: return f"a batch {batch}"
-    if "tokens" in encoder: return f"texts, or their vectors {batch}"
-    return f"image files, or their {'maps' if 'blocks' in encoder else 'vectors'} {batch}"
+    kind = "texts" if "tokens" in encoder else "image files"
+    return f"{kind}, or their {'maps' if 'blocks' in encoder else 'vectors'} {batch}"
 
 
-def as_stream(image):
-    "An image of PIL as a stream of an image file: upright, with its transparency."
+def open_picture(image, window):
+    "An image file, or an image of PIL by way of a file, as the run's own are opened."
     from PIL import ImageOps
+    if isinstance(image, (str, Path)): return open_image(image, window)
     image = ImageOps.exif_transpose(image)
     if "transparency" in image.info: image = image.convert("RGBA")
     stream = io.BytesIO()
     image.save(stream, "TIFF")                                                       # it has all modes
-    stream.seek(0)
-    return stream
-
-
-def read_file(file, size, white=None, channels=3, window=None):
-    """An image file, or an image of PIL, as a run's own are read: uint8 (channels, size, size).
-
-    white: the whole number that counts as white in the run; None: by the image's own range. window: the run's."""
-    try:
-        stream = file if isinstance(file, (str, Path)) else as_stream(file)
-        levels, high = read_levels(open_image(stream, window), size, channels == 1)
-        x = scale_levels(levels, high, white or white_of(high))
-        if channels == 1 and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
-    except (FdgnbError, OSError) as e:
-        raise FdgnbError(f"{getattr(file, 'filename', '') or file}: {e}") from None
-    return np.broadcast_to(x, (channels, *x.shape)) if x.ndim == 2 else x.transpose(2, 0, 1)
+    return open_image(stream, window)
 
 
 def read_files(files, about):
     "Image files, or images of PIL, as the run's own: bytes (N, C, H, W), or the vectors or maps of its encoder."
     encoder, shape = about.get("encoder") or {}, shape_of(about)
-    if "tokens" in encoder or len(shape) == 1 and not encoder:
-        raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
-    if encoder: shape = 3, encoder["size"], encoder["size"]
-    channels, height, width = shape
-    if height != width: raise FdgnbError(f"files are read as squares, the run's samples are {shape}: give arrays")
-    x = np.stack([read_file(file, width, about["white"], channels, about.get("window")) for file in files])
-    if encoder: x = encode_pixels(x, encoder["encoder"], blocks=encoder.get("blocks"))
-    return torch.from_numpy(x)
-
-
-def encode_texts(texts, about):
-    "Texts as the vectors of the encoder that encoded the run's own."
-    empty = [i for i, text in enumerate(texts) if not text.strip()]
-    if empty: raise FdgnbError(f"predict: {len(empty)} texts are empty, the first in place {empty[0]}")
-    return torch.from_numpy(encode(texts, **about["encoder"]))
+    if "size" in encoder: shape = 3, encoder["size"], encoder["size"]
+    if len(shape) == 1 or shape[1] != shape[2]: raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
+    samples = []
+    for file in files:
+        try:
+            levels, high = read_levels(open_picture(file, about.get("window")), shape[1], shape[0] == 1)
+            x = scale_levels(levels, high, about["white"])
+            if shape[0] == 1 and x.ndim == 3: raise FdgnbError("a color image, but the run's are gray: convert it")
+        except (FdgnbError, OSError) as e:
+            raise FdgnbError(f"{getattr(file, 'filename', '') or file}: {e}") from None
+        samples.append(np.broadcast_to(x, shape) if x.ndim == 2 else x.transpose(2, 0, 1))
+    x = np.stack(samples)
+    return torch.from_numpy(encode_pixels(x, encoder["encoder"], blocks=encoder.get("blocks")) if encoder else x)
 
 # %% ../../nbs/runs/09_selected.ipynb #selfiles02
-def list_of(images, is_kind):
-    "One thing, or several in a list or an array, as a list; None where they are not all of a kind."
-    if is_kind(images): return [images]
-    kind = getattr(getattr(images, "dtype", None), "kind", "")
-    if kind and kind in "OUT": images = images.tolist()
-    if isinstance(images, (list, tuple)) and len(images) and all(map(is_kind, images)): return list(images)
-
-
 def fit_shape(x, about):
     "An array as a batch of the run's samples: of one alone, and of images with their channels last, too."
     shape = shape_of(about)
     if len(shape) == 1 and x.ndim > 2 and math.prod(x.shape[1:]) == shape[0]: x = x.reshape(len(x), -1)
     if x.ndim == len(shape) and x.shape[0] == shape[0]: x = x[None]
-    is_gray = x.ndim == 3 == len(shape) and shape[0] == 1
-    is_channels_last = x.ndim == 4 == len(shape) + 1 and x.shape[1] != shape[0] == x.shape[-1]
-    if is_gray or is_channels_last: x = to_nchw(x, "predict")
+    if x.ndim == 3 == len(shape) and shape[0] == 1: x = x[:, None]
+    is_image = x.ndim == 4 == len(shape) + 1
+    if is_image and x.shape[1] != shape[0] == x.shape[-1]: x = x.transpose(0, 3, 1, 2)
     if x.shape[1:] == shape: return x
-    is_resized = x.ndim == 4 and len(x) and x.shape[1] == shape[0] and not holds_floats(about)
+    is_resized = is_image and len(x) and x.shape[1] == shape[0] and not holds_floats(about)
     hint = "; the run saw another size: resize as it did, or give the image files themselves" if is_resized else ""
     raise FdgnbError(f"predict takes {wanted_of(about)}, not {x.shape}{hint}")
 
 
 def as_batch(images, about):
     "Images as bytes, or vectors, as a run stores them, from arrays, files, texts or a Domain; FdgnbError otherwise."
+    from PIL.Image import Image
     if isinstance(images, Domain): return torch.from_numpy(fit_shape(images.x.numpy(), about))
-    if "tokens" in (about.get("encoder") or {}):
-        texts = list_of(images, lambda v: isinstance(v, str))
-        if texts: return encode_texts(texts, about)
-    files = list_of(images, lambda v: isinstance(v, (str, Path)) or hasattr(v, "convert"))
-    if files: return read_files(files, about)
-    x, no_pixels = fit_shape(as_array(images, "predict"), about), holds_floats(about)
-    if no_pixels or x.dtype.kind == "f":
-        least, most = float(x.min()), float(x.max())
-        if not np.isfinite(least + most) or not no_pixels and not 0 <= least <= most <= 1:
-            takes = "finite numbers" if no_pixels else "bytes (uint8), or floats in [0, 1]"
-            raise FdgnbError(f"predict takes {takes}; these reach from {least:g} to {most:g}")
-    return torch.from_numpy(x).float() if no_pixels else as_images(x, "predict", about["white"])
+    kind = getattr(getattr(images, "dtype", None), "kind", "")
+    if kind in ("O", "U", "T"): images = images.tolist()                     # an array or a column of words
+    several = images if isinstance(images, (list, tuple)) else [images]
+    def are(*kinds): return len(several) > 0 and all(isinstance(v, kinds) for v in several)
+    if "tokens" in (about.get("encoder") or {}) and are(str):
+        if not all(text.strip() for text in several): raise FdgnbError("predict: some texts are empty")
+        return torch.from_numpy(encode(list(several), **about["encoder"]))
+    if are(str, Path, Image): return read_files(several, about)
+    x = fit_shape(as_array(images, "predict"), about)
+    if not holds_floats(about): return as_images(x, "predict", about["white"])
+    if np.isfinite(x).all(): return torch.from_numpy(x).float()
+    raise FdgnbError("predict takes finite numbers, these are not all finite")
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode003
 def has_own(method):
@@ -165,12 +141,9 @@ def about_of(fed):
 def build_network(about, state):
     "The network of a run with the weights `state`, in evaluation mode on the processor."
     args, classes, channels = about["args"], len(about["classes"]), about["in_channels"]
-    settings = args["settings"]
-    try: method = method_class(args["method"])(**args["hyper"])
-    except FdgnbError as e:
-        raise FdgnbError(f"{e}; if it is your own, import its file first (--imports, or import_modules)") from None
+    settings, method = args["settings"], method_class(args["method"])(**args["hyper"])
+    name = settings["backbone"] or "cnn2"
     with seeded(args["seed"]):
-        name = settings["backbone"] or "cnn2"
         if is_given(name): net = models.build_given(models.find_given(name), classes, channels, about["shape"], name)
         else: net = models.get(name, classes, channels, size=about["size"])
         net = method.build(models.own_dropout(net)).to(memory_format=torch.channels_last)
@@ -272,9 +245,8 @@ def read_states(folder, round, args=None):
         ABOUT.validate_python(about, strict=True)
         check_words("the name", [*about["classes"], *about["clients"]])
         apart = lambda args: {k: v for k, v in args.items() if k not in ("rounds", "versions")}
-        if about["round"] != round or args and apart(args) != apart(about["args"]):
-            raise FdgnbError(f"{file} holds the weights of another round or run: delete it and run again")
-    return about, states
+        if about["round"] == round and (not args or apart(args) == apart(about["args"])): return about, states
+    raise FdgnbError(f"{file} holds the weights of another round or run: delete it and run again")
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
 class Deployable:
@@ -317,15 +289,16 @@ class Deployable:
         if path.suffix not in WRITERS:
             raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
         write, play = WRITERS[path.suffix]
-        settings, shape = self.about["args"]["settings"], shape_of(self.about)
+        about, settings = self.about, self.about["args"]["settings"]
         net = copy.deepcopy(self.model_of(domain, rule)).cpu()
         if settings["precision"] != "float32": to_float32(net)
         net = Deployed(net, settings["normalize"]).eval()
-        x = torch.randint(256, (3, *shape), generator=generator(0, purpose="export")).to(torch.uint8)
-        if floats or holds_floats(self.about): x = x/255
+        x, takes = torch.randint(256, (3, *shape_of(about)), generator=generator(0, purpose="export")), "bytes (uint8)"
+        x = x.to(torch.uint8)
+        if floats or holds_floats(about): x, takes = x/255, "floats" if holds_floats(about) else "floats in [0, 1]"
         with torch.no_grad(), one_thread():
             wanted = net(x)
-            program = write(net, x, notes_of(self.about, x))
+            program = write(net, x, dict(classes=about["classes"], shape=about["shape"], takes=takes))
             off = float((play(program, x) - wanted).abs().max()/wanted.abs().max().clamp(min=1))
         if not off < 1e-4: raise FdgnbError(f"{path.name}: the program is {off:.1g} off the network")
         with writing(path): return atomic_write(path, program)
@@ -339,13 +312,6 @@ class Deployable:
         return Adapted(self, images, rule)
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode009
-def notes_of(about, x):
-    "What a user of an exported program has to know: its classes, a sample's shape, of what numbers."
-    takes = "floats" if holds_floats(about) else "floats in [0, 1]"
-    if x.dtype == torch.uint8: takes = "bytes (uint8)"
-    return dict(classes=about["classes"], shape=list(x.shape[1:]), takes=takes)
-
-
 def write_program(net, x, notes):
     "The bytes of a network as torch's exported program, for batches of any size."
     stream = io.BytesIO()                                  # torch ends the process where a disk is full
@@ -402,51 +368,59 @@ def can_adapt(method):
     return bool({"adapt", "predict"} & hooks_of(method).keys()) and not SERVED & {*method.name.split("+")}
 
 
-class NoResults(FdgnbError, AttributeError):
-    "Results are asked of a folder that holds models alone."
-
-
-class Adapted(Deployable):
-    "A run's network, adapted by its method to unlabeled samples of one domain."
+class OfSite(Deployable):
+    "One network, a run's own after it was adapted or fine-tuned to a site."
     about = device = None                                                     # set below
 
+    def __init__(self, about, net, device): self.about, self.net, self.device = about, net, device
+
+    def model_of(self, domain=None, rule=None):
+        if domain is None and rule is None: return self.net
+        raise FdgnbError("the model of a site is one network: leave out domain and rule")
+
+    def adapt(self, images, rule=None):
+        raise FdgnbError(f"{self.made} already: for another site adapt the run's own model")
+
+
+class Adapted(OfSite):
+    "A run's network, adapted by its method to unlabeled samples of one domain."
+    made = "adapted"
+
     def __init__(self, run, images, rule=None):
-        self.about, self.device, args = run.about, run.device, run.about["args"]
-        cls, x = method_class(args["method"]), as_batch(images, run.about)
+        super().__init__(run.about, copy.deepcopy(run.model_of(rule=rule)), run.device)
+        args, x = self.about["args"], as_batch(images, self.about)
+        cls, settings = method_class(args["method"]), make(Settings, args["settings"], "setting")
         if not can_adapt(cls):
             raise FdgnbError(f"{args['method']} does not adapt to a domain: use predict; "
                              "these do: bnstats, fdse, tent")
-        self.method, self.net = cls(**args["hyper"]), copy.deepcopy(run.model_of(rule=rule))
+        self.method, self.batchwise = cls(**args["hyper"]), "predict" in hooks_of(cls)
         unseen = {"target": Split(x, None)}
-        name, settings = args["target"] or "unseen", make(Settings, args["settings"], "setting")
-        self.client = Client(name, unseen, settings, args["seed"], args["rounds"], self.device)
+        self.client = Client(args["target"] or "unseen", unseen, settings, args["seed"], args["rounds"], self.device)
         self.client.round = run.round_of(rule or "last") - 1
-        before, self.batchwise = copy.deepcopy(self.net.state_dict()), "predict" in hooks_of(cls)
+        before = copy.deepcopy(self.net.state_dict())
         with one_thread(): self.method.adapt(self.net, x, self.client)
-        if not self.batchwise and all(v.equal(before[k]) for k, v in self.net.state_dict().items()):
-            where = "to a single image: give several, or" if len(x) == 1 else "in this network:"
-            raise FdgnbError(f"{args['method']} finds nothing to adapt {where} use predict")
+        if self.batchwise or not all(v.equal(before[k]) for k, v in self.net.state_dict().items()): return
+        where = "to a single image: give several, or" if len(x) == 1 else "in this network:"
+        raise FdgnbError(f"{args['method']} finds nothing to adapt {where} use predict")
 
-    def model_of(self, domain=None, rule=None): return self.net
-
-    def adapt(self, images, rule=None):
-        raise FdgnbError("adapted already: for another site adapt the run's own model")
-
-    def predict(self, images):
+    def predict(self, images, rule=None, domain=None):
         "Logits (N, n_classes) of images, as `Deployable.predict` takes them."
-        if not self.batchwise: return super().predict(images)
+        if not self.batchwise: return super().predict(images, rule, domain)
         x = as_batch(images, self.about)
         asked = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
         self.client.splits["asked"] = self.client._scored["asked"] = asked
         answer = lambda x: self.method.predict(self.net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
 
-    def export(self, path, floats=False):
+    def export(self, path, rule=None, floats=False, domain=None):
         "Write the adapted model as a program, as `Deployable.export` does."
-        if not self.batchwise: return super().export(path, floats=floats)
+        if not self.batchwise: return super().export(path, rule, floats, domain)
         raise FdgnbError(f"{self.method.name} adapts with every batch: there is no fixed model to export")
 
 # %% ../../nbs/runs/09_selected.ipynb #4e22f87e
+class NoResults(FdgnbError, AttributeError): "Results are asked of a folder that holds models alone."
+
+
 class Kept(Deployable):
     "The models in a run's folder, without the run's data."
     device = "cpu"
@@ -459,18 +433,16 @@ class Kept(Deployable):
     def rules(self):
         "{rule: round} of the weights in the folder; FdgnbError where it has none."
         file = self.out/"selected.json"
-        text = read_regular(file) if exists(file) else None
-        if text is None: raise FdgnbError(f"no weights in {self.out}: a run with out= keeps those it selects")
+        text = read_regular(file) if exists(file) else '{"format": "fdgnb-selected-1", "rules": {}}'
         with of_ours(file): rules = SELECTED.validate_json(text, strict=True)["rules"]
-        if not rules: raise FdgnbError(f"no weights in {self.out} yet: the run was not scored or ended")
-        return rules
+        if rules: return rules
+        raise FdgnbError(f"no weights in {self.out}: a run with out= keeps those it selects, after a scored round")
 
     def round_of(self, rule):
         "The round that a rule names; FdgnbError where the folder has no weights of it."
-        rules, rule = self.rules, check_rule(rule)
-        if rule in rules: return rules[rule]
-        why = "the run has not ended" if rule == "last" else "no round has the scores it looks at"
-        raise FdgnbError(f"no weights under the rule {rule!r} in {self.out}: {why}")
+        if check_rule(rule) in self.rules: return self.rules[rule]
+        raise FdgnbError(f"no weights under the rule {rule!r} in {self.out}: the run has not ended, or no "
+                         "round has the scores that it looks at")
 
     @cached_property
     def about(self):
@@ -487,8 +459,6 @@ class Kept(Deployable):
         with of_ours(file_of(self.out, round)): return build_network(about, state_for(about, states, domain, round))
 
     def __getattr__(self, name):
-        if name not in "table history ledger record sizes args domains round arrays".split():
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        raise NoResults(f"{self.out} holds models, no results: run.save() writes them there, then load gives both")
+        raise NoResults(f"{type(self).__name__} has no {name!r}: the folder holds models, and run.save() adds results")
 
     def __repr__(self): return f"Kept({', '.join(f'{k}: round {v}' for k, v in self.rules.items())})"

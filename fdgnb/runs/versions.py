@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/runs/08_versions.ipynb #vers0003
-import dis, functools, hashlib, inspect, re, sys
+import functools, hashlib, inspect, re, sys
 import numpy as np
 import torch
 from dataclasses import replace
@@ -68,29 +68,23 @@ EMPTY = vars(nn.Module())
 
 
 def read_function(f):
-    "The text of a function's module and its line, in a notebook its source; names and constants tell lambdas apart."
-    text, code = read_module(f.__module__), f.__code__
-    told = [text, code.co_firstlineno]
-    if not text:
-        try: told = [inspect.getsource(f)]
-        except (OSError, TypeError): told = [code.co_code]     # of a command, which keeps none
-    return told + [(c.co_names, [v for v in c.co_consts if not isinstance(v, CodeType)]) for c in codes_in(code)]
-
-
-def read_globals(f):
-    "The values of the globals that a function reads."
-    steps = [step for code in codes_in(f.__code__) for step in dis.get_instructions(code)]
-    names = sorted({step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")})
-    return [f.__globals__[name] for name in names if name in f.__globals__]
+    "The text of a function's module, in a notebook its source and globals; constants tell the lambdas of a line apart."
+    text, codes = read_module(f.__module__), [*codes_in(f.__code__)]
+    constants = [[v for v in code.co_consts if not isinstance(v, CodeType)] for code in codes]
+    held = [constants, [code.co_names for code in codes], f.__defaults__, f.__kwdefaults__]
+    if text: return [text, f.__code__.co_firstlineno, *held]
+    try: source = inspect.getsource(f)
+    except (OSError, TypeError): source = f.__code__.co_code               # of a command, which keeps none
+    names = {name for code in codes for name in code.co_names} & f.__globals__.keys()
+    return [source, *held, *(f.__globals__[name] for name in sorted(names))]
 
 
 def contents(value):
     "What an object is made of: words, and values in their turn; of what is not read its name and what it holds."
     if isinstance(value, FunctionType):
         home = value.__module__ or ""
-        held = [value.__qualname__, *([] if home.partition(".")[0] in USED else enclosed(value))]
-        if is_own(home): held += [*read_function(value), value.__defaults__, value.__kwdefaults__]
-        return held + read_globals(value) if is_own(home) and not read_module(home) else held
+        inside = [] if home.partition(".")[0] in USED else enclosed(value)
+        return [value.__qualname__, *inside, *(read_function(value) if is_own(home) else [])]
     if isinstance(value, type):
         held = {k: v for k, v in vars(value).items() if isinstance(v, FunctionType) or not k.startswith("__")}
         for k in ("name", "admitted"): held.pop(k, None)       # set when a method is registered
@@ -159,15 +153,13 @@ def is_ours(obj) -> bool:
     return all(is_ours(v) for v in enclosed(obj) if callable(v) and v is not obj)
 
 
-def _method_versions(cls):
-    "{name: version} of a summand; one of your own: its digest, and the version of what it builds upon."
-    if all(map(is_ours, own_classes(cls))): return {cls.name: cls.version}
-    ours = next(c for c in cls.__mro__ if is_ours(c))
-    return {cls.name or cls.__name__: source_digest(cls)} | ({ours.name: ours.version} if ours.name else {})
-
-
-def _named_parts(settings, data):
-    "{'kind name': object} of what a run goes through, methods apart."
+def versions_of(plan, data) -> dict:
+    "{'loop': n, method: n} of a settled plan; of what is not ours a digest of its source in place of a number."
+    versions, settings = dict(loop=BEHAVIOR), plan.settings
+    for cls in parts_of(type(plan.method)):
+        ours = next(c for c in cls.__mro__ if is_ours(c))
+        if not all(map(is_ours, own_classes(cls))): versions[cls.name or cls.__name__] = source_digest(cls)
+        if ours.name: versions[ours.name] = ours.version             # one of your own builds upon it
     backbone = settings.backbone or "cnn2"
     parts = {"data set": type(data)}
     if not is_given(backbone): parts[f"model {backbone}"] = MODELS.get(backbone)          # else the name has a digest
@@ -175,14 +167,7 @@ def _named_parts(settings, data):
         parts[f"augmentation {settings.augment}"] = AUGMENTATIONS.get(settings.augment)
     if data.name in DATASETS: parts[f"data set {data.name}"] = DATASETS[data.name]
     for name, *_ in steps_of(settings.partition): parts[f"partition {name}"] = PARTITIONS.get(name)
-    return parts
-
-
-def versions_of(plan, data) -> dict:
-    "{'loop': n, method: n} of a settled plan; of what is not ours a digest of its source in place of a number."
-    versions = dict(loop=BEHAVIOR)
-    for cls in parts_of(type(plan.method)): versions |= _method_versions(cls)
-    for name, obj in _named_parts(plan.settings, data).items():
+    for name, obj in parts.items():
         if isinstance(obj, Augment): versions[name] = repr(replace(obj, source=""))
         elif not is_ours(obj): versions[name] = source_digest(obj)
     return versions
