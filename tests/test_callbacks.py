@@ -75,8 +75,8 @@ ROW = (1, "inked", "test", "aggregated", "x", .5)
 
 
 @pytest.mark.parametrize("answer, word", [
-    (3, "True to stop"), (pd.DataFrame(), "True to stop"), ([3], "(round, client"), ([(2, *ROW[1:])], "its round is 2"),
-    ([(*ROW[:5], "high")], "its value"), ([(*ROW[:3], "agregated", "x", 1.)], "'aggregated'"),
+    (3, "True to stop"), (pd.DataFrame(), "True to stop"), ([3], "(round, client"), ([(2, *ROW[1:])], "the round 1"),
+    ([(*ROW[:5], "high")], "a number"), ([(*ROW[:3], "agregated", "x", 1.)], "'aggregated'"),
     ([ROW, ROW], "has it already")], ids=range(7))
 def test_what_is_no_answer_is_refused_and_no_round_is_written(answer, word, short, tmp_path):
     def answers(run, rows): return answer

@@ -113,7 +113,7 @@ REFUSED = {
     "an encoder": (fit(dict(encoder="lite1")), "'lite1'"), "of texts": (fit(dict(encoder="minilm")), "lite0"),
     "no encoder": (fit(dict(size=64)), "no option of a loader"), "size": (fit(size=64), "is for images"),
     "backbone": (fit(backbone="resnet18"), "is for images"), "of maps": (fit(MAPS, normalize="half"), "makes maps"),
-    "too deep": (fit(MAPS | dict(blocks=8)), "1 to 7"), "weights": (fit(MAPS, pretrained=True), "leave it out"),
+    "too deep": (fit(MAPS | dict(blocks=8)), "from block 1"), "weights": (fit(MAPS, pretrained=True), "leave it out"),
     "a cut alone": (lambda photos: fdgnb.get_dataset(photos, blocks=6), "'blocks'"),
     "no file": (fit(dict(encoder="resnet18")), "no weights file")}
 

@@ -97,9 +97,9 @@ HOSTILE = [
     ("train", lambda up, said: up.pop(matrix(up)), "model."), ("train", put(stats_own_x=torch.ones(3)), "stats.own.x"),
     ("train", put(stats_own_x=torch.ones(2**22)), "bytes"), ("train", put(scalars_n=number(13.)), "scalars.n"),
     ("train", row("optical", "test", "local", "accuracy", 1.), "own name"),
-    ("train", row("inked", "test", "aggregated", "accuracy", 1.), "point"),
+    ("train", row("inked", "test", "aggregated", "accuracy", 1.), "aggregated"),
     ("train", row("inked", "test", "local", "accuracy", 2.), "0 to 1"), ("train", row("inked", "test"), "row"),
-    ("train", lambda up, said: said["rows"].append(said["rows"][0]), "twice"),
+    ("train", lambda up, said: said["rows"].append(said["rows"][0]), "once"),
     ("train", lambda up, said: said.clear(), "[]"), ("score", put(model_x=torch.ones(1)), "model.x"),
     ("score", row("blended", "target", "aggregated", "accuracy", 1.), "own name")]
 

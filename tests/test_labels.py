@@ -95,10 +95,10 @@ def test_labels_that_are_taken(form):
 gone = float("nan")
 REFUSED = {
     "NaN": (["cat", gone, "dog"]*2, "missing"), "nullable": (pd.Series([0, None, 1]*2, dtype="Int64"), "sample 1"),
-    "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "sample 2"),
-    "ragged": ([0, [1], 2]*2, "sample 1"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
+    "masked": (np.ma.masked_array([0, 1, 2]*2, [1, 0, 0, 0, 0, 0]), "mask"), "1 and '1'": ([0, 1, "1"]*2, "mixed"),
+    "ragged": ([0, [1], 2]*2, "mixed"), "one-hot": (np.eye(3)[[0, 1, 2]*2], "argmax(1)"),
     "masks": (np.zeros((6, 8, 8)), "masks"), "floats": (np.array([0., 1.]*3), "astype(int)"),
-    "too few": ([0, 1, 0], "3 labels"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
+    "too few": ([0, 1, 0], "labels (3,)"), "sparse": (torch.eye(6).to_sparse(), "to_dense")}
 
 
 @pytest.mark.parametrize("what", REFUSED)

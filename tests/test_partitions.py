@@ -96,7 +96,7 @@ def test_load_takes_the_domains_of_another_data_set():
 
 
 @pytest.mark.parametrize("partition, part", [
-    (("ldaa", 2), "did you mean 'lda'?"), (("halves", 2), "no arguments"), (("split", 0), "n=0"),
+    (("ldaa", 2), "did you mean 'lda'?"), (("halves", 2), "too many"), (("split", 0), "n=0"),
     (("split", 1.5), "valid integer"), (("lda", 2, float("nan")), "alpha=nan"), (("lda", 2, 1., "hus"), "'hsu'"),
     (("rotate", None), "step=None"), (("chain", ("split", 2), 5), "partition=5")])
 def test_partitions_that_are_refused_before_anything_is_read(partition, part):

@@ -72,7 +72,7 @@ class Files(list):
     def __getitem__(self, i): return super().__getitem__(i)()
 
 
-TORCH = {"no samples": [], "no pair": [3], "missing": [(x[0], None)], "size=": [(x[0], 1), (x[0, :, 1:], 0)],
+TORCH = {"no samples": [], "unpack": [3], "missing": [(x[0], None)], "size=": [(x[0], 1), (x[0, :, 1:], 0)],
          "ZeroDivisionError": Files([lambda: 1/0])}
 
 
@@ -94,7 +94,7 @@ REFUSED = {
     "masked": (np.ma.masked_array(x, x > 99), "mask"), "complex": (x*1j, "numbers"),
     "sparse": (torch.from_numpy(x).to_sparse(), "to_dense"), "RGBA": (np.zeros((6, 8, 8, 4), np.uint8), "x[..., :3]"),
     "sizes": ([np.zeros((8, 8)), np.zeros((9, 9))], "several shapes"), "paths": (["a.png", "b.png"], "from_folder"),
-    "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "some samples"), "none": ([], "no samples")}
+    "some of PIL": ([Image.new("L", (8, 8)), np.zeros((8, 8))], "two scales"), "none": ([], "no samples")}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -235,7 +235,7 @@ def png_of(width, height, bits):
 
 
 UNREAD = {
-    "a bomb": (png_of(50_000, 50_000, 8), "MAX_IMAGE_PIXELS"), "a gif": (b"GIF89a" + bytes(99), "PNG"),
+    "a bomb": (png_of(50_000, 50_000, 8), "exceeds limit"), "a gif": (b"GIF89a" + bytes(99), "cannot identify"),
     "16 dark bits a color": (png_of(1, 1, 16), "8 bits"), "cut": (png_of(9, 9, 8)[:40], "damaged")}
 
 
@@ -415,7 +415,7 @@ def test_texts_of_a_table_a_csv_of_any_encoding_and_a_folder(tmp_path):
 
 TEXTS = {
     "no column": (TABLE.rename(columns=dict(label="labels")), "'labels'?"), "blank": (TABLE.assign(text=" "), "empty"),
-    "none": (TABLE[:0], "no rows"), "odd": (b"text,label,domain\n\x81,0,b\n", "own.csv")}
+    "none": (TABLE[:0], "no samples"), "odd": (b"text,label,domain\n\x81,0,b\n", "own.csv")}
 
 
 @pytest.mark.parametrize("what", TEXTS)

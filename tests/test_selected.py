@@ -71,7 +71,7 @@ def test_predict_takes_a_batch_in_every_form_a_user_has_and_scales_it_as_the_run
     for given in (x/255, x.numpy(), (x/255).double().numpy(), x.permute(0, 2, 3, 1), data):
         assert torch.equal(done.predict(given), logits)
     assert torch.equal(done.predict(x[0]), done.predict(x[:1]))
-    wrong = [(x.float(), "[0, 1]"), (x.float()*float("nan"), "nan"), (x[:, :1], "(N, 3, 28, 28)"), (x[:0], "samples"),
+    wrong = [(x.float(), "255"), (x.float()*float("NaN"), "NaN"), (x[:, :1], "(N, 3, 28, 28)"), (x[:0], "samples"),
              ("cat.png", "cat.png"), (x[..., 1:], "size"), (x.long()*2, "255")]
     for bad, word in wrong: says(lambda: done.predict(bad), word)
 

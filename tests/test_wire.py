@@ -105,10 +105,10 @@ def text(text): return ConfigRecord({"json": text})
     ("model", other(data=ONES.data[:-1]), "model.w"), ("model", other(data=ONES.data + b"0"), "model.w"),
     ("model", other(data=saved(np.ones((2, 3), ">f4"))), "model.w"), ("model", other(dtype="float64"), "model.w"),
     ("model", other(dtype="bool", data=saved(np.ones((2, 3), bool))[:-1] + b"\2"), "model.w"),
-    ("model", other(shape=(2**40, 9), data=HUGE), "model.w"), ("model", ArrayRecord({}), "did not come"),
-    ("stats", ArrayRecord({"model.x": ONES}), "model.x"), ("weights", ArrayRecord({"w": ONES}), "'weights'"),
-    ("scalars", ArrayRecord({"scalars.n": ONES}), "twice"), ("numbers", MetricRecord({"scalars.n": [1.]}), "[1.0]"),
-    ("about", text("["*10**5), "'about'"), ("about", text('{"keys": 3, "about": {}}'), "keys")])
+    ("model", other(shape=(2**40, 9), data=HUGE), "model.w"), ("model", ArrayRecord({}), "more often"),
+    ("stats", ArrayRecord({"model.x": ONES}), "model.x"), ("weights", ArrayRecord({"w": ONES}), "weights"),
+    ("scalars", ArrayRecord({"scalars.n": ONES}), "twice"), ("numbers", MetricRecord({"scalars.n": [1.]}), "neither"),
+    ("about", text("["*10**5), "'about'"), ("about", text('{"keys": 3, "about": {}}'), "'about'")])
 def test_what_is_no_message_of_ours_is_refused(name, record, part):
     "Type, shape, bytes and names have to agree before a byte is taken."
     content = pack(SENT, {})

@@ -190,9 +190,10 @@ def check_loss(rows, changes, round, trial=(), limit=1e3):
     outlier = name_outlier(changes)
     for c, v in losses:
         if v <= limit*max([1., *trained]) or math.isfinite(v) and not outlier: continue
+        outlier = outlier or "no client stands out, try a smaller lr, or clip=10"
         said = "exploded" if math.isfinite(v) else "is not finite"
         raise FdgnbError(f"the global model {said} after round {round + 1} (its loss on {c} is {v:.3g}): "
-                         f"{outlier or 'no client stands out, try a smaller lr, or clip=10'}; the last checkpoint is kept")
+                         f"{outlier}; the last checkpoint is kept")
 
 # %% ../../nbs/federation/04_rounds.ipynb #divcode001
 def mean_of(values):
@@ -204,7 +205,8 @@ def mean_of(values):
 def check_progress(fed, rows, tried, round):
     "Note in `fed.diverged` the first round that shows a divergence; FdgnbError then, unless the run goes on."
     if fed.diverged is not None: return
-    untrained, ended = max(1., math.log(fed.server.n_classes or 1), mean_of(fed.start.values())), round + 1 == fed.rounds
+    ended = round + 1 == fed.rounds
+    untrained = max(1., math.log(fed.server.n_classes or 1), mean_of(fed.start.values()))
     trained = mean_of(v for *_, p, m, v in rows if (p, m) == ("training", "loss"))
     scored = [v for _, s, p, m, v in rows if (p, m) == ("aggregated", "loss") and s != "target"]
     scored = mean_of([*scored, *(v for _, v in tried)])

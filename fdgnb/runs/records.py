@@ -286,8 +286,9 @@ class Record(dict):
         "The record that a JSON text is; FdgnbError where it is none, or another version's."
         rec = parse_json(text)
         if isinstance(rec, dict) and rec.get("format") == FORMAT: return cls(rec)
-        raise FdgnbError(f"{where} is torn, or another version of fdgnb wrote it: delete it and run again; from git, "
-                         "get it again")
+        made = rec.get("format") if isinstance(rec, dict) else None
+        if made: raise FdgnbError(f"another version of fdgnb wrote {where} ({echo(made)}): read it by that version")
+        raise FdgnbError(f"{where} is torn: delete it and run again; from git, get it again")
 
     @classmethod
     def read(cls, path):
