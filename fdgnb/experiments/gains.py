@@ -92,7 +92,7 @@ def judge_family(differences, by_rule=None, margin=MARGIN):
     """A line a label of a family: what `measure_gain` says, p_holm, p_within_holm, verdict, strong, one_target, within, tests.
 
     differences: from the base, in points, (target, repetition) by label, without gaps. by_rule: the same by another rule
-    for the round. verdict: better, worse, not shown, same runs, or too few repetitions."""
+    for the round, where a label has it. verdict: better, worse, not shown, same runs, or too few repetitions."""
     lines = pd.DataFrame({label: measure_gain(differences[label], margin) for label in differences}).T
     lines = lines.infer_objects()
     twins = find_twins(differences)
@@ -110,7 +110,7 @@ def judge_family(differences, by_rule=None, margin=MARGIN):
     lines["within"] = lines.p_within_holm <= LEVEL
     lines["strong"] = False
     if by_rule is not None:
-        other = pd.DataFrame({label: measure_gain(by_rule[label]) for label in differences}).T.astype(float)
+        other = pd.DataFrame({label: measure_gain(by_rule[label]) for label in by_rule}).T.astype(float)
         lines = lines.join(other[["gain", "low", "high"]].add_suffix("_by_rule"))
         holds = np.where(lines.gain > 0, lines.low_by_rule > 0, lines.high_by_rule < 0)
         lines["strong"] = is_shown & holds
