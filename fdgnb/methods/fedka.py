@@ -93,6 +93,8 @@ class MKMMD(Pulled):
     @dataclass(frozen=True)
     class Hyper(Pulled.Hyper):
         mmd_batch: int = hp(128, "samples of either domain in a matching (16 on text)", low=2, source="4.2.1")
+        mmd_few: str = hp("none", "what a client matches that trains on fewer samples a round: none, or all of them",
+                          choices=("none", "all"), added=True)
         match_encoder: str = switch("the matching's target encoder", paper="global", released="global",
                                     choices=("global", "client"), source="Eq. 7")
         matching: str = switch("a term of the loss, or steps of its own after the others", paper="joint",
@@ -108,11 +110,17 @@ class MKMMD(Pulled):
         joint = self._local() and self.h.matching == "joint"
         return loss + self._match(model, x, h[0], client) if joint else loss
 
+    def _matched(self, client):
+        "How many samples a client matches at once; with mmd_few='all' no more than it trains on in a round."
+        if self.h.mmd_few == "none": return self.h.mmd_batch
+        return min(self.h.mmd_batch, client.n(), client.scratch["of"]*client.settings.batch_size)
+
     def _match(self, model, x, h, client):
-        "lambda_p J_mmd of the last `mmd_batch` samples; 0 until there are so many."
+        "lambda_p J_mmd of the last `mmd_batch` samples (`mmd_few`); 0 until there are so many."
         B = client.settings.batch_size
-        if self.h.mmd_batch > B:
-            x = gather_batch(client.scratch.setdefault("bank", []), x, self.h.mmd_batch)
+        size = self._matched(client)
+        if size > B:
+            x = gather_batch(client.scratch.setdefault("bank", []), x, size)
             if x is None: return 0.
             client.scratch["matched"] = True
             h = model.features(x)
@@ -122,9 +130,8 @@ class MKMMD(Pulled):
         super().end(model, client)
         n = sum(map(len, client.scratch.get("bank", ())))
         if client.round or client.scratch.get("matched") or not n: return
-        fewer = max(2, min(n, client.settings.batch_size))
         warnings.warn(f"{self.name}: client {client.id!r} trains on {n} samples a round, fewer than mmd_batch="
-                      f"{self.h.mmd_batch}: nothing is matched; try mmd_batch={fewer}")
+                      f"{self.h.mmd_batch}: nothing is matched; try mmd_few='all'")
 
     def step(self, model, x, y, client):
         loss, last = super().step(model, x, y, client), client.scratch["b"] + 1 == client.scratch["of"]
