@@ -107,11 +107,10 @@ notebooks: install
 # the tables of reports/, after runs that the records lack; a trial, below out/: make reports STUDY=fdse SCALE=smoke
 reports: install
 	python -m fdgnb.experiments.studies $(STUDY) --scale $(or $(SCALE),cpu)
-# runs that the comparison lacks, the most valuable first, for BUDGET seconds, JOBS at once (one per core):
-# make campaign BUDGET=600 STUDY=digits JOBS=4
+# runs that the comparison (reports/protocol.md) lacks, in its order, for BUDGET seconds, JOBS at once:
+# make campaign BUDGET=600 STUDY=office
 campaign: install
-	python -m fdgnb.experiments.studies $(STUDY) --budget $(or $(BUDGET),600) $(if $(JOBS),--jobs $(JOBS)) \
-	  $(if $(OUT),--records "$(OUT)") --scale $(or $(SCALE),cpu)
+	python -m fdgnb.experiments.campaign $(STUDY) $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 # a random sample of the published records, first of this kind of processor, run again and compared:
 # make verify N=20 STUDY=digits
 verify: install

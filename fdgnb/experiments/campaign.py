@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0001
-import argparse, json, math, os, sys, time
+import argparse, json, math, os, signal, sys, time
 import numpy as np
 import pandas as pd
 from pathlib import Path
@@ -16,7 +16,7 @@ from .execution import Clock, run_within
 from .grid import grid
 from .search import defaults_of
 from .store import Planner, Store
-from .studies import end_by_sigterm, missing_data, read_studies
+from .studies import missing_data, read_studies
 from ..federation.compose import method_class
 from ..runs.plan import vary
 from ..runs.records import read_study, write_study
@@ -304,11 +304,13 @@ def main(argv=None):
         if given.study and given.study not in names:
             return f"unknown study {given.study!r}{nearest(given.study, names)}"
         chosen = [study for study in studies if given.study in (None, study.name)]
-        with end_by_sigterm(): run_campaign(chosen, given.budget, given.jobs)
+        run_campaign(chosen, given.budget, given.jobs)
     except FdgnbError as error: return str(error)
     except KeyboardInterrupt: return "interrupted: runs that ended are kept; the same command goes on with the others"
     return 0
 
 
 # `python -m` only: a notebook has no __spec__
-if __name__ == "__main__" and __spec__: sys.exit(main())
+if __name__ == "__main__" and __spec__:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)         # as Ctrl-C
+    sys.exit(main())
