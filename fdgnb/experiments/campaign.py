@@ -224,7 +224,7 @@ class Repetition:
         self.unpack()
 
         def play(lines):
-            made = run_within(clock, self.study.planner, lines, self.store, jobs, progress=False)
+            made = run_within(clock, self.study.planner, lines, self.store, jobs)
             if not made.state.isin(["done", "failed"]).all(): raise TimeIsOver
             self.publish_often()
             return made
