@@ -250,7 +250,7 @@ def gains(losses):
 # ------------------------------------------------------------------------------ the file, and its rules
 def versions(method):
     "{'loop': BEHAVIOR, part: its version} of a method or a sum."
-    out = {"loop": fdgnb.core.BEHAVIOR}
+    out = {"loop": getattr(fdgnb.core, "BEHAVIOR", 1)}                    # the base may lack it
     for name in method.split("+"):
         cls = METHODS.get(name)
         parts = getattr(cls, "parts", None) or {name: cls}

@@ -165,13 +165,14 @@ def find_reports(study, records):
     for record in records:
         method, target, seed, rounds, values = describe_run(record)
         key, ended = (method, target, seed), "error" not in record
-        if rounds == study.trial_rounds: trials.setdefault(key, []).append((values, score_trial(record if ended else None)))
+        if rounds == study.trial_rounds:
+            trials.setdefault(key, []).append((values, score_trial(record if ended else None)))
         elif ended: reports[key] = dict(values=values, record=record)
         else: failed[key] = failed.get(key, 0) + 1
     for key, tried in trials.items():
         ended = sum(score is not None for _, score in tried)
-        is_searched = len(tried) >= len(RATES)
-        if key not in reports and is_searched and failed.get(key, 0) == ended: reports[key] = dict(values=None, record=None)
+        all_diverged = len(tried) >= len(RATES) and failed.get(key, 0) == ended
+        if key not in reports and all_diverged: reports[key] = dict(values=None, record=None)
     return {key: report | dict(trials=trials[key]) for key, report in reports.items()}
 
 
@@ -255,7 +256,8 @@ def run_campaign(studies, budget=None, jobs=1, folder=None, limit=LIMIT):
             if is_whole(study, s, published.get(s, [])): continue
             spent, is_begun = sum(read_hours(folder).values()), s in published
             if spent >= limit and not is_begun:
-                print(f"{study.name}: {s} of {study.repetitions} repetitions; {spent:.1f} core hours are spent", flush=True)
+                print(f"{study.name}: {s} of {study.repetitions} repetitions; {spent:.1f} core hours are spent",
+                      flush=True)
                 return False
             if not clock.has_time(): return False
             try: Repetition(study, s, folder).play(clock, jobs)
@@ -276,9 +278,10 @@ def write_plan(studies, limit=LIMIT):
         total += study.hours
         trials = len(RATES) + (len(FURTHER) if study.further_trials else 0)
         beyond = " (blank)" if total - study.hours >= limit else ""
-        lines.append(f"| {place} | {study.what}{beyond} | {len(study.methods)} | {len(study.targets)} | {study.repetitions} | "
-                     f"{study.trial_rounds}, {study.rounds} | {trials} | {study.count_runs():,} | {study.hours} | "
-                     f"{total:.1f} | {study.smallest_gain} |")
+        values = (place, f"{study.what}{beyond}", len(study.methods), len(study.targets), study.repetitions,
+                  f"{study.trial_rounds}, {study.rounds}", trials, f"{study.count_runs():,}", study.hours,
+                  f"{total:.1f}", study.smallest_gain)
+        lines.append(f"| {' | '.join(map(str, values))} |")
     return "\n".join(lines) + "\n\n" + "\n".join(f"- *{study.what}*: {', '.join(study.methods)}." for study in studies)
 
 

@@ -89,10 +89,10 @@ def correct_family(p, twins, untested):
 
 
 def judge_family(differences, by_rule=None, margin=MARGIN):
-    """A line a label of a family: what `measure_gain` says, p_holm, p_within_holm, verdict, strong, one_target, within, tests.
+    """A line a label of a family: `measure_gain`, p_holm, p_within_holm, verdict, strong, one_target, within, tests.
 
-    differences: from the base, in points, (target, repetition) by label, without gaps. by_rule: the same by another rule
-    for the round, where a label has it. verdict: better, worse, not shown, same runs, or too few repetitions."""
+    differences: from the base, in points, (target, repetition) by label, without gaps. by_rule: the same by another
+    rule for the round, where a label has it. verdict: better, worse, not shown, same runs, or too few repetitions."""
     lines = pd.DataFrame({label: measure_gain(differences[label], margin) for label in differences}).T
     lines = lines.infer_objects()
     twins = find_twins(differences)

@@ -40,7 +40,9 @@ def is_at_end(report):
 
 
 def read_scores(study, published):
-    "A line a method, target and whole repetition: its scores, rate, and whether that is at an end. published: {s: records}."
+    """A line a method, target and whole repetition: its scores, rate, and whether that is at an end.
+
+    published: {s: records}."""
     rows = []
     for s in range(study.repetitions):
         if not is_whole(study, s, published.get(s, [])): break
@@ -75,14 +77,16 @@ def split_families(study, scores, base):
     uses = [method for method in score if method_class(method).uses_target]
     adapted = gains("adapted", "last").add_suffix(ADAPTED)
     unlabeled = pd.concat([score[uses], adapted], axis=1)
-    families = {NO_TARGET: (score.drop(columns=uses), by_rule.drop(columns=uses)), UNLABELED: (unlabeled, by_rule[uses])}
+    families = {NO_TARGET: (score.drop(columns=uses), by_rule.drop(columns=uses)),
+                UNLABELED: (unlabeled, by_rule[uses])}
     return {situation: family for situation, family in families.items() if family[0].shape[1]}
 
 
 def compare_study(study, scores):
-    "The lines of a study: `judge_family` of each family, gains by target, beyond_weighting, share of choices at an end."
-    parts = []
-    over_uniform = {} if study.is_in_domain or WEIGHTING not in study.methods else split_families(study, scores, WEIGHTING)
+    "Lines of a study: `judge_family` of each family, gains by target, beyond_weighting, share of choices at an end."
+    parts, over_uniform = [], {}
+    if WEIGHTING in study.methods and not study.is_in_domain:
+        over_uniform = split_families(study, scores, WEIGHTING)
     ends = scores.groupby("method").at_end.mean()
     for situation, (differences, by_rule) in split_families(study, scores, BASE).items():
         lines = judge_family(differences, by_rule)
@@ -115,7 +119,8 @@ def describe_base(scores, base=BASE):
     mean = measure_gain(own.score)
     rates = own.rate.value_counts().sort_index()
     chosen = ", ".join(f"{rate:g} in {count}" for rate, count in rates.items())
-    return f"{base}: {mean['gain']:.1f} [{mean['low']:.1f}, {mean['high']:.1f}]; of its repetitions it chose rate {chosen}"
+    interval = f"{mean['gain']:.1f} [{mean['low']:.1f}, {mean['high']:.1f}]"
+    return f"{base}: {interval}; of its repetitions it chose rate {chosen}"
 
 
 def describe_family(lines):
@@ -134,7 +139,7 @@ def write_lines(lines):
         targets = {target: f"{gain:+.1f}" for target, gain in line.by_target.items()}
         other = f"{line.gain_by_rule:+.1f}" if pd.notna(line.get("gain_by_rule")) else ""
         p, within = ("" if np.isnan(x) else f"{x:.2g}" for x in (line.p_holm, line.p_within_holm))
-        rows.append({"method": line.label, "gain [95 %]": f"{line.gain:+.1f} [{line.low:+.1f}, {line.high:+.1f}]", **targets,
-                     "verdict": line.words, "by source_val": other, "p (Holm)": p, "p within 1 point": within,
+        interval = f"{line.gain:+.1f} [{line.low:+.1f}, {line.high:+.1f}]"
+        rows.append({"method": line.label, "gain [95 %]": interval, **targets, "verdict": line.words, "by source_val": other, "p (Holm)": p, "p within 1 point": within,
                      "rate at an end": f"{100*line.at_end:.0f} %"})
     return pd.DataFrame(rows)
