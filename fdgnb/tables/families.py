@@ -9,7 +9,7 @@ __all__ = []
 import numpy as np
 import pandas as pd
 from fdgnb.experiments.campaign import find_reports, is_whole, mean_of_end
-from fdgnb.experiments.gains import estimate_gain, judge_family, measure_gain, smallest_gain, word_verdict
+from fdgnb.experiments.gains import judge_family, measure_gain, smallest_gain, word_verdict
 from fdgnb.federation.compose import method_class
 
 # %% ../../nbs/tables/09_families.ipynb #famcd00003
