@@ -140,6 +140,7 @@ def write_lines(lines):
         other = f"{line.gain_by_rule:+.1f}" if pd.notna(line.get("gain_by_rule")) else ""
         p, within = ("" if np.isnan(x) else f"{x:.2g}" for x in (line.p_holm, line.p_within_holm))
         interval = f"{line.gain:+.1f} [{line.low:+.1f}, {line.high:+.1f}]"
-        rows.append({"method": line.label, "gain [95 %]": interval, **targets, "verdict": line.words, "by source_val": other, "p (Holm)": p, "p within 1 point": within,
+        rows.append({"method": line.label, "gain [95 %]": interval, **targets, "verdict": line.words,
+                     "by source_val": other, "p (Holm)": p, "p within 1 point": within,
                      "rate at an end": f"{100*line.at_end:.0f} %"})
     return pd.DataFrame(rows)
