@@ -66,10 +66,12 @@ def read_command(page, words, config=None, hyper=(), defaults=None):
     for pair in hyper or ():
         name, _, value = pair.partition("=")
         if not (name and value): raise FdgnbError(f"hyper {echo(pair)}: wanted name=value, like mu=0.1")
+        if name.strip() in pairs: raise FdgnbError(f"hyper: {echo(name)} is given twice")
         pairs[name.strip()] = read_yaml(value, f"hyper {pair}")
     if config:
         with explaining(f"config {config}"): text = Path(config).read_bytes()
-        file = read_yaml(text, f"config {config} is no YAML") or {}
+        file = read_yaml(text, f"config {config} is no YAML")
+        if file is None: file = {}
         if not isinstance(file, dict): raise FdgnbError(f"config {config}: wanted lines like lr: 0.05")
     told = line | pairs
     rest = {k: v for k, v in read_hyper(file.pop("hyper", None)).items() if k not in told}

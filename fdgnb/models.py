@@ -146,6 +146,10 @@ def get(
     an unknown name, and on weights that are not here; a batch of a size that it cannot take is refused."""
     build = MODELS.get(name)
     takes = inspect.signature(build).parameters
+    for option in options:
+        if option not in takes: raise FdgnbError(f"{name} has no option {option!r}")
+    if n_classes < 1 or in_channels < 1:
+        raise FdgnbError(f"{name} needs at least one class and one channel, not {n_classes} and {in_channels}")
     if "size" in takes: options["size"] = size or build.input[-1]
     if "pretrained" in takes: options["pretrained"] = pretrained
     elif pretrained: options["state"] = read_weights(weights_file(name, pretrained))
@@ -493,6 +497,8 @@ def as_net(module, n_classes, name, in_channels, shape):
     d = head.in_features if is_linear else trial(features, x, name).flatten(1).shape[1]
     if is_linear and head.out_features != n_classes: head = nn.Linear(d, n_classes)
     net = Net(name, features, head, d, n_classes, in_channels)
+    if isinstance(module, Net) and features is module.features:        # a class of its own may train in another way
+        module.head, module.n_classes, net = head, n_classes, module
     wide = list(trial(net, x, name).shape[1:])
     if wide != [n_classes]: raise FdgnbError(f"{name} gives {wide} for a sample, not {n_classes} logits, one a class")
     return net
@@ -651,13 +657,13 @@ def shape_before(name, block, side):
 @functools.cache
 def timm_backbone(name):
     "A builder of timm's network `name`, or of NAME@k, the same from block k on, as those that are registered."
-    timm, (whole, _, block) = import_timm(), name.partition("@")
+    timm, (whole, mark, block) = import_timm(), name.partition("@")
     if not timm.is_model(whole):
         close = difflib.get_close_matches(whole, timm.list_models(), n=3, cutoff=.3)
         raise FdgnbError(f"timm has no model {whole!r}{nearest(whole, close)}")
     shape = tuple(timm.get_pretrained_cfg_value(whole, "input_size") or (3, 224, 224))
     fixed = bool(timm.get_pretrained_cfg_value(whole, "fixed_input_size"))
-    if block: shape = shape_before(whole, block, shape[-1])
+    if mark: shape = shape_before(whole, block, shape[-1])
 
     def build(n_classes, in_channels=shape[0], size=shape[-1], pretrained=False):
         body = own_dropout(build_timm(whole, 3 if block else in_channels, size, pretrained))

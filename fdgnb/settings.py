@@ -321,7 +321,7 @@ def is_json(value):
 
 def check_load(load):
     "FdgnbError unless `load` is a dict of plain values, none of which has a setting of its own."
-    if not is_json(load):
+    if not is_json(load) or not all(isinstance(name, str) for name in load):
         raise FdgnbError(f"load={echo(load)}: wanted names and plain values, like {{'encoder': 'bert'}}")
     settings = {"name", "path", "load"} if "encoder" in load else {"size", "name", "path", "load"}
     for name in load:

@@ -137,10 +137,12 @@ def cache_arrays(key, make, stream=False):
             except OSError:                              # another process was faster
                 if not entry.exists(): raise
         tell_place(entry.parent)
-        return _open(entry)
     except OSError as e:
         raise FdgnbError(f"cannot keep decoded data in {str(entry.parent)!r}: {e.strerror or e}; set FDGNB_CACHE to a "
                          f"folder with room, or to off")
+    try: return _open(entry)
+    except (OSError, ValueError) as e:
+        raise FdgnbError(f"cached data {str(entry)!r}: {e}; is another program writing there?")
 
 # %% ../../nbs/data/02_cache.ipynb #d2758fb8
 def has_entry(key):

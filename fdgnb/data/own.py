@@ -42,6 +42,8 @@ def from_arrays(
         if isinstance(given, Domain):
             if given.split and not given.official: their_split[d] = given.split
             given = (given.x, given.y) if given.groups is None else (given.x, given.y, given.groups)
+        elif groups is not None and isinstance(given, (tuple, list)) and len(given) == 3:
+            raise FdgnbError(f"domain {d!r}: groups are given twice, with the labels and by groups=")
         if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
             raise FdgnbError(f"domain {d!r}: wanted a pair (x, y), of samples and labels, or (x, y, groups)")
         x[d], y[d] = given[:2]
@@ -157,10 +159,10 @@ def as_images(x, where="x", white=255):
     x = as_array(x, where)
     if isinstance(x, Pictures): x, white = x.to_bytes(white), 255
     x = to_nchw(x, where)
-    if x.dtype.kind == "b": x = x*np.uint8(255)
+    if x.dtype.kind == "b": x, white = x*np.uint8(255), 255
     if x.dtype.kind == "f":
         check_fractions(x, where)
-        x = np.rint(x*255).astype(np.uint8)
+        x, white = np.rint(x*255).astype(np.uint8), 255
     limit = min(white, 255) if x.dtype == np.uint8 else white
     check_range(x.min(), x.max(), limit, f"{where}: ")
     return torch.as_tensor(to_bytes(x, limit)).contiguous()
@@ -239,6 +241,8 @@ def number_labels(name, labels, classes, multilabel=None):
     known = list(range(first.shape[1])) if are_several else np.unique(np.concatenate(list(y.values()))).tolist()
     if classes is None: order, names = known, list(map(str, known))
     elif isinstance(classes, dict): order, names = list(classes), list(map(str, classes.values()))
+    elif isinstance(classes, (str, set, frozenset)):
+        raise FdgnbError(f"{name}: classes={echo(classes, 60)}; wanted a list of names or {{label: name}}")
     else:
         with placed(f"{name}: classes={echo(classes, 60)}"): names = list(map(str, classes))
         order = names if are_words else list(range(len(names)))
@@ -262,7 +266,10 @@ def read_pairs(ds, where, size, title):
     from tqdm.auto import tqdm
 
     def read(i):
-        with asking(f"{where}: sample {i}"): image, label = ds[i]
+        with asking(f"{where}: sample {i}"): row = ds[i]
+        if not isinstance(row, (tuple, list)) or len(row) != 2:
+            raise FdgnbError(f"{where}: sample {i} is no pair (image, label)")
+        image, label = row
         label = as_plain(label)
         if isinstance(label, list) and len(label) == 1: label = label[0]
         with placed(f"{where}, sample {i}"): return read_sample(image, size), label
@@ -299,7 +306,10 @@ def trace_labels(ds):
     targets = getattr(ds, "targets", None)
     if names and hasattr(targets, "__len__") and len(targets) == n: return [(names, as_plain(v)) for v in targets]
     if names: return [(names, np.nan if getattr(ds, "target_transform", None) else None)]*n    # NaN is no label's equal
-    if isinstance(parts, (list, tuple)): return [row for part in parts for row in trace_labels(part)]
+    if isinstance(parts, (list, tuple)):
+        rows = [row for part in parts for row in trace_labels(part)]
+        if len(rows) == n: return rows
+        raise FdgnbError(f"{type(ds).__name__} has {n} samples, the data sets in it {len(rows)}")
     held = [v for v in getattr(ds, "__dict__", {}).values() if isinstance(v, TorchDataset)]
     inner = getattr(ds, "dataset", held[0] if len(held) == 1 else None)
     if not hasattr(inner, "__len__"): return [(None, None)]*n

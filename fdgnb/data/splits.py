@@ -140,7 +140,7 @@ def ask_each(what, how, items):
     for d, ask in how.items():
         if not callable(ask): continue
         asked[d] = []
-        for item in items.get(d, ()):
+        for item in items.get(str(d), ()):
             with asking(f"{what}: the function of {str(item)!r}"): asked[d].append(ask(item))
             if what == "groups" and to_plain(asked[d][-1]) is None:
                 raise FdgnbError(f"groups: no group for {str(item)!r}")
