@@ -43,33 +43,59 @@ class Method:
         self.h = make(self.Hyper, hyper, f"hyper-parameter of {self.name or type(self).__name__}")
 
     # before the first round
-    def build(self, model): return model                             # once, before the first weights are used
+    def build(self, model):
+        "Change the network, once, before its first weights are used; returns it."
+        return model
     def setup(self, server): "Put into `server.state` what the method needs there from the start."
-    def offer(self, model, client): return {}                        # a payload, before the client trains
+    def offer(self, model, client):
+        "What a client sends before it trains, a payload; {}: nothing."
+        return {}
     def gather(self, server, offers): "Keep in `server.state` what the list of offers (k, payload) gives."
     # server to client
-    def download(self, server, k): return tagged("model", server.model)                   # k may be new
-    def receive(self, model, client, download): model.load_state_dict(part(download, "model"))
+    def download(self, server, k):
+        "What client k is sent, a payload; k may be new."
+        return tagged("model", server.model)
+    def receive(self, model, client, download):
+        "Load what was sent into the network, before local steps and before it is scored."
+        model.load_state_dict(part(download, "model"))
     def begin(self, model, client, download): "Before the first step: keep in `client.scratch` what it needs."
     # local steps
-    def params(self, model): return model.parameters()               # what the optimizer trains
-    def sample(self, client, rng): return shuffled_passes(client, rng)                    # index batches
-    def batch(self, x, y, client, rng): return x, y
-    def criterion(self, logits, y, client):                          # y: (B,) or (B, C)
+    def params(self, model):
+        "The parameters that the optimizer trains."
+        return model.parameters()
+    def sample(self, client, rng):
+        "The round's batches, as tensors of indices."
+        return shuffled_passes(client, rng)
+    def batch(self, x, y, client, rng):
+        "Change a batch before its step; returns (x, y)."
+        return x, y
+    def criterion(self, logits, y, client):
+        "The loss of logits (B, C) and labels y, (B,) or (B, C): one number."
         return label_loss(logits, y, client, getattr(client, "class_weights", None))
-    def loss(self, model, x, y, client): return self.criterion(model(x), y, client)
-    def gradients(self, model, client): clip_gradients(model, client)                     # after backward
-    def step(self, model, x, y, client): return descend(self, self.loss(model, x, y, client), model, client)
+    def loss(self, model, x, y, client):
+        "The loss of a batch: one number that depends on the weights."
+        return self.criterion(model(x), y, client)
+    def gradients(self, model, client):
+        "Change the gradients, between backward and the optimizer's step."
+        clip_gradients(model, client)
+    def step(self, model, x, y, client):
+        "One local step on a batch: its loss, detached."
+        return descend(self, self.loss(model, x, y, client), model, client)
     # client to server
     def end(self, model, client): "After the last step: keep in `client.state` what the next round needs."
     def upload(self, model, client):
+        "What the client sends after its local steps, a payload."
         numbers = {"scalars.n": scalar(client.n()), "scalars.loss": scalar(client.scratch["loss"])}
         return tagged("model", model.state_dict()) | numbers
     # at the server
     def weight(self, server, k, upload):
+        "The weight of a client's upload in the average, not normalized."
         return read_samples(k, upload) if server.settings.client_weights == "samples" else 1.
-    def decide(self, server, uploads): return {k: self.weight(server, k, u) for k, u in uploads}
+    def decide(self, server, uploads):
+        "The weights of all uploads [(k, upload)], {k: weight}; for a method that needs to see them together."
+        return {k: self.weight(server, k, u) for k, u in uploads}
     def aggregate(self, server, uploads):
+        "Average the uploads (k, upload) into `server.state`, by `server.weights`."
         mean, tags = RunningMean(), tuple(f"{tag}." for tag in self.averages)
         for k, upload in uploads:
             mean.push({q: v for q, v in upload.items() if q.startswith(tags)}, server.weights[k])
@@ -77,7 +103,9 @@ class Method:
     def finish(self, server): "After aggregation: what the server still does in the round."
     # on a domain nobody has seen
     def adapt(self, model, x, client): "Adapt the network to unlabeled samples x (as stored), in place."
-    def predict(self, model, x, client): return model(x)             # logits of a batch
+    def predict(self, model, x, client):
+        "Logits (B, C) of a batch of the unseen domain."
+        return model(x)
 
 # %% ../../nbs/federation/01_loop.ipynb #fa56b1b3
 HOOKS = tuple(k for k, v in vars(Method).items() if callable(v) and not k.startswith("_") and k != "Hyper")
