@@ -416,10 +416,10 @@ def read_table(source, what, wanted, columns):
     if not hasattr(source, "columns"):
         file = path_of(source, what, wanted)
         table, where, name, folder = read_csv(file), repr(str(file)), file.stem, file.parent
-    columns = {meaning: column for meaning, column in columns.items() if column is not None}
+    columns = {k: column for k, column in columns.items() if column is not None or k not in ("group", "part")}
     known, rows = list(table.columns), {}
     for meaning, column in columns.items():
-        chosen = list(column) if isinstance(column, (list, tuple)) else [column]
+        chosen = list(column) if column and isinstance(column, (list, tuple)) else [column]
         for c in chosen:
             if c not in known:
                 raise FdgnbError(f"{where} has no column {echo(c)}{nearest(c, known[:9])}; it is wanted for {meaning}")

@@ -190,7 +190,8 @@ def results(
 # %% ../../nbs/experiments/02_store.ipynb #storehlp1
 def metric_names(metrics):
     "The names of further metrics as a list, from one or several; FdgnbError on one that is unknown."
-    names = [m for m in list_members(metrics or ()) if m != "accuracy"]                # which every record has
+    members = [] if metrics is None or isinstance(metrics, str) and not metrics else list_members(metrics)
+    names = [m for m in members if m != "accuracy"]                                    # which every record has
     for m in names: METRICS.get(m)
     return list(dict.fromkeys(names))
 

@@ -336,6 +336,7 @@ def adapt_scores(part):
 
 def add_adapted(results):
     "Results, and a line 'label (adapted)' for each run whose method adapts the last model to the target."
+    if not hasattr(results, "record"): raise FdgnbError("wanted the lines that a grid's `run`, or `results`, gives")
     more = results[[bool(r and r["scores"].get("adapted", {}).get("last")) for r in results.record]]
     records = [adapt_scores(r) | dict(metrics={m: adapt_scores(v) for m, v in r.get("metrics", {}).items()})
                for r in more.record]

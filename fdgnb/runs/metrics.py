@@ -224,6 +224,7 @@ def rules_table(
     that was not measured."""
     points = BOTH if isinstance(point, str) and point == "both" else (point,)
     rules = [*RULES] if rules is None else [*rules] if isinstance(rules, (list, tuple)) else [rules]
+    if not rules: raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")
     for p in points: POINTS.get(p)
     for rule in rules: RULES.get(rule)
     there = [*MEANS, *run.history.metric[run.history.point.isin(points)].unique()]

@@ -285,10 +285,11 @@ class Record(dict):
     def parse(cls, text, where):
         "The record that a JSON text is; FdgnbError where it is none, or another version's."
         rec = parse_json(text)
-        if isinstance(rec, dict) and rec.get("format") == FORMAT: return cls(rec)
         made = rec.get("format") if isinstance(rec, dict) else None
-        if made: raise FdgnbError(f"another version of fdgnb wrote {where} ({echo(made)}): read it by that version")
-        raise FdgnbError(f"{where} is torn: delete it and run again; from git, get it again")
+        if made == FORMAT: return cls(rec)
+        if str(made).startswith("fdgnb-re"):                       # nobody is told to delete it
+            raise FdgnbError(f"{where} has the format {made!r}, not {FORMAT!r}: another version of fdgnb wrote it")
+        raise FdgnbError(f"{where} is torn or no record: delete it and run again; from git, get it again")
 
     @classmethod
     def read(cls, path):
