@@ -72,7 +72,7 @@ class Files(list):
     def __getitem__(self, i): return super().__getitem__(i)()
 
 
-TORCH = {"no samples": [], "unpack": [3], "missing": [(x[0], None)], "size=": [(x[0], 1), (x[0, :, 1:], 0)],
+TORCH = {"no samples": [], "no pair": [3], "missing": [(x[0], None)], "size=": [(x[0], 1), (x[0, :, 1:], 0)],
          "ZeroDivisionError": Files([lambda: 1/0])}
 
 
