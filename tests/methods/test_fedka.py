@@ -251,3 +251,11 @@ REFUSED = [(name, dict(target=None), "target") for name in (*PARTS, "fedka")] + 
 def test_refused(few, name, h, says):
     with pytest.raises(FdgnbError, match=says):
         run(name, few, **h)
+
+
+def test_a_client_with_fewer_samples_than_a_matching_matches_all_of_them_where_asked(few):
+    with pytest.warns(UserWarning, match="nothing is matched"): none = run("mkmmd", few, mmd_batch=64)
+    assert bits(none, "model.") == bits(run("fedavg", few), "model.")
+    whole = run("mkmmd", few, mmd_batch=64, mmd_few="all")
+    assert bits(whole, "model.") != bits(none, "model.")
+    assert bits(run("mkmmd", few, mmd_few="all")) == bits(run("mkmmd", few))           # a matching of 8 fits
