@@ -86,16 +86,23 @@ def _svhn_labels(y, shift, file="labels"):
 # %% ../../nbs/data/09_arrays.ipynb #93fc2001
 def _at(home, names):
     "These files, in `home` or up to three folders below; None unless all are there."
+    if not home: return None
     files = []
-    for name in names if home else ():
+    for name in names:
         below = (p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + name)) if p.is_file())
-        files.append(next(below, None))
-    return files if files and None not in files else None
+        file = next(below, None)
+        if file is None: return None
+        files.append(file)
+    return files
 
 
 def _first_at(homes, kinds):
     "The first family of files that is complete in one of the folders; None where none is."
-    return next((files for home in homes for names in kinds if (files := _at(home, names))), None)
+    for home in homes:
+        for names in kinds:
+            files = _at(home, names)
+            if files: return files
+    return None
 
 
 def _join_ends(train, test):
