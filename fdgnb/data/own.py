@@ -84,6 +84,11 @@ def read_sample(sample, size=None):
     raise FdgnbError(f"size= is for PIL images; resize {type(sample).__name__}s in the data set")
 
 
+def pixels_of(sample):
+    "The pixels of what `read_sample` gives."
+    return sample[0] if isinstance(sample, tuple) else sample
+
+
 class Pictures:
     "PIL images that wait for the white of their data set: (pixels, largest) of each, as `read_levels` gives them."
     def __init__(self, rows):
@@ -100,7 +105,7 @@ class Pictures:
 def join_samples(rows):
     "Samples (`read_sample`) of one shape as one array, PIL images alone as `Pictures`."
     pictures = [row for row in rows if isinstance(row, tuple)]
-    levels = [row[0] if isinstance(row, tuple) else row for row in rows]
+    levels = list(map(pixels_of, rows))
     if len({x.shape[:2] if pictures else x.shape for x in levels}) > 1:
         raise FdgnbError("samples of several shapes; resize them to one, or, of PIL images in from_torch, give size=, "
                          "like size=64")
@@ -290,9 +295,10 @@ def read_pairs(ds, where, size, title):
 
     with asking(f"{where}: the length of its data set"): n = len(ds)
     pairs = [read(i) for i in tqdm(range(n), title, leave=False, disable=bool(os.environ.get("TQDM_DISABLE")))]
-    for i in range(0, n, -(-n//16) or 1):
-        first, second = (x[0] if isinstance(x, tuple) else x for x in (pairs[i][0], read(i)[0]))
-        if first.tobytes() == second.tobytes(): continue
+    step = max(1, -(-n//16))
+    for i in range(0, n, step):
+        before, again = pixels_of(pairs[i][0]), pixels_of(read(i)[0])
+        if before.tobytes() == again.tobytes(): continue
         warnings.warn(f"{where}: sample {i} has other pixels each time it is read, by a random transform, which "
                       f"is drawn once here, for test samples too: leave it out, and give augment= to the run")
         break
