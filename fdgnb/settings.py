@@ -139,7 +139,9 @@ def model_of(cls):
 
 
 @functools.lru_cache(4096)
-def model_with(name, f): return Model({name: f})
+def model_with(name, f):
+    "The model of one field under a name; made once."
+    return Model({name: f})
 
 
 def check_given(cls, given):
