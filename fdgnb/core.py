@@ -115,11 +115,13 @@ class Registry(dict):
         "Put what is decorated under a name."
         check_words(self.kind, [name])
         def put(obj):
-            home, there = (getattr(o, "__module__", "") for o in (obj, dict.get(self, name, obj)))
-            if there == "__main__" != home:
+            before = dict.get(self, name, obj)
+            home, there = getattr(obj, "__module__", ""), getattr(before, "__module__", "")
+            is_of_notebook = home == "__main__"
+            if there == "__main__" and not is_of_notebook:
                 self.beneath[name] = obj
                 return obj
-            if home == "__main__": self.load().beneath.setdefault(name, dict.get(self, name))
+            if is_of_notebook: self.load().beneath.setdefault(name, dict.get(self, name))
             elif there != home:
                 raise FdgnbError(f"{self.kind} {name!r} is defined twice: in {there} and in {home}; choose another")
             self[name] = obj

@@ -471,9 +471,13 @@ def is_split(module, x):
 def split_last(module, x, name):
     "A module without its last linear layer, and this layer, whose output is the module's; x: a batch that it takes."
     copy, outputs = deepcopy(module), {}
-    def listen(key): return lambda layer, inputs, output: outputs.update({key: output})
+
+    def keep_output(key):
+        def keep(layer, inputs, output): outputs[key] = output
+        return keep
+
     for key, layer in copy.named_modules():
-        if isinstance(layer, nn.Linear): layer.register_forward_hook(listen(key))
+        if isinstance(layer, nn.Linear): layer.register_forward_hook(keep_output(key))
     logits = trial(copy, x, name)
     last = next((key for key, output in outputs.items() if output is logits), None)
     if last is None:
@@ -493,12 +497,14 @@ def as_net(module, n_classes, name, in_channels, shape):
     else:
         body, head = split_last(module, x, name)
         features = chain(body=body, flat=nn.Flatten())
-    is_linear = isinstance(head, nn.Linear)
-    d = head.in_features if is_linear else trial(features, x, name).flatten(1).shape[1]
-    if is_linear and head.out_features != n_classes: head = nn.Linear(d, n_classes)
-    net = Net(name, features, head, d, n_classes, in_channels)
+    if isinstance(head, nn.Linear):
+        d = head.in_features
+        if head.out_features != n_classes: head = nn.Linear(d, n_classes)
+    else: d = trial(features, x, name).flatten(1).shape[1]
     if isinstance(module, Net) and features is module.features:        # a class of its own may train in another way
-        module.head, module.n_classes, net = head, n_classes, module
+        net = module
+        net.head, net.n_classes = head, n_classes
+    else: net = Net(name, features, head, d, n_classes, in_channels)
     wide = list(trial(net, x, name).shape[1:])
     if wide != [n_classes]: raise FdgnbError(f"{name} gives {wide} for a sample, not {n_classes} logits, one a class")
     return net
@@ -560,6 +566,13 @@ def torchvision_names():
     return models.list_models(module=models)
 
 
+def replace_first_convolution(net, in_channels):
+    "Give a network a new first convolution, which takes `in_channels` channels."
+    first, old = next((key, m) for key, m in net.named_modules() if isinstance(m, nn.Conv2d))
+    shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+    net.set_submodule(first, nn.Conv2d(*shape, bias=old.bias is not None))
+
+
 @functools.cache
 def torchvision_backbone(name):
     "A builder of torchvision's classifier `name`, as those that are registered."
@@ -573,10 +586,7 @@ def torchvision_backbone(name):
         if state is not None:
             if fixed: state = models.vision_transformer.interpolate_embeddings(size, net.patch_size, state)
             fill(net, {k: v for k, v in state.items() if not k.lower().startswith("aux")}, name)
-        if in_channels != 3:
-            first, old = next((key, m) for key, m in net.named_modules() if isinstance(m, nn.Conv2d))
-            shape = in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
-            net.set_submodule(first, nn.Conv2d(*shape, bias=old.bias is not None))
+        if in_channels != 3: replace_first_convolution(net, in_channels)
         body, head = split_last(own_dropout(net), torch.zeros(2, in_channels, size, size), name)
         d = head.in_features
         if head.out_features != n_classes: head = nn.Linear(d, n_classes)

@@ -98,13 +98,15 @@ def read_word(f, word):
 
 def annotate(f):
     "The pydantic type of a field: all that its declaration allows."
-    allowed, about = kind_of(f), f.metadata
-    if allowed in LARGEST:
-        low = -LARGEST[allowed] if about.get("low") is None else about["low"]
-        high = LARGEST[allowed] if about.get("high") is None else about["high"]
-        allowed = Annotated[allowed, Limits(ge=low, le=high)]
-    if kind_of(f) is int: allowed = Annotated[allowed, BeforeValidator(to_whole)]
-    if kind_of(f) in NUMBERS: allowed = Annotated[allowed, BeforeValidator(read_exponents)]
+    kind, about = kind_of(f), f.metadata
+    allowed = kind
+    if kind in LARGEST:
+        low, high = about.get("low"), about.get("high")
+        if low is None: low = -LARGEST[kind]
+        if high is None: high = LARGEST[kind]
+        allowed = Annotated[kind, Limits(ge=low, le=high)]
+    if kind is int: allowed = Annotated[allowed, BeforeValidator(to_whole)]
+    if kind in NUMBERS: allowed = Annotated[allowed, BeforeValidator(read_exponents)]
     if about.get("choices") is not None:
         allowed = Annotated[Any, AfterValidator(functools.partial(choose, choices=about["choices"]))]
     further = about.get("also")
@@ -137,7 +139,9 @@ def model_of(cls):
 
 
 @functools.lru_cache(4096)
-def model_with(name, f): return Model({name: f})
+def model_with(name, f):
+    "The model of one field under a name; made once."
+    return Model({name: f})
 
 
 def check_given(cls, given):
@@ -337,10 +341,13 @@ def arg(kind, doc, **allowed):
 
 def check_arguments(what, function, own, args):
     "`args` of a function after `own` others, each checked as its annotation (`arg`) says; FdgnbError else."
-    signature, checked = inspect.signature(function), list(args)
+    signature = inspect.signature(function)
     with explaining(what): signature.bind(*[None]*own, *args)
-    for i, (spot, value) in enumerate(zip(list(signature.parameters.values())[own:], args)):
-        if isinstance(spot.annotation, Field): checked[i] = check_value(f"{what}: {spot.name}", value, spot.annotation)
+    parameters = list(signature.parameters.values())[own:]
+    checked = list(args)
+    for i, (parameter, value) in enumerate(zip(parameters, args)):
+        declared = parameter.annotation
+        if isinstance(declared, Field): checked[i] = check_value(f"{what}: {parameter.name}", value, declared)
     return tuple(checked)
 
 # %% ../nbs/02_settings.ipynb #ebca7162

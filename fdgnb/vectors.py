@@ -63,12 +63,15 @@ class RunningMean:
             if not 0 <= weight < math.inf: raise ValueError("wanted finite numbers of at least 0")
         self.total += weight
         if self.mean is None or self.total == weight:              # all before had weight 0
-            half, self.dtypes = (torch.float16, torch.bfloat16), {k: v.dtype for k, v in state.items()}
-            self.mean = {k: v.to(torch.float32 if v.dtype in half else v.dtype, copy=True) for k, v in state.items()}
-        elif weight:
-            for k, m in self.mean.items():
-                if is_vector(m): m.lerp_(state[k].to(m), weight/self.total)
-                else: torch.maximum(m, state[k], out=m)
+            half = torch.float16, torch.bfloat16
+            self.dtypes = {k: v.dtype for k, v in state.items()}
+            sums = {k: torch.float32 if dtype in half else dtype for k, dtype in self.dtypes.items()}
+            self.mean = {k: v.to(sums[k], copy=True) for k, v in state.items()}
+            return self
+        if not weight: return self
+        for k, m in self.mean.items():
+            if is_vector(m): m.lerp_(state[k].to(m), weight/self.total)
+            else: torch.maximum(m, state[k], out=m)
         return self
 
     def result(self) -> State:

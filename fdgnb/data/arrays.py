@@ -84,18 +84,25 @@ def _svhn_labels(y, shift, file="labels"):
     return (y % 10 - 1) % 10 if shift else y % 10
 
 # %% ../../nbs/data/09_arrays.ipynb #93fc2001
-def _at(home, names):
+def find_files(home, names):
     "These files, in `home` or up to three folders below; None unless all are there."
+    if not home: return None
     files = []
-    for name in names if home else ():
+    for name in names:
         below = (p for depth in ("", "*/", "*/*/", "*/*/*/") for p in sorted(home.glob(depth + name)) if p.is_file())
-        files.append(next(below, None))
-    return files if files and None not in files else None
+        file = next(below, None)
+        if file is None: return None
+        files.append(file)
+    return files
 
 
-def _first_at(homes, kinds):
+def find_first_files(homes, kinds):
     "The first family of files that is complete in one of the folders; None where none is."
-    return next((files for home in homes for names in kinds if (files := _at(home, names))), None)
+    for home in homes:
+        for names in kinds:
+            files = find_files(home, names)
+            if files: return files
+    return None
 
 
 def _join_ends(train, test):
@@ -132,7 +139,7 @@ def _digit_found(files, svhn=None, channels=3):
 def digit_five(svhn_shift=False):
     "Digit-Five from digit_five/: packed, the archive's .mat, or each set's own. svhn_shift: as in FedKA."
     home = find_home("digit_five", "digits_five")
-    found = {d: _first_at([home], kinds) for d, kinds in _DIGIT_FILES.items()}
+    found = {d: find_first_files([home], kinds) for d, kinds in _DIGIT_FILES.items()}
     return {d: lambda d=d, p=p: _digit_found(p, svhn_shift if d == "svhn" else None)
             for d, p in found.items() if p}
 
@@ -142,7 +149,7 @@ ANGLES = tuple(range(0, 150, 15))
 
 def _mnist_files():
     "MNIST's files, in the folder mnist or in digit_five."
-    return _first_at([find_home(n) for n in ("rotated_mnist", "mnist", "digit_five")], _MNIST_FILES)
+    return find_first_files([find_home(n) for n in ("rotated_mnist", "mnist", "digit_five")], _MNIST_FILES)
 
 
 _MNIST = dict(
@@ -261,9 +268,9 @@ def _packed_jpeg(files, classes):
 def _cifar(home, train, test, classes, extra=0):
     "A function to a CIFAR domain: batches, packed JPEG, or folders; None where there is none."
     for suffix in ("", ".bin"):
-        a, b = _at(home, [n + suffix for n in train]), _at(home, [n + suffix for n in test])
+        a, b = find_files(home, [n + suffix for n in train]), find_files(home, [n + suffix for n in test])
         if a and b: return lambda: _batches(a, b, extra)
-    pack = _at(home, ["train.npz", "test.npz"])
+    pack = find_files(home, ["train.npz", "test.npz"])
     if pack: return lambda: _packed_jpeg(pack, classes)
     parts = {p: find_subfolder(home, p) for p in ("train", "test")}
     if all(parts.values()) and find_subfolder(parts["train"], classes[0]):

@@ -186,9 +186,12 @@ def find_images(folders, has_parts, wanted):
     if loose: warnings.warn(f"passed over {len(loose)} images beside the class folders, the first: {str(loose[0])!r}")
     tree, seen = {}, []
     for d, folder in folders.items():
-        tree[d], above = {}, list_subfolders(folder) if has_parts else [folder]
-        odd = [part for part in above if has_parts and part.name not in PARTS]
-        if odd: raise FdgnbError(f"folder {str(odd[0])!r} is no part, train, val or test: {wanted_form}")
+        tree[d] = {}
+        above = [folder]
+        if has_parts:
+            above = list_subfolders(folder)
+            odd = [part for part in above if part.name not in PARTS]
+            if odd: raise FdgnbError(f"folder {str(odd[0])!r} is no part, train, val or test: {wanted_form}")
         for c in (c for place in above for c in list_subfolders(place)):
             files = list_images(c)
             if not files and (wanted is None or c.name in wanted):
@@ -208,7 +211,8 @@ def read_folders(name, labeled, size, on_error, white, window=None):
     window = window or common_window(name, [file for _, files, _ in labeled.values() for file in files])
 
     def read_at(white):
-        scale = f" scale 2 white {white}" + (f" window {window[0]:g} {window[1]:g}" if window else "")
+        scale = f" scale 2 white {white}"
+        if window: scale += f" window {window[0]:g} {window[1]:g}"
         missing = [d for d, of in labeled.items() if not has_entry(key_of(d, *of, size, name, scale))]
         n = sum(len(labeled[d][1]) for d in missing)
         if n: check_room(n*3*size**2, f"{name}: {n:,} images of {size} pixels a side")
@@ -219,9 +223,13 @@ def read_folders(name, labeled, size, on_error, white, window=None):
     usual = 65535 if any(wide for _, wide in highs.values()) else 255
     decided = decide_white(name, highs, white)
     if white is None and decided != usual: read = read_at(decided)
-    kept = {d: torch.zeros(len(files), dtype=torch.bool) for d, (_, files, _) in labeled.items()}
-    for d, (_, _, rows) in read.items(): kept[d][rows] = True
-    return {d: domain.x for d, (domain, *_) in read.items()}, kept, dict(white=decided, window=window)
+    x, kept = {}, {}
+    for d, (domain, _, rows) in read.items():
+        _, files, _ = labeled[d]
+        x[d] = domain.x
+        kept[d] = torch.zeros(len(files), dtype=torch.bool)
+        kept[d][rows] = True
+    return x, kept, dict(white=decided, window=window)
 
 # %% ../../nbs/data/03_folders.ipynb #565eb84d
 def from_folder(

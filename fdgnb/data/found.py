@@ -136,7 +136,7 @@ def to_nhw(a, file="pixels"):
     return np.rint(np.clip(a, 0, 255)).astype(np.uint8)
 
 # %% ../../nbs/data/07_found.ipynb #cfa17761
-def _read(name, d, f, size, on_error):
+def read_found(name, d, f, size, on_error):
     "A `Found` of images as a Domain; its `y` are row numbers of `f` (what is unreadable may be missing)."
     if f.kind == "files":
         base = Path(os.path.commonpath([p.parent for p in f.samples()]))
@@ -187,7 +187,7 @@ def encode_domain(name, d, f, encoder, tokens):
     return Domain.from_arrays(d, cache_arrays(key, make_arrays, stream=True))
 
 # %% ../../nbs/data/07_found.ipynb #88d04e76
-def _with_official(dom, f, rows, name):
+def attach_official(dom, f, rows, name):
     "Attach `official` and `split` to a domain; `rows`: the row of `f` that each sample of the domain is."
     lists = {k: torch.from_numpy(np.asarray(i, np.int64)) for k, i in f.parts.items()}
     dom.official = renumber(lists, torch.as_tensor(rows), len(f.y)) or {}
@@ -207,13 +207,13 @@ def sum_counts(published):
     return published if isinstance(published, int) else sum(published)
 
 
-def _differs(counts, published):
+def describe_difference(counts, published):
     "Counts by class against a published number or list: None, or the figures that differ."
     if published is None: return None
     n = int(counts.sum())
     if n != sum_counts(published): return f"{n} (published: {sum_counts(published)})"
-    is_equal = isinstance(published, int) or counts.tolist() == list(published)
-    return None if is_equal else "as many as published, but not of each class"
+    if isinstance(published, int) or counts.tolist() == list(published): return None
+    return "as many as published, but not of each class"
 
 # %% ../../nbs/data/07_found.ipynb #b7173900
 def find_domains(load, domains, options):
@@ -238,10 +238,11 @@ def find_domains(load, domains, options):
     return {d: lambda get=there[d]: get().check(n) for d in chosen}
 
 # %% ../../nbs/data/07_found.ipynb #29f3bfb6
-def _load(load, size, domains, on_error, options):
+def load_found(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
-    made, odd, sides, encoder, defaults = {}, [], [], None, dict(info["defaults"])
+    made, differences, sides = {}, [], []
+    encoder, defaults = None, dict(info["defaults"])
     if size and defaults["backbone"] == "alexnet_bn": defaults["backbone"] = suggest_backbone(size)
     of_images = options.pop("encoder", None) if info["size"] else None      # a finder of texts has its own option
     if of_images:
@@ -255,20 +256,22 @@ def _load(load, size, domains, on_error, options):
         if not len(f.y):
             raise FdgnbError(f"domain {d!r} of {name} in {home!r} has none of the {len(info['class_names'])} classes")
         if f.kind == "text":
-            encoder, dom = about_encoder(text_encoder, tokens), encode_domain(name, d, f, text_encoder, tokens)
+            encoder = about_encoder(text_encoder, tokens)
+            dom = encode_domain(name, d, f, text_encoder, tokens)
         elif of_images:
-            read = lambda d=d, f=f: _read(name, d, f, encoder["size"], on_error)
+            read = lambda d=d, f=f: read_found(name, d, f, encoder["size"], on_error)
             words = [name, d, f.channels, f.tag, on_error]
             dom = Domain.from_arrays(d, keep_features(words, f.files, encoder, read))
-        else: dom = _read(name, d, f, size, on_error)
+        else: dom = read_found(name, d, f, size, on_error)
         rows = dom.y.numpy()
-        made[d] = _with_official(replace(dom, y=torch.from_numpy(f.y[rows])), f, rows, name)
+        made[d] = attach_official(replace(dom, y=torch.from_numpy(f.y[rows])), f, rows, name)
         counts = np.bincount(f.y, minlength=len(info["class_names"]))
-        difference = _differs(counts, f.published or info["published"].get(d))
-        if difference: odd.append(f"{d} {difference}")
+        difference = describe_difference(counts, f.published or info["published"].get(d))
+        if difference: differences.append(f"{d} {difference}")
         if f.side and f.side < size: sides.append(f.side)
     note = f" ({info['note']})" if info["note"] else ""
-    if odd: warnings.warn(f"{name} in {home!r} has other numbers of samples than published: {', '.join(odd)}{note}")
+    if differences:
+        warnings.warn(f"{name} in {home!r} has other numbers of samples than published: {', '.join(differences)}{note}")
     if sides:
         warnings.warn(f"{name} in {home!r} is a copy of {min(sides)} pixels a side: {size} pixels are only "
                       f"that, enlarged")
@@ -287,7 +290,7 @@ def source(name, description, published, classes, size, where, home=None, citati
             usual = load.info["size"]
             if encoder is not None: options["encoder"] = encoder
             if usual and encoder: usual = SIDE
-            return _load(load, check_size(size or usual) if usual else None, domains, on_error, options)
+            return load_found(load, check_size(size or usual) if usual else None, domains, on_error, options)
 
         def is_complete(): return set(published) <= set(find())
 

@@ -84,6 +84,11 @@ def read_sample(sample, size=None):
     raise FdgnbError(f"size= is for PIL images; resize {type(sample).__name__}s in the data set")
 
 
+def pixels_of(sample):
+    "The pixels of what `read_sample` gives."
+    return sample[0] if isinstance(sample, tuple) else sample
+
+
 class Pictures:
     "PIL images that wait for the white of their data set: (pixels, largest) of each, as `read_levels` gives them."
     def __init__(self, rows):
@@ -100,7 +105,7 @@ class Pictures:
 def join_samples(rows):
     "Samples (`read_sample`) of one shape as one array, PIL images alone as `Pictures`."
     pictures = [row for row in rows if isinstance(row, tuple)]
-    levels = [row[0] if isinstance(row, tuple) else row for row in rows]
+    levels = list(map(pixels_of, rows))
     if len({x.shape[:2] if pictures else x.shape for x in levels}) > 1:
         raise FdgnbError("samples of several shapes; resize them to one, or, of PIL images in from_torch, give size=, "
                          "like size=64")
@@ -168,6 +173,13 @@ def as_images(x, where="x", white=255):
     return torch.as_tensor(to_bytes(x, limit)).contiguous()
 
 
+def to_vectors(x, where):
+    "An array (N, ...) as vectors float32 (N, D); FdgnbError on what is not finite."
+    with placed(where): vectors = torch.from_numpy(x).float().reshape(len(x), -1)
+    if vectors.isfinite().all(): return vectors
+    raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
+
+
 def read_domains(name, samples, white, kind=None):
     "({domain: samples} as a Domain keeps them, white) of {domain: samples in any form}, on one scale."
     white = check_value("white", white, WHITE)
@@ -176,21 +188,22 @@ def read_domains(name, samples, white, kind=None):
     for d, given in samples.items():
         where = f"domain {d!r}"
         made[d] = x = as_array(given, where)
-        if isinstance(x, Pictures) and kind != "vectors": highs[d] = x.highs
-        elif kind == "vectors" or not kind and x.ndim == 2:
-            with placed(where): made[d] = torch.from_numpy(x).float().reshape(len(x), -1)
-            if not made[d].isfinite().all():
-                raise FdgnbError(f"{where}: vectors that are not finite; replace NaN, as by numpy.nan_to_num")
-        else:
-            to_nchw(x, where)
-            high = int(x.max()) if x.dtype.kind in "iu" else 0
-            if high: check_range(x.min(), high, 65535, f"{where}: ")
-            highs[d] = (high, 0) if x.dtype == np.uint8 else (0, high)
-            if not kind and x.ndim == 3 and x.dtype.kind == "f":
-                warnings.warn(f"{name}: samples {x.shape[1:]} are taken for gray images and become bytes: say "
-                              f"kind='images', or of signals kind='vectors'")
+        if isinstance(x, Pictures) and kind != "vectors":
+            highs[d] = x.highs
+            continue
+        if kind == "vectors" or not kind and x.ndim == 2:
+            made[d] = to_vectors(x, where)
+            continue
+        to_nchw(x, where)                                                # refuses what is no image
+        high = int(x.max()) if x.dtype.kind in "iu" else 0
+        if high: check_range(x.min(), high, 65535, f"{where}: ")
+        highs[d] = (high, 0) if x.dtype == np.uint8 else (0, high)
+        if not kind and x.ndim == 3 and x.dtype.kind == "f":
+            warnings.warn(f"{name}: samples {x.shape[1:]} are taken for gray images and become bytes: say "
+                          f"kind='images', or of signals kind='vectors'")
     white = decide_white(name, highs, white)
-    return {d: as_images(x, f"domain {d!r}", white) if d in highs else x for d, x in made.items()}, white
+    for d in highs: made[d] = as_images(made[d], f"domain {d!r}", white)
+    return made, white
 
 # %% ../../nbs/data/16_own.ipynb #4bc771eb
 WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
@@ -221,6 +234,18 @@ def as_labels(y):
                      f"fractions")
 
 
+def order_classes(name, known, classes, are_words):
+    "(The labels in the order of their numbers, the names of their classes), as `classes` says, or of all known labels."
+    if classes is None: return known, list(map(str, known))
+    if isinstance(classes, dict): return list(classes), list(map(str, classes.values()))
+    given = f"{name}: classes={echo(classes, 60)}"
+    if isinstance(classes, (str, set, frozenset)):
+        raise FdgnbError(f"{given}; wanted a list of names or {{label: name}}")
+    with placed(given): names = list(map(str, classes))
+    if are_words: return names, names
+    return list(range(len(names))), names
+
+
 def number_labels(name, labels, classes, multilabel=None):
     """({domain: labels as a Domain keeps them}, the classes' names) of labels by domain, in any container.
 
@@ -239,13 +264,7 @@ def number_labels(name, labels, classes, multilabel=None):
         raise FdgnbError(f"{name}: in domain {next(iter(y))!r}, as in all, every sample has exactly one label; of "
                          f"one-hot labels take y.argmax(1), where several are possible say multilabel=True")
     known = list(range(first.shape[1])) if are_several else np.unique(np.concatenate(list(y.values()))).tolist()
-    if classes is None: order, names = known, list(map(str, known))
-    elif isinstance(classes, dict): order, names = list(classes), list(map(str, classes.values()))
-    elif isinstance(classes, (str, set, frozenset)):
-        raise FdgnbError(f"{name}: classes={echo(classes, 60)}; wanted a list of names or {{label: name}}")
-    else:
-        with placed(f"{name}: classes={echo(classes, 60)}"): names = list(map(str, classes))
-        order = names if are_words else list(range(len(names)))
+    order, names = order_classes(name, known, classes, are_words)
     if len(set(names)) < len(names): raise FdgnbError(f"{name}: classes= gives a name twice; wanted different names")
     lost = [label for label in known if label not in order]
     if lost:
@@ -276,9 +295,10 @@ def read_pairs(ds, where, size, title):
 
     with asking(f"{where}: the length of its data set"): n = len(ds)
     pairs = [read(i) for i in tqdm(range(n), title, leave=False, disable=bool(os.environ.get("TQDM_DISABLE")))]
-    for i in range(0, n, -(-n//16) or 1):
-        first, second = (x[0] if isinstance(x, tuple) else x for x in (pairs[i][0], read(i)[0]))
-        if first.tobytes() == second.tobytes(): continue
+    step = max(1, -(-n//16))
+    for i in range(0, n, step):
+        before, again = pixels_of(pairs[i][0]), pixels_of(read(i)[0])
+        if before.tobytes() == again.tobytes(): continue
         warnings.warn(f"{where}: sample {i} has other pixels each time it is read, by a random transform, which "
                       f"is drawn once here, for test samples too: leave it out, and give augment= to the run")
         break
@@ -374,20 +394,23 @@ def from_torch(
         with placed(f"domain {d!r}"), asking("naming its classes"): named[d] = name_labels(ds, y[d], f"domain {d!r}")
     rows = {d: range(len(labels)) for d, labels in y.items()}
     groups, split = ask_each("groups", groups, rows), ask_each("split", split, rows)
-    first, *others = {id(names): names for of in named.values() for names in of}.values() or [None]
-    if any(isinstance(label, (list, tuple)) for labels in y.values() for label in labels):
-        if classes is None and any(names != first for names in others):
+    tables = list({id(names): names for of_samples in named.values() for names in of_samples}.values()) or [None]
+    are_several = any(isinstance(label, (list, tuple)) for labels in y.values() for label in labels)
+    if are_several and classes is None:
+        classes = tables[0]
+        if any(names != classes for names in tables):
             raise FdgnbError(f"{name}: its data sets name the columns of their labels differently; give all the same "
                              f"`classes`")
-        if classes is None: classes = first
-    elif first or any(others):
-        if isinstance(classes, dict) and not any(isinstance(c, str) for c in classes): classes = list(classes.values())
+    if any(tables) and not are_several:
+        are_numbered = isinstance(classes, dict) and not any(isinstance(c, str) for c in classes)
+        if are_numbered: classes = list(classes.values())
         given = dict(enumerate(map(str, classes))) if isinstance(classes, (list, tuple)) else None
         for d, names in named.items():
             with placed(f"domain {d!r}"): y[d] = translate_labels(y[d], names, given)
         if classes is None:
-            is_one = all(list(names.values()) == list(first.values()) for names in others)
-            classes = list(first.values()) if is_one else sorted({c for of in (first, *others) for c in of.values()})
+            orders = [list(names.values()) for names in tables]
+            is_one_order = all(order == orders[0] for order in orders)
+            classes = orders[0] if is_one_order else sorted({c for order in orders for c in order})
     return from_arrays({d: (x[d], y[d]) for d in x}, classes, name, white, groups, split, stratify, multilabel, kind)
 
 # %% ../../nbs/data/16_own.ipynb #76a8edc2
@@ -419,7 +442,8 @@ def read_table(source, what, wanted, columns):
     columns = {k: column for k, column in columns.items() if column is not None or k not in ("group", "part")}
     known, rows = list(table.columns), {}
     for meaning, column in columns.items():
-        chosen = list(column) if column and isinstance(column, (list, tuple)) else [column]
+        are_several = bool(column) and isinstance(column, (list, tuple))
+        chosen = list(column) if are_several else [column]
         for c in chosen:
             if c not in known:
                 raise FdgnbError(f"{where} has no column {echo(c)}{nearest(c, known[:9])}; it is wanted for {meaning}")
@@ -427,7 +451,7 @@ def read_table(source, what, wanted, columns):
             if len(empty) and meaning != "part":
                 raise FdgnbError(f"{where}: {len(empty)} rows have no {c}, the first is row {empty[0]} (from 0): leave "
                                  f"them out")
-        if isinstance(column, (list, tuple)):
+        if are_several:
             rows[meaning] = table[chosen].map(lambda v: TRUTH.get(str(v).strip().lower(), v)).values.tolist()
         elif meaning == "label" and folder is not None: rows[meaning] = read_labels(table[column])
         else: rows[meaning] = table[column].tolist()
@@ -481,8 +505,10 @@ def from_texts(
     kept, wanted = None, "a folder, a CSV file, or a DataFrame with the columns text, label, domain"
     folder = None if hasattr(source, "columns") else path_of(source, "texts", wanted)
     if folder and is_folder(folder):
-        (files, labels), source_name = find_texts(folder), folder.absolute().name
-        groups, split = name_files("groups", groups, folder, files, 2), name_files("split", split, folder, files, 2)
+        source_name = folder.absolute().name
+        files, labels = find_texts(folder)
+        groups = name_files("groups", groups, folder, files, 2)
+        split = name_files("split", split, folder, files, 2)
         texts, kept = read_texts(files, labels, on_error)
     else:
         meanings = dict(text="text", label="label", domain="domain", group=groups, part=split)

@@ -37,24 +37,35 @@ def white_of(high):
     return next(white for white in WHITES if high <= white)
 
 
+def find_white(name, largest):
+    "The white that fits {(domain, whether it has more than bytes): largest pixel}; FdgnbError on two scales."
+    most = max(largest.values())
+    white = white_of(most)
+    kinds = {0: set(), 1: set()}                             # 1: zeros and ones, 255: bytes, 1023: more than bytes
+    for (_, is_wide), high in largest.items(): kinds[is_wide].add(min(white_of(high), 1023))
+    is_one_scale = len(kinds[0] | kinds[1]) == 1
+    are_full_bytes_beside_wide = kinds == {0: {255}, 1: {1023}}
+    if not is_one_scale and not are_full_bytes_beside_wide:
+        (a, _), (b, _) = min(largest, key=largest.get), max(largest, key=largest.get)
+        raise FdgnbError(f"{name}: pixels of {a!r} reach {min(largest.values())}, those of {b!r} {most}: two "
+                         f"scales in one data set; scale each domain to [0, 1], or say white={white} if that is "
+                         f"white in all")
+    if white != 255:
+        warnings.warn(f"{name}: pixels reach {most}: {white} counts as white; give white= if another does")
+    return white
+
+
 def decide_white(name, highs, white=None):
     """The whole number that counts as white in data set `name`, said where it is not 255.
 
     highs: {domain: (largest of its bytes, largest of its wider whole numbers)}, 0 of none. white: as the caller says.
     FdgnbError where two domains have two scales."""
-    largest = {(d, is_wide): int(pair[is_wide]) for d, pair in highs.items() for is_wide in (0, 1) if pair[is_wide]}
+    largest = {}
+    for d, pair in highs.items():
+        for is_wide in (0, 1):
+            if pair[is_wide]: largest[d, is_wide] = int(pair[is_wide])
     if not largest: return white or 255                                               # black has no scale
-    if white is None:
-        most = max(largest.values())
-        white, kinds = white_of(most), {0: set(), 1: set()}     # 1: zeros and ones, 255: bytes, 1023: more than bytes
-        for (_, is_wide), high in largest.items(): kinds[is_wide].add(min(white_of(high), 1023))
-        if len(kinds[0] | kinds[1]) > 1 and kinds != {0: {255}, 1: {1023}}:
-            (a, _), (b, _) = min(largest, key=largest.get), max(largest, key=largest.get)
-            raise FdgnbError(f"{name}: pixels of {a!r} reach {min(largest.values())}, those of {b!r} {most}: two "
-                             f"scales in one data set; scale each domain to [0, 1], or say white={white} if that is "
-                             f"white in all")
-        if white != 255:
-            warnings.warn(f"{name}: pixels reach {most}: {white} counts as white; give white= if another does")
+    if white is None: white = find_white(name, largest)
     for (d, is_wide), high in largest.items():
         limit = white if is_wide else min(white, 255)
         check_range(0, high, limit, f"{name}, domain {d!r}: ")

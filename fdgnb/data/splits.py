@@ -107,9 +107,10 @@ def attach_splits(data, groups=None, split=None, stratify=None, exempt=(), kept=
     """The data set with groups and own splits, each {domain: values, or None}, beside its domains.
 
     exempt: domains that need not be named. kept: {domain: which of all that were listed it has}, of values of all."""
-    kept = kept or {d: torch.ones(len(domain), dtype=torch.bool) for d, domain in data.domains.items()}
+    if not kept: kept = {d: torch.ones(len(domain), dtype=torch.bool) for d, domain in data.domains.items()}
     rows = {d: mask.nonzero()[:, 0] for d, mask in kept.items()}
-    added, named = {d: {} for d in data.domains}, {}
+    added = {d: {} for d in data.domains}
+    named = {}
     for d, values in read_named(data, "groups", groups, exempt).items():
         with placed(f"domain {d!r}"): names = name_groups(values, len(kept[d]))
         named[d] = [names[i] for i in rows[d]]
@@ -119,7 +120,8 @@ def attach_splits(data, groups=None, split=None, stratify=None, exempt=(), kept=
         added[d] |= dict(split=renumber(parts, rows[d], len(kept[d])), official=None)
     defaults = data.defaults
     if stratify is not None: defaults = defaults | dict(stratify=check_value("stratify", stratify, STRATIFY))
-    return replace(data, domains={d: replace(dom, **added[d]) for d, dom in data.domains.items()}, defaults=defaults)
+    domains = {d: replace(domain, **added[d]) for d, domain in data.domains.items()}
+    return replace(data, domains=domains, defaults=defaults)
 
 
 def build_dataset(name, x, y, classes, groups=None, split=None, stratify=None, kept=None, defaults={}, **about):
@@ -141,9 +143,9 @@ def ask_each(what, how, items):
         if not callable(ask): continue
         asked[d] = []
         for item in items.get(str(d), ()):
-            with asking(f"{what}: the function of {str(item)!r}"): asked[d].append(ask(item))
-            if what == "groups" and to_plain(asked[d][-1]) is None:
-                raise FdgnbError(f"groups: no group for {str(item)!r}")
+            with asking(f"{what}: the function of {str(item)!r}"): value = ask(item)
+            if what == "groups" and to_plain(value) is None: raise FdgnbError(f"groups: no group for {str(item)!r}")
+            asked[d].append(value)
     return asked
 
 
