@@ -49,8 +49,9 @@ def takes(page, *other):
     "Decorator: a command has the options of a page; `other` fields are no options of it."
     def put(command):
         options = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options += [option_of(f, "Settings" if k in SETTINGS else "Options") for k, f in fields_of(page).items()
-                    if k not in ("hyper", *other)]
+        for name, field in fields_of(page).items():
+            if name in ("hyper", *other): continue
+            options.append(option_of(field, "Settings" if name in SETTINGS else "Options"))
         command.__signature__ = inspect.Signature(options)
         command.__annotations__ = {p.name: p.annotation for p in options}
         return command

@@ -28,16 +28,26 @@ SEEDS = 1000                    # apart from one target to the next
 class Study:
     "One table of the comparison as `reports/studies.toml` declares it: its methods, targets, seeds and runs."
     def __init__(self, name, declared):
-        self.name, self.what, self.methods = name, declared["what"], declared["methods"]
-        self.repetitions, self.trial_rounds = declared["repetitions"], declared["trial_rounds"]
-        self.further_trials, self.classes = declared["further_trials"], declared["classes"]
-        self.hours, self.smallest_gain = declared["hours"], declared["smallest_gain"]
+        self.name = name
+        self.what = declared["what"]
+        self.methods = declared["methods"]
+        self.repetitions = declared["repetitions"]
+        self.trial_rounds = declared["trial_rounds"]
+        self.further_trials = declared["further_trials"]
+        self.classes = declared["classes"]
+        self.hours = declared["hours"]
+        self.smallest_gain = declared["smallest_gain"]
         self.lacking = missing_data(declared)
-        self.runs, self.options = dict(declared["repeated"]), declared.get("options", {})
-        self.rounds, self.is_in_domain = self.runs["rounds"], self.runs["target"] == "none"
-        self.targets = [None] if self.is_in_domain else [*DATASETS.get(self.runs["dataset"]).info["counts"]]
-        if self.is_in_domain: self.runs["target"] = None
-        self.planner, self.grids = Planner(), {}
+        self.runs = dict(declared["repeated"])
+        self.options = declared.get("options", {})
+        self.rounds = self.runs["rounds"]
+        self.is_in_domain = self.runs["target"] == "none"
+        if self.is_in_domain:
+            self.runs["target"] = None
+            self.targets = [None]
+        else: self.targets = list(DATASETS.get(self.runs["dataset"]).info["counts"])
+        self.planner = Planner()
+        self.grids = {}
 
     def seed_of(self, target, s):
         "The seed of a target's repetition s."
@@ -64,10 +74,14 @@ class Study:
         made = self.list_runs(method, {}, self.rounds).plan.iloc[0]
         return defaults_of(made, ["lr", *method_class(method).tune])
 
+    def count_trials(self):
+        "How many trials a method has on a target in a repetition."
+        return len(RATES) + len(FURTHER) if self.further_trials else len(RATES)
+
     def count_runs(self):
         "How many runs the study has, trials among them."
-        trials = len(RATES) + (len(FURTHER) if self.further_trials else 0)
-        return len(self.methods)*len(self.targets)*self.repetitions*(trials + 1)
+        reports = len(self.methods)*len(self.targets)*self.repetitions
+        return reports*(self.count_trials() + 1)
 
 
 def read_comparison(path=None):
@@ -119,8 +133,8 @@ def rank_trials(trials):
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0008
 def play_trials(study, method, s, wanted, play):
     "Run trials; [(target, values, score)]. wanted: [(target, values)]."
-    lines = pd.DataFrame([study.line(method, *at, study.trial_rounds) for at in ((t, s, v) for t, v in wanted)])
-    made = play(lines.reset_index(drop=True))
+    lines = [study.line(method, target, s, values, study.trial_rounds) for target, values in wanted]
+    made = play(pd.DataFrame(lines).reset_index(drop=True))
     return [(target, values, score_trial(record)) for (target, values), record in zip(wanted, made.record)]
 
 
@@ -131,35 +145,46 @@ def rank_target(trials, target):
 
 def play_repetition(study, method, s, play):
     "Search and report of a method in repetition s, on all targets; {target: values of its report}."
-    usual, tune = study.usual_values(method), method_class(method).tune
-    trials = play_trials(study, method, s, [(t, v) for v in list_rates(usual) for t in study.targets], play)
-    if study.further_trials:
-        best = {t: ranked[0] for t in study.targets if (ranked := rank_target(trials, t))}
-        further = [(t, v) for t in best for v in list_further(tune, usual, best[t])]
-        if further: trials += play_trials(study, method, s, further, play)
-    candidates = {t: rank_target(trials, t) for t in study.targets}
+    usual = study.usual_values(method)
+    rates = [(target, values) for values in list_rates(usual) for target in study.targets]
+    trials = play_trials(study, method, s, rates, play)
+    further = []
+    for target in study.targets if study.further_trials else ():
+        ranked = rank_target(trials, target)
+        if not ranked: continue
+        further += [(target, values) for values in list_further(method_class(method).tune, usual, ranked[0])]
+    if further: trials += play_trials(study, method, s, further, play)
+    return play_reports(study, method, s, trials, play)
+
+
+def play_reports(study, method, s, trials, play):
+    "Report every target at its best values, where that run fails at the next best; {target: values of its report}."
+    candidates = {target: rank_target(trials, target) for target in study.targets}
     chosen = {}
-    while waiting := [t for t, ranked in candidates.items() if ranked and t not in chosen]:
-        lines = [study.line(method, t, s, candidates[t][0], study.rounds) for t in waiting]
+    while True:
+        waiting = [target for target in study.targets if candidates[target] and target not in chosen]
+        if not waiting: return chosen
+        lines = [study.line(method, target, s, candidates[target][0], study.rounds) for target in waiting]
         made = play(pd.DataFrame(lines).reset_index(drop=True))
         for target, state in zip(waiting, made.state):
             values = candidates[target].pop(0)
             if state == "done": chosen[target] = values
-    return chosen
 
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0010
 def records_of(study, folder=None):
     "The published records of a study, by repetition: {s: records}."
     folder = Path(folder or root()/"reports"/"records")/study.name
-    return {s: records for s in range(study.repetitions) if (records := read_study(folder/f"{s}.jsonl.gz"))}
+    published = {s: read_study(folder/f"{s}.jsonl.gz") for s in range(study.repetitions)}
+    return {s: records for s, records in published.items() if records}
 
 
 def describe_run(record):
     "(method, target, seed, rounds, values) of a record; values: the rate, and the option that is searched."
     args = record["args"]
-    options = method_class(args["method"]).tune
-    values = {option: args["hyper"].get(option, args["settings"].get(option)) for option in options}
-    return args["method"], args["target"], args["seed"], args["rounds"], dict(lr=args["settings"]["lr"]) | values
+    values = dict(lr=args["settings"]["lr"])
+    for option in method_class(args["method"]).tune:
+        values[option] = args["hyper"].get(option, args["settings"].get(option))
+    return args["method"], args["target"], args["seed"], args["rounds"], values
 
 
 def find_reports(study, records):
@@ -169,15 +194,18 @@ def find_reports(study, records):
     trials, reports, failed = {}, {}, {}
     for record in records:
         method, target, seed, rounds, values = describe_run(record)
-        key, ended = (method, target, seed), "error" not in record
+        key = method, target, seed
+        has_ended = "error" not in record
         if rounds == study.trial_rounds:
-            trials.setdefault(key, []).append((values, score_trial(record if ended else None)))
-        elif ended: reports[key] = dict(values=values, record=record)
+            score = score_trial(record) if has_ended else None
+            trials.setdefault(key, []).append((values, score))
+        elif has_ended: reports[key] = dict(values=values, record=record)
         else: failed[key] = failed.get(key, 0) + 1
     for key, tried in trials.items():
-        ended = sum(score is not None for _, score in tried)
-        all_diverged = len(tried) >= len(RATES) and failed.get(key, 0) == ended
-        if key not in reports and all_diverged: reports[key] = dict(values=None, record=None)
+        if key in reports or len(tried) < len(RATES): continue
+        candidates = [values for values, score in tried if score is not None]
+        all_diverged = failed.get(key, 0) == len(candidates)
+        if all_diverged: reports[key] = dict(values=None, record=None)
     return {key: report | dict(trials=trials[key]) for key, report in reports.items()}
 
 
@@ -198,11 +226,14 @@ class TimeIsOver(Exception):
 class Repetition:
     "Repetition s of a study while it is played: its working folder, its published file, and its hours."
     def __init__(self, study, s, folder):
-        self.study, self.s, self.folder = study, s, Path(folder)
+        self.study = study
+        self.s = s
+        self.folder = Path(folder)
         self.file = self.folder/study.name/f"{s}.jsonl.gz"
         working = root()/"runs"/"comparison"/study.name/str(s)
         self.store = Store(working, studies=working)
-        self.counted, self.published = time.process_time(), time.monotonic()
+        self.counted = time.process_time()
+        self.published = time.monotonic()
 
     def unpack(self):
         "Put published records into the working folder, where it lacks them."
@@ -215,21 +246,27 @@ class Repetition:
         if records:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_study(self.file, records)
+        self.note_hours()
+        self.published = time.monotonic()
+
+    def note_hours(self):
+        "Add the processor hours since the last time to those of this repetition."
         now = time.process_time()
         hours = read_hours(self.folder)
         key = f"{self.study.name} {self.s}"
         hours[key] = round(hours.get(key, 0.) + (now - self.counted)/3600, 4)
         atomic_write(self.folder/"hours.json", json.dumps(hours, indent=1) + "\n")
-        self.counted, self.published = now, time.monotonic()
+        self.counted = now
 
     def publish_often(self):
+        "Publish, unless that was done a moment ago."
         if time.monotonic() - self.published > OFTEN: self.publish()
 
     def play(self, clock, jobs):
         "Play what is missing, method by method; TimeIsOver where the budget ends."
         self.unpack()
 
-        def play(lines):
+        def play_lines(lines):
             made = run_within(clock, self.study.planner, lines, self.store, jobs)
             if not made.state.isin(["done", "failed"]).all(): raise TimeIsOver
             self.publish_often()
@@ -237,7 +274,7 @@ class Repetition:
 
         try:
             for method in self.study.methods:
-                chosen = play_repetition(self.study, method, self.s, play)
+                chosen = play_repetition(self.study, method, self.s, play_lines)
                 rates = ", ".join(f"{target or 'in-domain'} {values}" for target, values in chosen.items())
                 print(f"{self.study.name}, repetition {self.s}, {method}: {rates}", flush=True)
         finally: self.publish()
@@ -249,24 +286,30 @@ def read_hours(folder):
     return json.loads(file.read_text()) if file.exists() else {}
 
 
+def run_study(study, clock, jobs, folder, limit):
+    "Run the repetitions that a study lacks; whether all of them are there. Past the limit none is begun."
+    published = records_of(study, folder)
+    for s in range(study.repetitions):
+        if is_whole(study, s, published.get(s, [])): continue
+        spent = sum(read_hours(folder).values())
+        if spent >= limit and s not in published:
+            print(f"{study.name}: {s} of {study.repetitions} repetitions; {spent:.1f} core hours are spent", flush=True)
+            return False
+        if not clock.has_time(): return False
+        try: Repetition(study, s, folder).play(clock, jobs)
+        except TimeIsOver: return False
+    return True
+
+
 def run_campaign(studies, budget=None, jobs=1, folder=None, limit=LIMIT):
     "Run what the comparison lacks, within a budget in seconds and the limit in hours; whether all of it is there."
-    clock, folder = Clock(budget), Path(folder or root()/"reports"/"records")
+    clock = Clock(budget)
+    folder = Path(folder or root()/"reports"/"records")
     for study in studies:
         if study.lacking:
             print(f"{study.name}: left out, not here: {', '.join(study.lacking)}", flush=True)
             continue
-        published = records_of(study, folder)
-        for s in range(study.repetitions):
-            if is_whole(study, s, published.get(s, [])): continue
-            spent, is_begun = sum(read_hours(folder).values()), s in published
-            if spent >= limit and not is_begun:
-                print(f"{study.name}: {s} of {study.repetitions} repetitions; {spent:.1f} core hours are spent",
-                      flush=True)
-                return False
-            if not clock.has_time(): return False
-            try: Repetition(study, s, folder).play(clock, jobs)
-            except TimeIsOver: return False
+        if not run_study(study, clock, jobs, folder, limit): return False
         print(f"{study.name}: whole, {study.repetitions} repetitions", flush=True)
     return True
 
@@ -281,13 +324,14 @@ def write_plan(studies, limit=LIMIT):
     total = 0.
     for place, study in enumerate(studies, 1):
         total += study.hours
-        trials = len(RATES) + (len(FURTHER) if study.further_trials else 0)
-        beyond = " (blank)" if total - study.hours >= limit else ""
-        values = (place, f"{study.what}{beyond}", len(study.methods), len(study.targets), study.repetitions,
-                  f"{study.trial_rounds}, {study.rounds}", trials, f"{study.count_runs():,}", study.hours,
-                  f"{total:.1f}", study.smallest_gain)
+        is_blank = total - study.hours >= limit
+        setting = f"{study.what} (blank)" if is_blank else study.what
+        rounds = f"{study.trial_rounds}, {study.rounds}"
+        values = (place, setting, len(study.methods), len(study.targets), study.repetitions, rounds,
+                  study.count_trials(), f"{study.count_runs():,}", study.hours, f"{total:.1f}", study.smallest_gain)
         lines.append(f"| {' | '.join(map(str, values))} |")
-    return "\n".join(lines) + "\n\n" + "\n".join(f"- *{study.what}*: {', '.join(study.methods)}." for study in studies)
+    methods = [f"- *{study.what}*: {', '.join(study.methods)}." for study in studies]
+    return "\n".join([*lines, "", *methods])
 
 
 def write_page(studies, file):

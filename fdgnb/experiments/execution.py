@@ -120,10 +120,12 @@ class Clock:
 
 def make_pool(jobs, clock):
     "joblib's pool: the backend of an enclosing `parallel_config`, else processes, one per core."
-    backend, n = get_active_backend()
-    usual = type(backend).__name__ == "LokyBackend"
+    backend, enclosing = get_active_backend()
+    is_usual = type(backend).__name__ == "LokyBackend"
     how = "generator_unordered" if backend.supports_return_generator else "list"
-    n = jobs or (n if n and n != 1 else cores() if usual else -1)
+    n = cores() if is_usual else -1
+    if enclosing and enclosing != 1: n = enclosing
+    if jobs: n = jobs
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")     # an idle one
     ahead = "2 * n_jobs" if clock.until is None else "n_jobs"                # no run waits past its time
     return Parallel(n_jobs=n, return_as=how, batch_size=1, pre_dispatch=ahead)
@@ -132,16 +134,19 @@ def make_pool(jobs, clock):
 def list_registered(made, metrics=()):
     "[(kind, name, object)] of what a run's plan names; FdgnbError on what is not registered in this process."
     DATASETS.load()
-    m, data, s = made.call["method"], made.dataset, Settings(**made.given)
-    names = [(METHODS, n.strip()) for n in m.split("+")] if isinstance(m, str) else []
+    method, data, settings = made.call["method"], made.dataset, Settings(**made.given)
+    names = []
+    if isinstance(method, str): names += [(METHODS, part.strip()) for part in method.split("+")]
     if isinstance(data, str) and not {"/", os.sep} & {*data}: names.append((DATASETS, data))
-    if not is_given(s.backbone): names.append((MODELS, s.backbone or "cnn2"))
-    if not is_given(s.augment): names.append((AUGMENTATIONS, s.augment))
-    names += [(METRICS, m) for m in metrics]
-    for name, *given in steps_of(s.partition):
-        names += [(PARTITIONS, name), *((DATASETS, d) for d in given if name == "load" and "/" not in str(d))]
-    found = [(registry.kind, name, registry.get(name)) for registry, name in names]
-    return found if isinstance(m, str) else [("method", m.__name__, m), *found]
+    if not is_given(settings.backbone): names.append((MODELS, settings.backbone or "cnn2"))
+    if not is_given(settings.augment): names.append((AUGMENTATIONS, settings.augment))
+    names += [(METRICS, metric) for metric in metrics]
+    for step, *given in steps_of(settings.partition):
+        names.append((PARTITIONS, step))
+        if step == "load": names += [(DATASETS, dataset) for dataset in given if "/" not in str(dataset)]
+    registered = [(registry.kind, name, registry.get(name)) for registry, name in names]
+    if isinstance(method, str): return registered
+    return [("method", method.__name__, method), *registered]
 
 
 def list_needs(todo, metrics=()):

@@ -42,7 +42,8 @@ def leave_each_out(differences):
 
 def hangs_on_one(differences):
     "Whether the gain is lost without some one of the targets: then a one-sided p of the others is above `LEVEL`."
-    side = np.sign(estimate_gain(differences)[0])
+    whole_gain, _, _ = estimate_gain(differences)
+    side = np.sign(whole_gain)
     for others in leave_each_out(differences):
         if others.empty: return False                                         # one target alone
         gain, error, freedom = estimate_gain(others)
@@ -58,7 +59,8 @@ def measure_gain(differences, margin=MARGIN):
     gain, error, freedom = estimate_gain(differences)
     half = student.ppf(1 - LEVEL/2, freedom)*error if error else 0.
     p = min(1., 2*tail_above(abs(gain), error, freedom))
-    p_within = max(tail_above(margin - gain, error, freedom), tail_above(gain + margin, error, freedom))
+    p_below, p_above = tail_above(margin - gain, error, freedom), tail_above(gain + margin, error, freedom)
+    p_within = max(p_below, p_above)
     return dict(gain=gain, low=gain - half, high=gain + half, p=p, p_within=p_within, error=error, freedom=freedom,
                 hangs_on_one=hangs_on_one(differences))
 
@@ -109,11 +111,11 @@ def judge_family(differences, by_rule=None, margin=MARGIN):
     lines["one_target"] = is_shown & lines.hangs_on_one.astype(bool)
     lines["within"] = lines.p_within_holm <= LEVEL
     lines["strong"] = False
-    if by_rule is not None:
-        other = pd.DataFrame({label: measure_gain(by_rule[label]) for label in by_rule}).T.astype(float)
-        lines = lines.join(other[["gain", "low", "high"]].add_suffix("_by_rule"))
-        holds = np.where(lines.gain > 0, lines.low_by_rule > 0, lines.high_by_rule < 0)
-        lines["strong"] = is_shown & holds
+    if by_rule is None: return lines
+    other = pd.DataFrame({label: measure_gain(by_rule[label]) for label in by_rule}).T.astype(float)
+    lines = lines.join(other[["gain", "low", "high"]].add_suffix("_by_rule"))
+    is_above, is_below = lines.low_by_rule > 0, lines.high_by_rule < 0
+    lines["strong"] = is_shown & np.where(lines.gain > 0, is_above, is_below)
     return lines
 
 
@@ -121,6 +123,6 @@ def word_verdict(line):
     "The words of a line of `judge_family`, with what the comparison adds: replicated, beyond_weighting."
     marks = {"strong": "strong", "one_target": "one target only", "beyond_weighting": "beyond weighting",
              "replicated": "replicated", "within": "within 1 point"}
-    words = [line["verdict"], *(word for mark, word in marks.items() if line.get(mark) is True or line.get(mark) == 1)]
-    if words[0] == "not shown" and len(words) > 1: words = words[1:]
-    return ", ".join(words)
+    words = [word for mark, word in marks.items() if line.get(mark) == 1]
+    if line["verdict"] == "not shown" and words: return ", ".join(words)
+    return ", ".join([line["verdict"], *words])

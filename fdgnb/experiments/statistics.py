@@ -121,17 +121,22 @@ def whole_blocks(wide, base=None, most=200):
     them where there are no more (`intersect_sets`)."""
     column, seed = (wide.index.get_level_values(i) for i in (0, 1))
     there = wide.notna().groupby(seed).sum() == column.nunique()              # all columns, by seed and label
-    own = {label: frozenset(there.index[there[label]]) for label in wide}
+    whole = {label: frozenset(there.index[there[label]]) for label in wide}   # seeds of which a label has all
 
     def labels_with(seeds):
-        return [label for label in wide if own[label] >= seeds]
+        return [label for label in wide if whole[label] >= seeds]
 
-    sets = intersect_sets(own.values(), lambda seeds: len(seeds)*len(labels_with(seeds)), most)
-    allowed = own.get(base) or frozenset().union(*own.values())               # seeds that may be taken
-    least = min(2, wide.shape[1])
-    fits = {s: labels_with(s) for s in sets if s and s <= allowed and len(labels_with(s)) >= least}
-    best = max(fits, key=lambda s: (len(s)*len(fits[s]), len(fits[s]), sorted(s)), default=frozenset())
-    return wide.loc[seed.isin(best), fits.get(best, [])]
+    def count_kept(seeds):
+        return len(seeds)*len(labels_with(seeds))
+
+    allowed = whole.get(base) or frozenset().union(*whole.values())           # seeds that may be taken
+    fewest = min(2, wide.shape[1])
+    labels = {}
+    for seeds in intersect_sets(whole.values(), count_kept, most):
+        if not seeds or not seeds <= allowed: continue
+        if len(labels_with(seeds)) >= fewest: labels[seeds] = labels_with(seeds)
+    best = max(labels, key=lambda seeds: (count_kept(seeds), len(labels[seeds]), sorted(seeds)), default=frozenset())
+    return wide.loc[seed.isin(best), labels.get(best, [])]
 
 # %% ../../nbs/experiments/05_statistics.ipynb #rankcode01
 def mean_ranks(

@@ -406,8 +406,10 @@ def remark_labels(results, rule="source_val"):
         share = np.mean([r.get("largest", np.nan) for r in g.record])
         if score <= share and score < 1: low.append(f"{label} ({100*score:.1f} of {100*share:.1f} %)")
         if np.mean([still_rises(r["curves"]["val"]) for r in g.record]) > .5: rising.append(label)
-    lines = [f"not above the share of the largest class: {', '.join(low)}: try {REMEDIES}"]*bool(low)
-    return lines + [f"validation still rises at the end: {', '.join(rising)}: try {LONGER}"]*bool(rising)
+    lines = []
+    if low: lines.append(f"not above the share of the largest class: {', '.join(low)}: try {REMEDIES}")
+    if rising: lines.append(f"validation still rises at the end: {', '.join(rising)}: try {LONGER}")
+    return lines
 
 
 def describe_comparison(results):

@@ -39,9 +39,12 @@ def compare_scores(old, new):
     old, new = flatten(old), flatten(new)
     if old.keys() != new.keys(): return float("inf"), 0
     far, rounds = 0., 0
-    for a, b in ((v, new[k]) for k, v in old.items() if v != new[k]):
-        if isinstance(a, str): rounds += 1
-        else: far = max(far, float("inf") if a is None or b is None else abs(a - b))
+    for key, there in old.items():
+        here = new[key]
+        if there == here: continue
+        if isinstance(there, str): rounds += 1
+        elif there is None or here is None: far = float("inf")
+        else: far = max(far, abs(there - here))
     return far, rounds
 
 
@@ -60,7 +63,8 @@ def play_again(rec):
     except FdgnbError as e: return dict(skipped=str(e)[:60])
     try: new = Record.of(fit(**call_for(args), progress=False))
     except FdgnbError as e: return dict(alike=True, scores=float("inf"), rounds=0, differ=str(e))
-    far, rounds = compare_scores(*({k: r[k] for k in ("scores", "best_val")} for r in (rec, new)))
+    old_scores, new_scores = ({k: r[k] for k in ("scores", "best_val")} for r in (rec, new))
+    far, rounds = compare_scores(old_scores, new_scores)
     differ = ", ".join(k for k in ("args", "versions", *COSTS) if rec[k] != new[k])
     return dict(alike=is_alike(rec), scores=far, rounds=rounds, differ=differ)
 

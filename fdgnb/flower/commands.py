@@ -81,6 +81,12 @@ def check_site_name(name):
     raise FdgnbError(f"site {echo(name)}: wanted a name of letters, digits, - and _")
 
 
+def check_file(option, file):
+    "FdgnbError where the file of an option is not given, or not there."
+    if not file: raise FdgnbError(f"{option} FILE is needed; on 127.0.0.1 alone --insecure goes without")
+    if not Path(file).is_file(): raise FdgnbError(f"{option} {file}: no such file")
+
+
 class FederationFile(BaseModel):
     "What a federation's file says."
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -220,8 +226,8 @@ def register_sites(fed, child):
         if child.poll() is not None: return
         time.sleep(.2)
     for name, key in fed.sites.items() if fed.secure else ():
-        try: run_program(["flwr", "supernode", "register", fed.file.parent/key, "fdgnb", "--name", name],
-                         fed.flower_environment())
+        words = ["flwr", "supernode", "register", fed.file.parent/key, "fdgnb", "--name", name]
+        try: run_program(words, fed.flower_environment())
         except FdgnbError as e:
             if "already in use" not in str(e): print(f"site {name!r} is not registered: {e}", flush=True)
     print(f"the server is ready: {', '.join(fed.sites)} may come", flush=True)
@@ -312,9 +318,9 @@ def start_site(
     if not folder.is_dir(): raise FdgnbError(f"no folder {echo(str(folder))}")
     if role not in ("client", "target"): raise FdgnbError(f"role={echo(role)}: wanted client or target")
     if insecure: check_insecure(host)
-    for what, file in {} if insecure else {"--key": key, "--ca": ca}.items():
-        if not file: raise FdgnbError(f"{what} FILE is needed; on 127.0.0.1 alone --insecure goes without")
-        if not Path(file).is_file(): raise FdgnbError(f"{what} {file}: no such file")
+    else:
+        check_file("--key", key)
+        check_file("--ca", ca)
     check_server(host, port, None if insecure else ca)
     config = dict(name=name, folder=folder, home=home, role=role, device=device, imports=imports)
     if allow: config["allow"] = allow

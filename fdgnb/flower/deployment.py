@@ -57,14 +57,18 @@ class Sites(Flower):
         self.greeted = {i: (node, end) for i, (node, end) in self.greeted.items() if node in free and end > now}
         asked = {node for node, _ in self.greeted.values()}
         for node in free:
-            if node in asked: continue         # who has just connected has as long as for any answer
-            patience = min(self.patience, self.timeout) if node in self.known else self.timeout
-            number = next(iter(self.grid.push_messages([Message(pack({}, {}), node, "query.hello", ttl=patience)])))
-            self.greeted[number] = node, time.monotonic() + patience
+            if node not in asked: self.greet(node)
         hurry = time.monotonic() + min(self.hurry, self.timeout)
         ends = {i: min(end, hurry) if node in self.known else end for i, (node, end) in self.greeted.items()}
         self.hear(there, ends)
         self.known |= {*free}
+
+    def greet(self, node):
+        "Ask a SuperNode who it is; one that has just connected has as long as for any answer."
+        patience = min(self.patience, self.timeout) if node in self.known else self.timeout
+        message = Message(pack({}, {}), node, "query.hello", ttl=patience)
+        number = next(iter(self.grid.push_messages([message])))
+        self.greeted[number] = node, time.monotonic() + patience
 
     def hear(self, there, ends):
         "Take answers until all are there, or the time of each is up. ends: {message: until when}."
@@ -96,9 +100,11 @@ class Sites(Flower):
             return f"the SuperNode registered as {registered!r} says that it is site {name!r}"
         if name not in self.names: return f"a SuperNode says that it is {echo(name)}, no site of this federation"
         if name in self.nodes: return f"a second SuperNode says that it is site {name!r}"
-        before, places = self.hellos.get(name, said), ("it now", "the start")
-        why = (differ_in(said["code"], before["code"], *places) or differ_in(said["looks"], before["looks"], *places)
-               or differ_in(said, before, *places))
+        before = self.hellos.get(name, said)
+        places = "it now", "the start"
+        why = differ_in(said["code"], before["code"], *places)
+        if not why: why = differ_in(said["looks"], before["looks"], *places)
+        if not why: why = differ_in(said, before, *places)
         return f"site {name!r} is not as it was when the run began ({why})" if why else ""
 
     def tell(self, line):
@@ -130,9 +136,10 @@ class Sites(Flower):
         size = sum(v.numel()*v.element_size() for v in fed.server.model.values())
         self.most = dict(train=16*size + self.most_of_words, score=self.most_of_words, trial=self.most_of_words)
         medians = medians_of_others({c.id: c.n() for c in fed.clients})
-        for c in fed.clients:
-            if c.n() > 10*medians[c.id]: self.say(f"site {c.id!r} says that it trains on {c.n():,} samples, over ten "
-                                                  "times the others' median: the model follows it alone")
+        for client in fed.clients:
+            if client.n() <= 10*medians[client.id]: continue
+            self.say(f"site {client.id!r} says that it trains on {client.n():,} samples, over ten times the others' "
+                     "median: the model follows it alone")
 
     def write(self, k, payload, about):
         "The content of a message to a site: `after` is the round whose state it takes up."

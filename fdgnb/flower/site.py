@@ -83,26 +83,36 @@ def check_local_dp(
                      f"without noise: choose one of {others}")
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0d03
+def list_floats(came, sent):
+    "The keys of an upload that take noise; FdgnbError where it is not the part that came, or has too few bits."
+    if came.keys() != sent.keys(): raise FdgnbError("local-dp: the site sends another part of the model than it gets")
+    floats = [key for key, array in sent.items() if "float" in array.dtype]      # of whole numbers noise makes nonsense
+    for key in floats:
+        if {came[key].dtype, sent[key].dtype} <= {"float32", "float64"}: continue
+        raise FdgnbError(f"local-dp: {echo(key)} has too few bits, and cannot take noise: leave `wire` out")
+    return floats
+
+
 def add_noise(context, message, reply):
     "A reply to `train` after what `local-dp` says; FdgnbError where it is not the model that came."
-    said = str(context.node_config.get("local-dp", ""))
-    if not said: return reply
+    how = str(context.node_config.get("local-dp", ""))
+    if not how: return reply
     came, sent = message.content, reply.content
     if [*came.array_records] != ["model"] or [*sent.array_records] != ["model"]:
         raise FdgnbError("local-dp: the site sends or gets more than a model")
     came, sent = came["model"], sent["model"]
-    if came.keys() != sent.keys(): raise FdgnbError("local-dp: the site sends another part of the model than it gets")
-    floats = [k for k, array in sent.items() if "float" in array.dtype]          # of whole numbers noise makes nonsense
-    small = next((k for k in floats for record in (came, sent) if record[k].dtype not in ("float32", "float64")), None)
-    if small: raise FdgnbError(f"local-dp: {echo(small)} has too few bits, and cannot take noise: leave `wire` out")
-    def take(record):
-        model = ArrayRecord({k: record[k] for k in floats})
+    floats = list_floats(came, sent)
+
+    def take_floats(record):
+        model = ArrayRecord({key: record[key] for key in floats})
         return SimpleNamespace(content=RecordDict(dict(model=model)), has_error=lambda: False)
+
     np.random.seed()                             # Flower draws from this generator; anew, from the system's entropy
-    try: noisy = read_local_dp(said)(take(came), context, lambda *_: take(sent)).content["model"]
+    try: noisy = read_local_dp(how)(take_floats(came), context, lambda *_: take_floats(sent))
     except ZeroDivisionError: raise FdgnbError("local-dp: training has not changed the model")
-    for k, array in noisy.items():               # no variance is below 0
-        sent[k] = Array(array.numpy().clip(min=0)) if k.endswith("running_var") else array
+    for key, array in noisy.content["model"].items():
+        is_variance = key.endswith("running_var")                                # which is never below 0
+        sent[key] = Array(array.numpy().clip(min=0)) if is_variance else array
     return reply
 
 # %% ../../nbs/flower/04_site.ipynb #flsite0009

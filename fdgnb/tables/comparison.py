@@ -21,12 +21,18 @@ from fdgnb.tables.figures import alike, costs_of
 ENOUGH = 12                                               # points of a curve, below which rest cannot be told
 
 
+def mean_known(values):
+    "The mean of an array without its NaN; NaN where nothing else is in it."
+    known = values[~np.isnan(values)]
+    return known.mean() if len(known) else np.nan
+
+
 def measure_level(record, line):
     "(mean of the last sixth of a record's curve, what it is above the sixth before), in percent."
     values = 100*np.array(record["curves"][line], float)
     sixth = max(1, len(values)//6)
-    ends = values[-sixth:], values[-2*sixth:-sixth]
-    last, before = (np.mean(v[~np.isnan(v)]) if not np.isnan(v).all() else np.nan for v in ends)
+    last = mean_known(values[-sixth:])
+    before = mean_known(values[-2*sixth:-sixth])
     return last, last - before
 
 

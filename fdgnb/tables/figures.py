@@ -311,16 +311,20 @@ def in_order(value):
 def sensitivity(records, plan, metric, label):
     "Accuracy by the value of each hyper-parameter that was varied by itself, mean and sd over seeds; None of none."
     import matplotlib.pyplot as plt
-    found = {k: {v: (recs[0]["args"]["hyper"][k], s) for v, recs in by.items()
-                 if (s := percent(recs, plan, metric, label))} for k, by in varied(records, plan).items()}
-    found = {k: by for k, by in found.items() if len(by) > 1}
-    if not found: return None
-    fig, axes = plt.subplots(1, len(found), figsize=(2.9*len(found) + .6, 2.9), squeeze=False, sharey=True)
-    for ax, (name, by) in zip(axes[0], found.items()):
-        order, scores = zip(*((v, by[v][1]) for v in sorted(by, key=lambda v: in_order(by[v][0]))))
-        middle, sd = ([*map(f, scores)] for f in (np.mean, deviation))
-        ax.errorbar(range(len(order)), middle, sd, fmt="o-", ms=4, lw=1)
-        ax.set_xticks(range(len(order)), [f"{v}\nn = {len(s)}" for v, s in zip(order, scores)])
+    panels = {}
+    for name, by_value in varied(records, plan).items():
+        points = []
+        for text, recs in by_value.items():
+            scores = percent(recs, plan, metric, label)
+            if scores: points.append((recs[0]["args"]["hyper"][name], text, scores))
+        if len(points) > 1: panels[name] = sorted(points, key=lambda point: in_order(point[0]))
+    if not panels: return None
+    fig, axes = plt.subplots(1, len(panels), figsize=(2.9*len(panels) + .6, 2.9), squeeze=False, sharey=True)
+    for ax, (name, points) in zip(axes[0], panels.items()):
+        middle = [np.mean(scores) for _, _, scores in points]
+        sd = [deviation(scores) for _, _, scores in points]
+        ax.errorbar(range(len(points)), middle, sd, fmt="o-", ms=4, lw=1)
+        ax.set_xticks(range(len(points)), [f"{text}\nn = {len(scores)}" for _, text, scores in points])
         ax.set_xlabel(name)
     said, rules = read_how([label], metric)
     axes[0, 0].set_ylabel("accuracy, %")

@@ -101,12 +101,15 @@ def plan_of(paper, table, method, dataset, backbone, target, scale="paper"):
 
 def runs_behind(r, scale="paper"):
     "[(data set, call of `fit`, target, plan)] of the runs, per seed, whose mean a published number is."
-    net_of = lambda d: r.backbone if d == r.dataset else resolve(r.paper, "paper", DATA.get(d, d)).get("backbone", "")
+    def backbone_of(dataset):
+        if dataset == r.dataset: return r.backbone
+        return resolve(r.paper, "paper", DATA.get(dataset, dataset)).get("backbone", "")
+
     first = MEANS.get(r.dataset, [r.dataset])[0]
-    _, unseen = called(r.paper, r.table, r.method, first, net_of(first), scale)
+    _, unseen = called(r.paper, r.table, r.method, first, backbone_of(first), scale)
     runs = []
     for dataset, target in needs(r, unseen):
-        row = r.paper, r.table, r.method, dataset, net_of(dataset)
+        row = r.paper, r.table, r.method, dataset, backbone_of(dataset)
         runs.append((dataset, called(*row, scale)[0], target, plan_of(*row, target, scale)))
     return runs
 
@@ -205,8 +208,10 @@ def sent(rec, way):
 
 def every_round(metric, how):
     "The settings that have to be 1 for a metric over all rounds, by its (rule, point): each is evaluated."
-    over = metric.startswith("rounds_to_") or (how and how[0] in ("top5", "target"))
-    return ["eval_every"]*bool(over) + ["eval_local"]*bool(over and how and how[1] == "local")
+    rule, point = how or ("", "")
+    is_over_rounds = metric.startswith("rounds_to_") or rule in ("top5", "target")
+    if not is_over_rounds: return []
+    return ["eval_every", "eval_local"] if point == "local" else ["eval_every"]
 
 
 def measured_as(rec, r, sparse=False):
@@ -218,8 +223,11 @@ def measured_as(rec, r, sparse=False):
     if r.metric == "comm_MB_per_round": return sent(rec, "up")/2**20
     if r.metric.startswith("rounds_to_"): return rounds_to(rec, int(r.metric.rpartition("_")[2]))
     if not how: return None
-    column = "target" if args["target"] else "ALL" if (r.paper, r.target) == ("fdse", "all") else "AVG"
-    value = rec["scores"].get(how[1], {}).get(how[0], {}).get(column)
+    rule, point = how
+    column = "AVG"
+    if (r.paper, r.target) == ("fdse", "all"): column = "ALL"
+    if args["target"]: column = "target"
+    value = rec["scores"].get(point, {}).get(rule, {}).get(column)
     return None if value is None else 100*value
 
 # %% ../../nbs/tables/10_ledger.ipynb #ourscd0001
@@ -268,17 +276,26 @@ def bounds(r, records):
     return list(by_seed(r, begun, partial(measured_as, sparse=True)).values())
 
 
+def compare_with_printed(r, records, values, printed):
+    "(state, least) of our values beside a printed number; least: the mean of bounds below, NaN where none decide."
+    most = tolerance(r) + 1e-9
+    if len(values) >= wanted(r):
+        is_near = abs(np.mean(values) - printed) <= most
+        return "reproduced" if is_near else "not reproduced", np.nan
+    below = bounds(r, records)
+    if len(below) >= SEEDS and min(below) - printed > most: return "not reproduced", float(np.mean(below))
+    return "not run", np.nan
+
+
 def measure(r, records, scale="paper"):
     """Ours beside a printed number: values by seed, ours (their mean), sd, n, difference; least, state.
 
     least: the mean of bounds below, where these decide: all lie above what is allowed."""
-    values, printed = ours(r, records, scale), float(r.mean if r.mean != "" else "nan")
+    values = ours(r, records, scale)
+    printed = float("nan" if r.mean == "" else r.mean)
     mean = float(np.mean(values)) if values else np.nan
-    least, state = np.nan, "not run"
-    if scale == "paper" and printed == printed:
-        most = tolerance(r) + 1e-9
-        below = bounds(r, records) if len(values) < wanted(r) else []
-        if len(values) >= wanted(r): state = "reproduced" if abs(mean - printed) <= most else "not reproduced"
-        elif len(below) >= SEEDS and min(below) - printed > most: least, state = float(np.mean(below)), "not reproduced"
+    state, least = "not run", np.nan
+    if scale == "paper" and not np.isnan(printed):
+        state, least = compare_with_printed(r, records, values, printed)
     return dict(values=values, ours=mean, sd=spread(values), n=len(values), difference=mean - printed, least=least,
                 state=state)
