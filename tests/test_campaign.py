@@ -55,4 +55,4 @@ def test_no_repetition_begins_beyond_the_limit(study, capsys):
 
 
 def test_a_study_is_named_or_none(study):
-    assert "did you mean 'toy'" in campaign.main(["toi"])
+    assert "did you mean 'toy'" in campaign.main(["toyy"])
