@@ -26,18 +26,24 @@ def plan_scores(settings, round, rounds):
     return {k for k, n in every.items() if done == rounds or (n and done % n == 0)}
 
 # %% ../../nbs/federation/04_rounds.ipynb #7d7a2f56
+def draw_clients(fed, round):
+    "The clients drawn in a round, in their order; under `dp_clip` each by itself, as hard to guess as the noise."
+    s, clients = fed.settings, fed.server.clients
+    if not s.per_round or s.per_round >= len(clients): return clients
+    if s.dp_clip is None:
+        drawn = torch.randperm(len(clients), generator=generator(fed.seed, round, "server", "draw"))[:s.per_round]
+    else:
+        rare = NormalDist().inv_cdf(s.per_round/len(clients))
+        drawn = (draw_normal(make_key(fed.seed, round, "draw"), len(clients)) <= rare).nonzero()[0]
+    return [clients[i] for i in sorted(drawn.tolist())]
+
+
 def try_selection(fed, round, attempt=0):
     "(drawn, available): the clients drawn in a round, and those of them that will answer."
-    s, clients = fed.settings, fed.server.clients
-    absent = {k for r, k in s.drops if r == round + 1}
-    rng = lambda purpose: generator(fed.seed, round, "server", purpose)
-    if s.per_round and s.per_round < len(clients):
-        if s.dp_clip is None: drawn = torch.randperm(len(clients), generator=rng("draw"))[:s.per_round].tolist()
-        else:                                                # each by itself, and as hard to guess as the noise
-            rare = NormalDist().inv_cdf(s.per_round/len(clients))
-            drawn = (draw_normal(make_key(fed.seed, round, "draw"), len(clients)) <= rare).nonzero()[0]
-        clients = [clients[i] for i in sorted(drawn)]
-    lost = torch.rand(len(clients), generator=rng(f"drop {attempt}")) < s.drop
+    clients = draw_clients(fed, round)
+    absent = {k for r, k in fed.settings.drops if r == round + 1}
+    rng = generator(fed.seed, round, "server", f"drop {attempt}")
+    lost = torch.rand(len(clients), generator=rng) < fed.settings.drop
     return clients, [k for k, gone in zip(clients, lost) if not gone and k not in absent]
 
 
@@ -50,22 +56,30 @@ def select_clients(fed, round):
                      "the last checkpoint is kept")
 
 # %% ../../nbs/federation/04_rounds.ipynb #upcode0001
+def find_mismatch(server, key, upload, first, varies):
+    "What is wrong with an entry of an upload beside the server's of that name, else the first client's; '' if nothing."
+    if key not in upload or key not in first:
+        if varies: return ""
+        return "and the first client does not" if key in upload else "not, but the first client does"
+    is_held = key in server.state
+    here = describe_entry(upload[key], varies)
+    wanted = describe_entry(server.state[key] if is_held else first[key], varies)
+    if here != wanted: return f"as {here}, wanted {wanted}"
+    if key.startswith("model.") and not is_held: return f"as {here}, which the global model has not"
+    return ""
+
+
 def check_upload(fed, k, upload, first, what="upload"):
     """FdgnbError naming client and key where an upload does not go with the server's state or the round's first one.
 
     first: the first client's entries, as shapes without numbers."""
-    held, varying = fed.server.state, tuple(fed.method.varying)
-    for q in sorted(upload.keys() | first.keys()):
-        varies = q.startswith(varying)
-        if q in upload and q in first:
-            here, there = describe_entry(upload[q], varies), describe_entry(held.get(q, first[q]), varies)
-            if here == there and (q in held or not q.startswith("model.")): continue
-            why = f"as {here}" + (f", wanted {there}" if here != there else ", which the global model has not")
-        else:
-            if varies: continue
-            why = "and the first client does not" if q in upload else "not, but the first client does"
-        hint = "" if q.startswith("model.") or q in COMMON else f"; to let it differ: varying = ({q!r},) in the class"
-        raise FdgnbError(f"client {k!r} sends in its {what} {q!r} {why}{hint}")
+    varying = tuple(fed.method.varying)
+    for key in sorted(upload.keys() | first.keys()):
+        wrong = find_mismatch(fed.server, key, upload, first, key.startswith(varying))
+        if not wrong: continue
+        is_known = key.startswith("model.") or key in COMMON
+        hint = "" if is_known else f"; to let it differ: varying = ({key!r},) in the class"
+        raise FdgnbError(f"client {k!r} sends in its {what} {key!r} {wrong}{hint}")
 
 # %% ../../nbs/federation/04_rounds.ipynb #normcode01
 def measure_change(before, k, upload, round, most=None):
