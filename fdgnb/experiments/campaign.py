@@ -10,13 +10,13 @@ import argparse, json, math, os, signal, sys, time
 import numpy as np
 import pandas as pd
 from pathlib import Path
-from ..core import FdgnbError, atomic_write, nearest, root
+from ..core import FdgnbError, atomic_write, root
 from ..data.catalogue import DATASETS
 from .execution import Clock, run_within
 from .grid import grid
 from .search import defaults_of
 from .store import Planner, Store
-from .studies import missing_data, read_studies
+from .studies import choose_studies, missing_data, read_studies
 from ..federation.compose import hyper_names, method_class
 from ..runs.plan import vary
 from ..runs.records import read_study, write_study
@@ -84,9 +84,10 @@ class Study:
         return reports*(self.count_trials() + 1)
 
 
-def read_comparison(path=None):
-    "The studies of the comparison, in the order in which they are run."
-    return [Study(name, declared) for name, declared in read_studies(path).items() if "repeated" in declared]
+def read_comparison(name=None):
+    "The studies of the comparison, or one of them, in the order in which they are run."
+    declared = {key: study for key, study in read_studies().items() if "repeated" in study}
+    return [Study(key, study) for key, study in choose_studies(declared, name).items()]
 
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0004
 RATES = 1., .3, 3.              # times the protocol's learning rate; of equals the first is taken
@@ -350,13 +351,9 @@ def main(argv=None):
     given = parser.parse_args(argv)
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:
-        studies = read_comparison()
+        studies = read_comparison(given.study)
         if given.page: return write_page(studies, root()/"reports"/"protocol.md")
-        names = [study.name for study in studies]
-        if given.study and given.study not in names:
-            return f"unknown study {given.study!r}{nearest(given.study, names)}"
-        chosen = [study for study in studies if given.study in (None, study.name)]
-        run_campaign(chosen, given.budget, given.jobs)
+        run_campaign(studies, given.budget, given.jobs)
     except FdgnbError as error: return str(error)
     except KeyboardInterrupt: return "interrupted: runs that ended are kept; the same command goes on with the others"
     return 0
