@@ -351,9 +351,8 @@ def main(argv=None):
     given = parser.parse_args(argv)
     os.environ.setdefault("TQDM_DISABLE", "1")
     try:
-        studies = read_comparison(given.study)
-        if given.page: return write_page(studies, root()/"reports"/"protocol.md")
-        run_campaign(studies, given.budget, given.jobs)
+        if given.page: return write_page(read_comparison(), root()/"reports"/"protocol.md")
+        run_campaign(read_comparison(given.study), given.budget, given.jobs)
     except FdgnbError as error: return str(error)
     except KeyboardInterrupt: return "interrupted: runs that ended are kept; the same command goes on with the others"
     return 0
