@@ -10,7 +10,7 @@ import inspect, re, sys
 from importlib.resources import files
 from pathlib import Path
 import pandas as pd
-from fdgnb.core import FdgnbError
+from fdgnb.core import FdgnbError, root
 from fdgnb.federation.compose import METHODS
 from fdgnb.methods import fdse, fedbr
 
@@ -20,6 +20,32 @@ def home(key):
     module = sys.modules[METHODS.get(key).__module__]
     page = re.search(r"File to edit: (?:\.\./)*nbs/(\S+\.ipynb)", Path(module.__file__).read_text())
     return page[1] if page else ""
+
+# %% ../../nbs/tables/03_overview.ipynb #overmeas01
+SETTINGS = dict(digits="digits", features="PACS, frozen features", finetuned="PACS, fine-tuned",
+                features_in_domain="PACS, frozen features, own domains",
+                office_features="Office-Caltech10, frozen features",
+                finetuned_office="Office-Caltech10, fine-tuned")
+
+
+def measured(method):
+    "DataFrame of what a method reached in each setting of the comparison, as published in reports/comparison."
+    found = []
+    for file in sorted((root()/"reports"/"comparison").glob("*/table*.csv")):
+        rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+        rows.insert(0, "setting", SETTINGS[file.parent.name])
+        if file.stem == "table_local": rows["method"] += " (each client's own model)"
+        found.append(rows[rows.method.str.partition(" (")[0] == method])
+    columns = ["setting", "method", "accuracy, %", "gain over fedavg", "seeds", "bytes"]
+    return pd.concat(found)[columns].reset_index(drop=True)
+
+
+def switched(system):
+    "DataFrame of what the switches of a system did on the target, in points, as published in reports/fidelity."
+    rows = pd.read_csv(root()/"reports"/"fidelity"/"fidelity.csv")
+    rows = rows[(rows.system == system) & (rows.label != "as printed")]
+    interval = [f"{low:+.1f} to {high:+.1f}" if low < high else "" for low, high in zip(rows.low, rows.high)]
+    return rows[["dataset", "label", "seeds", "difference"]].assign(interval=interval).reset_index(drop=True)
 
 # %% ../../nbs/tables/03_overview.ipynb #over0031
 def published():
