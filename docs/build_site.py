@@ -3,7 +3,7 @@ import importlib.util, json, shutil, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))      # the package, for the list of methods
 import api_pages, methods_page, results_page
-from notebook_pages import NBS, ROOT, page_of, place, text_of, title_of
+from notebook_pages import NBS, REPORTS, ROOT, page_of, place, text_of, title_of
 
 DOCS, OUT = ROOT/"docs", ROOT/"_docs"
 SOURCE, HTML = OUT/"source", OUT/"html"
@@ -13,29 +13,65 @@ ROOMS = {
     "data": ("Data", "Domains, data sets by name and of your own, random changes of images, partitions."),
     "federation": ("Federation", "FedAvg derived: the loop and its hooks, sums of methods, evaluation."),
     "runs": ("Runs", "One run: arguments, selection rules, records, figures, the papers' protocols."),
-    "methods": ("Methods", "The five systems and the baselines of their tables, each derived and checked."),
+    "methods": ("Other methods", "The baselines of the five systems' tables, each derived and checked."),
     "flower": ("Flower", "The same run on other machines: what travels, and who answers."),
     "experiments": ("Experiments", "Any methods, targets and seeds by one call; statistics."),
     "tables": ("Tables", "The papers' tables again, and all methods side by side.")}
-FIRST = ("run", "compare", "add", "own_data", "deploy", "command")              # beside the front page, in this order
-ALL_METHODS = "methods/list.md"
+# the parts of the side bar, by stem; what stands in none of them is internal: out of the search, behind one link
+LEARN = {"federation/01_loop": "The loop", "methods/06_drift": "Client drift", "methods/01_fedsb": "FedSB",
+         "methods/02_ga": "FedDG-GA", "methods/03_fedka": "FedKA", "methods/04_fedbr": "FedBR",
+         "methods/05_fdse": "FDSE",
+         "methods/index": "Other methods", "methods/list": "All methods"}
+USE = {"run": "One run", "own_data": "Your own data", "add": "Your own method", "compare": "A comparison",
+       "deploy": "Several machines", "command": "Command line"}
+RESULTS = {"findings": "Findings", "results/comparison": "Which method?", "results/fidelity": "Paper and code",
+           "results/papers": "The papers' tables", "results/first_runs": "First runs", "results/protocol": "Protocol",
+           "results/measured": "How it was measured"}
+REFERENCE = {"api/index": "By task", "internals": "Internals"}
+ALL_METHODS, INTERNALS = "methods/list.md", "internals.md"
 UNSEARCHED = "---\nnosearch: true\n---\n\n"                                     # a list of titles: no hit of its own
+# notebooks that only a report executes, and the copy of reports/ that has their outputs
+EXECUTED = {"tables/02_fidelity": "fidelity/fidelity", "tables/16_ours": "comparison/comparison",
+            "tables/11_fedsb": "papers/fedsb/fedsb", "tables/12_ga": "papers/ga/ga",
+            "tables/13_fedka": "papers/fedka/fedka", "tables/14_fedbr": "papers/fedbr/fedbr",
+            "tables/15_fdse": "papers/fdse/fdse"}
 
 
 def notebooks(folder):
     "{path: notebook} of all notebooks below a folder, in reading order."
     found = [p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
-    read = {p: json.loads(p.read_text()) for p in found}
+    read = {p: read_notebook(p) for p in found}
     return {p: read[p] for p in sorted(found, key=lambda p: reading_order(p, read))}
 
 
+def stem_of(page):
+    "A page below nbs/ without its suffix, as methods/05_fdse."
+    return page.relative_to(NBS).with_suffix("").as_posix()
+
+
+def read_notebook(path):
+    "A notebook; of one that only a report executes, with the outputs of the report's copy."
+    nb = json.loads(path.read_text())
+    if stem_of(path) not in EXECUTED: return nb
+    copy = json.loads((REPORTS/f"{EXECUTED[stem_of(path)]}.ipynb").read_text())
+    outputs = {c["id"]: c["outputs"] for c in copy["cells"] if "outputs" in c}
+    for cell in nb["cells"]:
+        if "outputs" in cell: cell["outputs"] = outputs.get(cell["id"], [])
+    return nb
+
+
+def whole_of(path, pages):
+    "The page whose part a page is: of 05_fdse_network 05_fdse; None for others."
+    return next((w for w in pages if w.parent == path.parent and path.stem.startswith(f"{w.stem}_")), None)
+
+
 def reading_order(path, read):
-    "Pages by name; parts (05_fdse_network) behind the whole, in the order of its links to them, 05_fdse_paper last."
-    whole = next((w for w in read if w.parent == path.parent and path.stem.startswith(f"{w.stem}_")), None)
+    "Pages by name; parts (05_fdse_network) behind the whole, in the order of its links to them."
+    whole = whole_of(path, read)
     if whole is None: return path.parent, path.stem, 0, ""
     text = "".join(text_of(c) for c in read[whole]["cells"] if c["cell_type"] == "markdown")
     at = text.find(path.name) + 1 or len(text) + 1
-    return path.parent, whole.stem, at + (path.stem.endswith("_paper")*2*len(text)), path.stem
+    return path.parent, whole.stem, at, path.stem
 
 
 def room_of(page):
@@ -62,29 +98,57 @@ def toctree(entries, caption=""):
 def without_suffix(path): return path.removesuffix(".ipynb").removesuffix(".md")
 
 
+def parts_of(page, pages):
+    "The parts of a page, in reading order."
+    return [p for p in pages if whole_of(p, pages) == page]
+
+
+def contents_of(page, pages):
+    "The table of contents of a page with parts; '' of one without."
+    parts = [p.stem for p in parts_of(page, pages)]
+    return toctree(parts) if parts else ""
+
+
+def is_internal(page):
+    "Whether a page stands in no part of the side bar but the last."
+    stem = stem_of(page)
+    if stem in ("index", *LEARN, *USE, *RESULTS): return False
+    return room_of(page) != "methods"
+
+
 def room_page(room, pages, nbs):
     "A room's front page: every page of it with its quotation."
     name, what = ROOMS.get(room, (room.replace("_", " ").capitalize(), ""))
     here = "" if room == "core" else f"{room}/"
     lines = [f"# {name}", f"> {what}" if what else "", ""]
-    if room == "methods": lines += ["[All methods in one table](list.md), with filters.", ""]
+    if room == "methods":
+        lines += ["[All methods in one table](list.md), with filters.", ""]
+        pages = [p for p in pages if not (stem_of(p) in LEARN or whole_of(p, pages))]
     for p in pages:
         title, quotation = title_of(nbs[p])
         lines += [f"[{title}]({place(p).removeprefix(here)})", f": {quotation}", ""]
-    return UNSEARCHED + "\n".join([*lines, toctree([without_suffix(place(p).removeprefix(here)) for p in pages])])
+    further = [p for p in pages if stem_of(p) not in LEARN]
+    return UNSEARCHED + "\n".join([*lines, toctree([without_suffix(place(p).removeprefix(here)) for p in further])])
 
 
 def room_path(room): return "core.md" if room == "core" else f"{room}/index.md"
 
 
-def contents(pages, results):
-    "The tables of contents of the front page."
-    top = [p.stem for p in pages if room_of(p) == "" and p.stem != "index"]
-    top = [s for s in FIRST if s in top] + [s for s in top if s not in FIRST]
-    fronts = [without_suffix(room_path(r)) for r in rooms(pages)]
-    shown = [*map(without_suffix, results)]
-    return "\n".join([toctree([*top, without_suffix(ALL_METHODS)], "Begin"), toctree(shown, "Results"),
-                      toctree(fronts, "Notebooks"), toctree(["api/index"], "Reference")])
+def internals_page(found):
+    "How the package is built, room by room: the pages of core, data, federation, runs, flower, experiments, tables."
+    lines = ["# Internals", "> How the package is built: one notebook a module, room by room.", ""]
+    rooms_shown = [room for room in found if room != "methods"]
+    for room in rooms_shown:
+        name, what = ROOMS.get(room, (room, ""))
+        lines += [f"[{name}]({room_path(room)})", f": {what} {len(found[room])} pages.", ""]
+    return UNSEARCHED + "\n".join([*lines, toctree([without_suffix(room_path(room)) for room in rooms_shown])])
+
+
+def contents(there):
+    "The tables of contents of the front page, of those pages that are there."
+    parts = {"Learn": LEARN, "Use": USE, "Results": RESULTS, "Reference": REFERENCE}
+    return "\n".join(toctree([f"{title} <{stem}>" for stem, title in part.items() if stem in there], caption)
+                     for caption, part in parts.items())
 
 
 def mathjax():
@@ -97,17 +161,18 @@ def mathjax():
 def sources():
     "{path below the site's sources: text, or the file to copy} of the whole site."
     nbs, used = notebooks(NBS), set()
-    api, results = api_pages.pages(), results_page.pages(used=used)
-    out = {}
-    for path, nb in nbs.items():
-        page = page_of(nb, path, api_pages.modules(), used)
-        if path == NBS/"index.ipynb":
-            toc = contents(nbs, results)
-            page["cells"].append(dict(cell_type="markdown", id="contents", metadata={}, source=toc))
+    pages = {path: page_of(nb, path, api_pages.modules(), used) for path, nb in nbs.items()}
+    found = rooms(nbs)
+    out = {room_path(r): room_page(r, ps, nbs) for r, ps in found.items()} | {INTERNALS: internals_page(found)}
+    out |= {ALL_METHODS: methods_page.page()} | api_pages.pages() | results_page.pages(used=used)
+    there = {without_suffix(at) for at in (*out, *map(place, pages))}
+    for path, page in pages.items():
+        if is_internal(path): page["metadata"]["nosearch"] = True
+        toc = contents(there) if path == NBS/"index.ipynb" else contents_of(path, nbs)
+        if toc: page["cells"].append(dict(cell_type="markdown", id="contents", metadata={}, source=toc))
         out[place(path)] = json.dumps(page, ensure_ascii=False)
-    out |= {room_path(r): room_page(r, ps, nbs) for r, ps in rooms(nbs).items()} | api
-    out |= {ALL_METHODS: methods_page.page()} | results | results_page.copies() | results_page.pictures()
-    return out | results_page.bundle() | mathjax() | {f"files/{f.relative_to(ROOT).as_posix()}": f for f in used}
+    out |= results_page.copies() | results_page.pictures() | results_page.bundle() | mathjax()
+    return out | {f"files/{f.relative_to(ROOT).as_posix()}": f for f in used}
 
 
 def write(wanted, folder):

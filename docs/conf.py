@@ -33,7 +33,7 @@ html_css_files = ["site.css"]
 html_theme_options = {
     "home_page_in_toc": False, "show_navbar_depth": 1, "collapse_navbar": True, "show_toc_level": 2,
     "toc_title": "On this page", "use_download_button": True, "use_fullscreen_button": False,
-    "pygments_light_style": "tango", "pygments_dark_style": "github-dark",
+    "pygments_light_style": "a11y-high-contrast-light", "pygments_dark_style": "a11y-high-contrast-dark",
     "logo": {"text": "fdgnb"}}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, REPORTS, FILES = ROOT/"nbs", ROOT/"reports", "files"
+ALONE = dict(ledger="papers", protocol="protocol", first_runs="first_runs")      # {file of reports/: page of results}
 CODE = re.compile(r"(```.*?```|~~~.*?~~~|``[^`]+``|`[^`\n]+`)", re.S)
 LINK = re.compile(r"(?<=\]\()<?([^)\s>]+)>?(?=(?:\s+[\"'][^\"']*[\"'])?\))")
 CHECKING = re.compile(r"^\s*(?:for .*: |if .*: |with .*: )?(?:assert |test_\w+\()", re.M)
@@ -56,7 +57,7 @@ def reported(path):
     "The page of results that shows a folder, an executed report or a list of reports/; None for any other file."
     inside = path.relative_to(REPORTS)
     if not inside.parts: return "results/comparison.md"
-    if inside.stem == "ledger" and len(inside.parts) == 1: return "results/ledger.md"
+    if len(inside.parts) == 1 and inside.stem in ALONE: return f"results/{ALONE[inside.stem]}.md"
     if path.suffix not in (".ipynb", "") and path.name not in ("README.md", "which.md"): return None
     first = inside.parts[0]
     return f"results/{first if first in ('comparison', 'fidelity', 'papers') else 'measured'}.md"

@@ -401,7 +401,7 @@ def said_of_paper(key, name, book):
     link = f"[{name}, derived](../methods/{method.name}). " if method else ""
     if not len(own): return f"{link}The ledger has no numbers of this paper: they are not in the text we have."
     tell = listed(f"{(own.state == s).sum():,} {s}" for s in STATES)
-    return f"{link}Of {counted(len(own), 'printed number')}, {tell}; [the ledger](ledger.md) has each of them."
+    return f"{link}Of {counted(len(own), 'printed number')}, {tell}; [the ledger](#the-ledger) has each of them."
 
 
 def paper(study, here, folder, book):
@@ -420,8 +420,8 @@ def paper(study, here, folder, book):
 
 
 CELL = """A cell reads ours / printed (difference): accuracies in percent, costs in the units of the table. Few runs
-here have the paper's rounds and weights, so a difference is no verdict. [The ledger](ledger.md) gives the verdicts, and
-[the settings](measured.md) say what was run."""
+here have the paper's rounds and weights, so a difference is no verdict. [The ledger](#the-ledger) gives the verdicts,
+and [the settings](measured.md) say what was run."""
 
 
 def papers(folder):
@@ -431,7 +431,9 @@ def papers(folder):
         here = folder/study["folder"]
         if here.parent == folder/"papers" and here.is_dir(): found.setdefault(here, study)
     sections = [paper(study, here, folder, book) for here, study in found.items()]
-    return page("The papers", "The tables of the five papers, ours beside printed.", CELL, *sections)
+    said = "Every number that four of the five papers print, and what became of it here."
+    return page("The papers", "The tables of the five papers, ours beside printed.", CELL, *sections,
+                "## The ledger", said, ledger(folder))
 
 
 # ---- the ledger
@@ -442,17 +444,16 @@ scale. [The rules](../tables/10_ledger.ipynb)"""
 
 
 def ledger(folder):
-    "Every printed number and its state, with filters."
+    "Every printed number and its state, with filters; out of the search, which would find little else."
     book = read_if(folder/"ledger.csv")
-    title, quotation = "The ledger", "Every number that four of the five papers print, and what became of it here."
-    if book.empty: return page(title, quotation, "No run yet.", indexed=False)
+    if book.empty: return "No run yet."
     if "odd" in book: book["why"] = [" · ".join(filter(None, both)) for both in zip(book.why, book.odd)]
     rows = book[[c for c in SHOWN if c in book]].rename(columns=dict(n="seeds"))
     filters = [c for c in ("state", "paper", "table", "dataset", "metric") if c in rows]
     hidden = [c for c in ["metric"] if c in rows]
-    shown = table(rows, "ledger", filters=filters, length=25, hidden=hidden)
-    files = beside(folder/"ledger", folder)
-    return page(title, quotation, raw(small(states(book))), f"{RULE} · {files}", raw(shown), indexed=False)
+    shown = raw(table(rows, "ledger", filters=filters, length=25, hidden=hidden))
+    rule = f"{RULE} · {beside(folder/'ledger', folder)}"
+    return "\n\n".join([raw(small(states(book))), rule, f":::{{container}} no-search\n{shown}\n:::"])
 
 
 # ---- how it was measured
@@ -523,11 +524,17 @@ def measured(folder, used):
     return page("How it was measured", quotation, *parts)
 
 
+def as_written(file, used):
+    "A page of reports/ that is Markdown already."
+    return linked(file.read_text(), file, used) if file.exists() else ""
+
+
 def pages(folder=REPORTS, used=None):
-    "{path below the site's sources: Markdown} of the five pages, in reading order."
-    made = dict(comparison=comparison(folder), fidelity=fidelity(folder), papers=papers(folder), ledger=ledger(folder),
+    "{path below the site's sources: Markdown} of the pages, in reading order."
+    made = dict(comparison=comparison(folder), fidelity=fidelity(folder), papers=papers(folder),
+                first_runs=as_written(folder/"first_runs.md", used), protocol=as_written(folder/"protocol.md", used),
                 measured=measured(folder, used))
-    return {f"results/{name}.md": text for name, text in made.items()}
+    return {f"results/{name}.md": text for name, text in made.items() if text}
 
 
 def pictures(folder=REPORTS):
