@@ -225,16 +225,18 @@ def caption(text): return f":::{{container}} caption\n{text}\n:::"
 def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) for stem in stems)))
 
 
-READ = """Points over FedAvg, mean over targets and seeds, at the round with the best validation accuracy of the
-clients; ▲ better than FedAvg at each learning rate that its validation leaves open, ▼ worse than at its searched one,
-by a paired t test at 5 % after Holm's correction; no mark: no difference shown. The first row is FedAvg's accuracy.
-Bytes and seconds of a round are multiples of FedAvg's."""
-GAINS = """The five systems and what is better somewhere: gains over FedAvg with 95 % intervals; filled dots are shown
-after the correction; below the dotted line is what adapts to unlabeled samples of the target at test time."""
+READ = """Points over FedAvg, as the mean over targets and seeds, in the round with the best validation accuracy of the
+clients. ▲: better than FedAvg at each learning rate that its validation leaves open. ▼: worse than FedAvg at its
+searched rate. Both by a paired t test at 5 % after Holm's correction; without a mark no difference is shown. The first
+row is FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
+GAINS = """Gains over FedAvg with 95 % intervals, of the five systems and of each method that is better somewhere.
+A dot is filled where Holm's test shows the gain. Methods below the dotted line adapt to unlabeled samples of the target
+at test time."""
 LOCAL = """Clients that train alone (local) against FedAvg, each on its own domain, over the rounds of FDSE's paper:
 Office-Caltech10, a LeNet at 32 pixels."""
-BYTES = "Gain against the bytes of a round; filled: shown to be better; triangles adapt; beyond the edge: on it."
-POINTS = {"table": "the model as received", "table_adapted": "adapted at test time", "table_local": "after local steps"}
+BYTES = """Gain against the bytes of a round. Filled marks are shown to be better, triangles adapt at test time, and a
+mark on the edge lies beyond it."""
+POINTS = {"table": "the aggregated model", "table_adapted": "adapted at test time", "table_local": "after local steps"}
 
 
 def describe_setting(here, folder):
