@@ -18,7 +18,7 @@ from fdgnb.federation.compose import method, sum_of
 
 # %% ../../nbs/methods/01_fedsb.ipynb #5fce87f1
 def smooth_loss(logits):
-    "Minus the mean log-probability over classes and batch, a scalar: the second term of FedSB's Eq. 3 over epsilon."
+    "Minus the mean log-probability over batch and classes: the smooth loss of FedSB's Eq. 3."
     return -F.log_softmax(logits, 1).mean()
 
 
@@ -32,10 +32,12 @@ class LabelSmoothing(Method):
     @dataclass(frozen=True)
     class Hyper:
         epsilon: float = hp(.1, "share of the uniform distribution in a label", low=0., high=1.,
-                            source="FedSB, Eq. 1; default of the released loss (command line 0, README 0.01)")
+                            source="FedSB, Eq. 1; default of the released loss "
+                                   "(command line 0, README 0.01)")
 
     def criterion(self, logits, y, client):
-        return (1 - self.h.epsilon)*super().criterion(logits, y, client) + self.h.epsilon*smooth_loss(logits)
+        hard = super().criterion(logits, y, client)
+        return (1 - self.h.epsilon)*hard + self.h.epsilon*smooth_loss(logits)
 
 # %% ../../nbs/methods/01_fedsb.ipynb #ee94a001
 def smooth_labels(
@@ -67,7 +69,8 @@ def budget_indices(
     No repeats while n >= budget; beyond that counts differ by at most one. FedSB, the text before Eq. 7."""
     if n < 1 or budget < 1:
         raise FdgnbError(f"cannot take a budget of {budget} from {n} samples: both must be at least 1")
-    passes = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(-(-budget//n))]
+    n_passes = -(-budget//n)
+    passes = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(n_passes)]
     return torch.cat(passes)[:budget]
 
 # %% ../../nbs/methods/01_fedsb.ipynb #132249d7
@@ -80,11 +83,13 @@ class Budget(Method):
     @dataclass(frozen=True)
     class Hyper:
         S: int = hp(512, "samples a client trains on in a pass", low=1, high=10**6,
-                    source="FedSB, before Eq. 7, no value in the text; README 45 batches of 64 = 2880 (PACS)")
+                    source="FedSB, before Eq. 7, no value in the text; "
+                           "README 45 batches of 64 = 2880 (PACS)")
         redraw: str = switch("draw the S samples for each pass, or once", paper="epoch", released="once",
-                             label="samples drawn once", source="not said; released code: once, by the split")
-        order: str = switch("S random samples per pass, or the first S/B batches per round", paper="random",
-                            released="first", label="first batches, fixed order",
+                             label="samples drawn once",
+                             source="not said; released code: once, by the split")
+        order: str = switch("S random samples per pass, or the first S/B batches per round",
+                            paper="random", released="first", label="first batches, fixed order",
                             source="text before Eq. 7; released loader: not shuffled, batches per round")
         variant: str = variant()
 
