@@ -17,6 +17,11 @@ from fdgnb.federation.steps import cut_batches
 from fdgnb.federation.compose import method, sum_of
 
 # %% ../../nbs/methods/01_fedsb.ipynb #5fce87f1
+def smooth_loss(logits):
+    "Minus the mean log-probability over batch and classes: the smooth loss of FedSB's Eq. 3."
+    return -F.log_softmax(logits, 1).mean()
+
+
 @method("labelsmoothing")
 class LabelSmoothing(Method):
     "Mix the labels with the uniform distribution."
@@ -27,55 +32,12 @@ class LabelSmoothing(Method):
     @dataclass(frozen=True)
     class Hyper:
         epsilon: float = hp(.1, "share of the uniform distribution in a label", low=0., high=1.,
-                            source="FedSB, Eq. 1; default of the released loss (command line 0, README 0.01)")
+                            source="FedSB, Eq. 1; default of the released loss "
+                                   "(command line 0, README 0.01)")
 
     def criterion(self, logits, y, client):
-        return (1 - self.h.epsilon)*super().criterion(logits, y, client) + self.h.epsilon*smooth_loss(logits)
-
-# %% ../../nbs/methods/01_fedsb.ipynb #132249d7
-@method("budget")
-class Budget(Method):
-    "Every client trains on S samples a pass, however many it has."
-    paper, replaces = "FedSB, Eqs. 4 to 7", ("sample",)
-    tune = {"S": (256, 512, 1024)}
-
-    @dataclass(frozen=True)
-    class Hyper:
-        S: int = hp(512, "samples a client trains on in a pass", low=1, high=10**6,
-                    source="FedSB, before Eq. 7, no value in the text; README 45 batches of 64 = 2880 (PACS)")
-        redraw: str = switch("draw the S samples for each pass, or once", paper="epoch", released="once",
-                             label="samples drawn once", source="not said; released code: once, by the split")
-        order: str = switch("S random samples per pass, or the first S/B batches per round", paper="random",
-                            released="first", label="first batches, fixed order",
-                            source="text before Eq. 7; released loader: not shuffled, batches per round")
-        variant: str = variant()
-
-    def sample(self, client, rng):
-        n, S, s = client.n(), self.h.S, client.settings
-        if self.h.order == "first":
-            batches = torch.arange(n).split(s.batch_size)           # a last batch of one stays one
-            whole = [b for b in batches if len(b) == s.batch_size]
-            yield from islice(cycle(s.drop_last and whole or batches), -(-S//s.batch_size))
-            return
-        for _ in range(s.local_epochs):
-            if self.h.redraw == "epoch": idx = budget_indices(n, S, rng)
-            else:
-                kept = budget_indices(n, S, generator(client.seed, 0, client.id, "budget"))
-                idx = kept[torch.randperm(S, generator=rng)]
-            yield from cut_batches(idx, s)
-
-# %% ../../nbs/methods/01_fedsb.ipynb #ddf6f19e
-@method("uniform")
-class Uniform(Method):
-    "Average the clients with equal weights."
-    paper, replaces = "FedSB, Eq. 5", ("weight",)
-
-    def weight(self, server, k, upload): return 1.
-
-# %% ../../nbs/methods/01_fedsb.ipynb #d45797df
-FedSB = sum_of("fedsb", "labelsmoothing+budget+uniform",
-               "Smoothed labels, a budget of samples, a uniform average.", "Soltany et al., ICASSP 2025",
-               tune={"epsilon": (.01, .1, .2)})
+        hard = super().criterion(logits, y, client)
+        return (1 - self.h.epsilon)*hard + self.h.epsilon*smooth_loss(logits)
 
 # %% ../../nbs/methods/01_fedsb.ipynb #ee94a001
 def smooth_labels(
@@ -88,15 +50,13 @@ def smooth_labels(
     if y.ndim == 1: y = F.one_hot(y, n_classes).to(torch.get_default_dtype())
     return (1 - eps)*y + eps/n_classes
 
-# %% ../../nbs/methods/01_fedsb.ipynb #6b93322c
-def smooth_loss(logits):
-    "Minus the mean log-probability over classes and batch, a scalar: the second term of FedSB's Eq. 3 over epsilon."
-    return -F.log_softmax(logits, 1).mean()
+# %% ../../nbs/methods/01_fedsb.ipynb #ddf6f19e
+@method("uniform")
+class Uniform(Method):
+    "Average the clients with equal weights."
+    paper, replaces = "FedSB, Eq. 5", ("weight",)
 
-
-def smoothed_cross_entropy(logits, y, eps):
-    "Cross-entropy of logits (N, C) against smoothed labels (N,) or distributions (N, C): FedSB, Eq. 3."
-    return (1 - eps)*F.cross_entropy(logits, y) + eps*smooth_loss(logits)
+    def weight(self, server, k, upload): return 1.
 
 # %% ../../nbs/methods/01_fedsb.ipynb #5de4d41f
 def budget_indices(
@@ -104,13 +64,63 @@ def budget_indices(
     budget: int,                               # samples to train on
     generator: torch.Generator,                # draws the order
 ) -> torch.Tensor:                             # (budget,), int64
-    """Draw a budget of the indices 0..n-1: random passes over all of them, the last cut short.
+    """Draw a budget of the indices 0..n-1: one random order after another, until the budget is reached.
 
     No repeats while n >= budget; beyond that counts differ by at most one. FedSB, the text before Eq. 7."""
     if n < 1 or budget < 1:
         raise FdgnbError(f"cannot take a budget of {budget} from {n} samples: both must be at least 1")
-    passes = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(-(-budget//n))]
+    n_passes = -(-budget//n)
+    passes = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(n_passes)]
     return torch.cat(passes)[:budget]
+
+# %% ../../nbs/methods/01_fedsb.ipynb #132249d7
+@method("budget")
+class Budget(Method):
+    "Every client trains on S samples a pass, however many it has."
+    paper, replaces = "FedSB, Eqs. 4 to 7", ("sample",)
+    tune = {"S": (256, 512, 1024)}
+
+    @dataclass(frozen=True)
+    class Hyper:
+        S: int = hp(512, "samples a client trains on in a pass", low=1, high=10**6,
+                    source="FedSB, before Eq. 7, no value in the text; "
+                           "README 45 batches of 64 = 2880 (PACS)")
+        redraw: str = switch("draw the S samples for each pass, or once", paper="epoch", released="once",
+                             label="samples drawn once",
+                             source="not said; released code: once, by the split")
+        order: str = switch("S random samples per pass, or the first S/B batches per round",
+                            paper="random", released="first", label="first batches, fixed order",
+                            source="text before Eq. 7; released loader: not shuffled, batches per round")
+        variant: str = variant()
+
+    def sample(self, client, rng):
+        if self.h.order == "first":
+            yield from first_batches(client, self.h.S)
+            return
+        for _ in range(client.settings.local_epochs):
+            if self.h.redraw == "epoch": indices = budget_indices(client.n(), self.h.S, rng)
+            else: indices = budget_kept(client, self.h.S, rng)
+            yield from cut_batches(indices, client.settings)
+
+# %% ../../nbs/methods/01_fedsb.ipynb #d45797df
+FedSB = sum_of("fedsb", "labelsmoothing+budget+uniform",
+               "Smoothed labels, a budget of samples, a uniform average.", "Soltany et al., ICASSP 2025",
+               tune={"epsilon": (.01, .1, .2)})
+
+# %% ../../nbs/methods/01_fedsb.ipynb #sbrelcd001
+def budget_kept(client, S, rng):
+    "The S samples that a client drew once, in a new order."
+    kept = budget_indices(client.n(), S, generator(client.seed, 0, client.id, "budget"))
+    return kept[torch.randperm(S, generator=rng)]
+
+
+def first_batches(client, S):
+    "The first S/B batches of a client, never shuffled, from the start again where they end."
+    settings = client.settings
+    batches = torch.arange(client.n()).split(settings.batch_size)           # a last batch of one stays one
+    whole = [batch for batch in batches if len(batch) == settings.batch_size]
+    if settings.drop_last and whole: batches = whole
+    return islice(cycle(batches), -(-S//settings.batch_size))
 
 # %% ../../nbs/methods/01_fedsb.ipynb #3610d560
 DIFFERENCES = {label: ("fedsb", h) for label, h in differences(FedSB.Hyper).items()} | {
