@@ -62,6 +62,7 @@ def choose(value, choices):
 LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 NUMBERS = (int, float, tuple[float, ...])
 POSITIVE, ROUND = Annotated[int | float, Limits(gt=0, le=LARGEST[float])], Annotated[int, Limits(ge=1)]
+SHARE = Annotated[float, Limits(gt=0, lt=1)]
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
@@ -212,6 +213,8 @@ class DataSettings:
     partition: tuple = hp((), "how domains become clients: (name of fdgnb.data.partitions.PARTITIONS, its "
                           "arguments); empty: one client per domain")
     limit: int = hp(None, "at most so many samples of each client and the target; None: all", low=1)
+    split_seed: int = hp(None, "seed of partition, limit and split, so that runs of several seeds share them; None: "
+                         "the run's seed", low=0, high=2**63 - 1, added=True)
     target_fraction: float = hp(1., "share of the target that is tested on", low=1e-6, high=1.)
     augment: str = hp("none", "random changes of training images, a name of fdgnb.data.augment.AUGMENTATIONS; of "
                       "fit also a function or a transform")
@@ -253,7 +256,8 @@ class LocalSettings:
     precision: str = hp("float32", "arithmetic of the network's passes; state and aggregation stay float32",
                         choices=("float32", "bfloat16"))
     client_weights: str = hp("samples", "clients' weights in the average", choices=("samples", "uniform"))
-    per_round: int = hp(None, "clients drawn per round, with dp_clip in the mean; None: all", low=1)
+    per_round: int = hp(None, "clients drawn per round, a number, or a share below 1 like .3; with dp_clip in the "
+                        "mean; None: all", low=1, also=SHARE)
     drop: float = hp(0., "probability that a client does not answer in a round", low=0., high=1.)
     drops: tuple[tuple[ROUND, str], ...] = hp((), "(round from 1, client) pairs that do not answer, for tests")
 
@@ -309,6 +313,12 @@ def list_settings(settings):
     "Settings as a run's arguments name them, {name: value}; without those `added` later that are at their default."
     usual = {f.name: f.default for f in fields(settings) if f.metadata["added"]}
     return {k: v for k, v in asdict(settings).items() if k not in usual or v != usual[k]}
+
+
+def count_drawn(per_round, clients):
+    "How many of so many clients a round draws: all (None), a number, or a share, rounded down to at least one."
+    if isinstance(per_round, float): return max(1, int(per_round*clients + 1e-9))
+    return min(per_round or clients, clients)
 
 
 def is_given(name):

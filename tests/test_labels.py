@@ -69,6 +69,17 @@ def test_names_of_torch_data_sets_that_do_not_fit():
     assert names_in(data, "a") == A.names and names_in(data, "b") == ["ox", "cat"]
 
 
+def test_many_whole_numbers_are_classes_only_by_name():
+    "Ages became as many classes once; few numbers, or many samples of each, are asked nothing."
+    rows, ages = np.zeros((330, 2)), np.arange(330) % 57 + 20
+    says(lambda: fdgnb.from_arrays(dict(a=(rows, ages))), "57 different whole numbers", "classes={20: '20', ...}")
+    says(lambda: fdgnb.from_arrays(dict(a=(rows, ages/7))), "regression, which is not supported")
+    meant = fdgnb.from_arrays(dict(a=(rows, ages)), classes={n: f"{n} years" for n in range(20, 77)})
+    assert meant.n_classes == 57 and meant.classes[0] == "20 years"
+    for y in (ages % 33, ages % 10): assert fdgnb.from_arrays(dict(a=(rows, y))).n_classes == len({*y})
+    assert read(range(6)).n_classes == 6
+
+
 def test_labels_that_a_set_does_not_number_itself_keep_their_numbers():
     "Harmonized by hand, they were once translated back by the folder's own numbers."
     turned = Plain(Shelf("healthy healthy healthy healthy sick sick"), lambda label: 1 - label)

@@ -43,7 +43,7 @@ def sizes_of(run): return {k: {part: n for part, n in parts.items() if n} for k,
 
 
 @pytest.mark.parametrize("partition", [(), ("halves",), ("split", 3), ("lda", 4, .5), ("pool",),
-                                       ("chain", ("lda", 4, .5), ("split", 2))])
+                                       ("heterogeneous", 3, .2), ("chain", ("lda", 4, .5), ("split", 2))])
 @pytest.mark.parametrize("target", [None, "sketch"])
 def test_every_sample_is_in_one_part_of_one_client(partition, target):
     "Labels stay with their samples and the target stays whole; lda, whose clients are of one size, leaves a few out."
@@ -74,6 +74,41 @@ def test_lda_deals_skewed_clients_of_one_size():
         assert all(again[k].x.equal(d.x) for k, d in dealt.domains.items())
         classes.append((dealt.counts().values > 5).sum(1).mean())
     assert classes[0] < classes[1] - 1 < classes[2] - 3
+
+
+@pytest.mark.parametrize("sizes, lam, counts", [
+    ((2048, 2344, 1670), 0., [[2048, 0, 0], [0, 1172, 0], [0, 1172, 0], [0, 0, 1670]]),
+    ((2048, 2344, 1670), 0., [[0, 2344, 0], [2048, 0, 1670]]),
+    ((2048, 2344, 1670), .1, [[963, 47, 34], [963, 47, 34], [41, 1102, 33], [41, 1102, 33], [40, 46, 1536]]),
+    ((2048, 2344, 1670), .25, [[256, 2051, 209], [1792, 293, 1461]]),
+    ((70, 84, 56, 98), 1., [[24, 28, 19, 33], [23, 28, 19, 33], [23, 28, 18, 32]])])
+def test_heterogeneous_clients_are_those_of_the_released_code(sizes, lam, counts):
+    "Samples by client and domain, as NonIIDSplitter of inouye-lab/FedDG_Benchmark at abc37bcd counts them."
+    found = run(toy(sizes, "abcd"[:len(sizes)]), "heterogeneous", len(counts), lam)
+    ends = [0, *np.cumsum(sizes)]
+    assert [np.histogram(all_of(parts), ends)[0].tolist() for parts in parts_of(found).values()] == counts
+
+
+def test_dirichlet_by_domain_skews_classes_within_a_domain():
+    data = toy((100, 400, 203, 305), "abcd")
+    found = {alpha: run(data, "dirichlet_by_domain", 20, alpha).fed.data for alpha in (.1, 100.)}
+    for name, d in found[.1].domains.items():
+        assert set(numbers(d.x)) <= set(numbers(data[name[0]].x)) and 50 <= len(d) <= 51
+    assert [sum(k[0] == d for k in found[.1].domains) for d in "abcd"] == [2, 8, 4, 6]
+    few, many = ((d.counts().values > 5).sum(1).mean() for d in found.values())
+    assert few < many - 2
+    says(lambda: run(data, "dirichlet_by_domain", 3, .1), "3 clients of 4 domains")
+    says(lambda: run(data, "heterogeneous", 2000, .1), "2000 clients of 1008 samples")
+
+
+def test_a_split_seed_of_its_own_is_shared_by_runs_of_several_seeds():
+    how = dict(limit=50, per_round=.3)
+    one, two = (run(toy(), "split", 2, seed=seed, split_seed=7, **how) for seed in (0, 7))
+    own = run(toy(), "split", 2, seed=7, **how)
+    assert parts_of(one) == parts_of(two) == parts_of(own) and own.fed.digest == two.fed.digest
+    assert own.rows == two.rows != one.rows and "split_seed" not in own.fed.args()["settings"]
+    assert own.fed.server.settings.per_round == 2 and own.fed.args()["settings"]["per_round"] == .3
+    assert own.ledger.query("direction == 'down'").client.nunique() == 2
 
 
 def test_rotate_and_turn_by_quarters():

@@ -262,6 +262,7 @@ def drop(folder, *names):
 FOLDERS = {
     "another layout": (lambda f: f/"a", {}, "no class folders"), "no folder": (lambda f: f/"none", {}, "no folder"),
     "an empty class": (lambda f: drop(f, *(f"b/y/{i}.png" for i in range(3))) or f, {}, "no images"),
+    "volumes": (lambda f: [p.rename(f"{p}.nii.gz") for p in (f/"b"/"y").iterdir()] and f, {}, "gz' is a volume"),
     "a domain": (lambda f: f, dict(domains=["aa"]), "'a'?"), "a size": (lambda f: f, dict(size=10**5), "size=100000"),
     "an option": (lambda f: f, dict(domain=3), "'domains'?"), "a window": (lambda f: f, dict(window=(2, 1)), "window")}
 

@@ -21,6 +21,8 @@ from .splits import PARTS, build_dataset, name_files
 
 # %% ../../nbs/data/03_folders.ipynb #76bfb730
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+VOLUMES = (".nii", ".nii.gz", ".nrrd", ".mha")
+NO_VOLUMES = "a volume, which is not supported: save its slices as images (groups= keeps a patient's together)"
 FORMATS = ("BMP", "JPEG", "MPO", "PNG", "TIFF", "WEBP")               # MPO: the JPEG of some phones
 
 
@@ -33,6 +35,7 @@ def open_image(file, window=None):
     "An image file or stream, upright, in memory; window: (low, high), of arrays, DICOM and more than 8 bits."
     from PIL import Image, ImageOps
     if isinstance(file, (str, Path)):
+        if str(file).lower().endswith(VOLUMES): raise NotDamaged(NO_VOLUMES)
         if Path(file).suffix.lower() == ".npy": return array_to_image(read_array(file), window)
         if is_dicom(Path(file)): return dicom_to_image(file, window)
     Image.init()                                         # every plug-in: else PIL knows only some of these
@@ -195,6 +198,8 @@ def find_images(folders, has_parts, wanted):
         for c in (c for place in above for c in list_subfolders(place)):
             files = list_images(c)
             if not files and (wanted is None or c.name in wanted):
+                volumes = [str(f) for f in list_below(c) if str(f).lower().endswith(VOLUMES)]
+                if volumes: raise FdgnbError(f"{volumes[0]!r} is {NO_VOLUMES}")
                 raise FdgnbError(f"class folder {str(c)!r} has no images ({' '.join(IMAGES)}); remove the folder or "
                                  f"fill it")
             tree[d].setdefault(c.name, []).extend(files)

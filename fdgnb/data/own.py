@@ -206,6 +206,7 @@ def read_domains(name, samples, white, kind=None):
     return made, white
 
 # %% ../../nbs/data/16_own.ipynb #4bc771eb
+MANY = 10                               # with so few classes or fewer, samples may be as few as one likes
 WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
 
 
@@ -230,8 +231,8 @@ def as_labels(y):
     kind = pd.api.types.infer_dtype(values)
     if kind == "string": return values.to_numpy(str)
     if kind in ("integer", "boolean", "empty"): return np.array(values.tolist(), np.int64)
-    raise FdgnbError(f"labels are {kind}; wanted whole numbers alone or words alone: of whole floats y.astype(int), no "
-                     f"fractions")
+    raise FdgnbError(f"labels are {kind}; wanted whole numbers alone or words alone: of whole floats y.astype(int); to "
+                     f"predict fractions is regression, which is not supported")
 
 
 def order_classes(name, known, classes, are_words):
@@ -264,6 +265,11 @@ def number_labels(name, labels, classes, multilabel=None):
         raise FdgnbError(f"{name}: in domain {next(iter(y))!r}, as in all, every sample has exactly one label; of "
                          f"one-hot labels take y.argmax(1), where several are possible say multilabel=True")
     known = list(range(first.shape[1])) if are_several else np.unique(np.concatenate(list(y.values()))).tolist()
+    n = sum(map(len, y.values()))
+    if classes is None and not are_several and not are_words and len(known) > max(MANY, n/10):
+        raise FdgnbError(f"{name}: {len(known)} different whole numbers label {n} samples: if they are classes, name "
+                         f"them, as classes={{{known[0]}: '{known[0]}', ...}}; to predict numbers, as ages, is "
+                         f"regression, which is not supported")
     order, names = order_classes(name, known, classes, are_words)
     if len(set(names)) < len(names): raise FdgnbError(f"{name}: classes= gives a name twice; wanted different names")
     lost = [label for label in known if label not in order]

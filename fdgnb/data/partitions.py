@@ -168,6 +168,55 @@ def lda(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVEN
         clients.append(client)
     return make_clients(dataset, target, clients)
 
+# %% ../../nbs/data/12_partitions.ipynb #withincd01
+def assign_domains(sizes, n):
+    "Which of `n` clients has which domain, zeros and ones (n, domains): clients as equal in size as these allow."
+    owns = np.zeros((n, len(sizes)))
+    if n < len(sizes):
+        for d in np.argsort(sizes, kind="stable")[::-1]: owns[np.argmin(owns @ sizes), d] = 1
+        return owns
+    clients = np.ones(len(sizes), dtype=int)
+    while clients.sum() < n: clients[np.argmax(sizes/clients)] += 1
+    owns[np.arange(n), np.repeat(np.arange(len(sizes)), clients)] = 1
+    return owns
+
+
+@PARTITIONS.register("dirichlet_by_domain")
+def dirichlet_by_domain(dataset, target, generator, n: CLIENTS, alpha: ALPHA, convention: CONVENTION = "hsu"):
+    "`n` clients of one source domain each, larger domains with more of them; within a domain as `lda` deals it."
+    sources, clients = list_sources(dataset, target), []
+    if n < len(sources):
+        raise FdgnbError(f"partition 'dirichlet_by_domain': {n} clients of {len(sources)} domains; wanted one of each")
+    owners = assign_domains(np.array([len(d) for d in sources.values()]), n).sum(0)
+    for d, own in zip(sources.values(), owners):
+        dealt = lda(replace(dataset, domains={d.name: d}), None, generator, int(own), alpha, convention)
+        clients += [replace(c, name=f"{d.name} {c.name.removeprefix('client ')}") for c in dealt.domains.values()]
+    return make_clients(dataset, target, clients)
+
+
+def mix_domains(sizes, n, lam):
+    "Samples by client and domain, whole numbers (n, domains); what rounding leaves goes to the first that have some."
+    owns = assign_domains(sizes, n)
+    exact = sizes*((1 - lam)*owns/owns.sum(0) + lam/n)
+    counts = np.floor(exact + 1e-9).astype(int)
+    for d, left in enumerate(sizes - counts.sum(0)): counts[np.flatnonzero(exact[:, d])[:left], d] += 1
+    return counts
+
+
+@PARTITIONS.register("heterogeneous")
+def heterogeneous(dataset, target, generator, n: CLIENTS,
+                  lam: arg(float, "lambda, from 0, one domain a client, to 1, all clients alike", low=0., high=1.)):
+    "`n` clients of the sources, alike in size, from one domain a client (or whole domains) to all alike. Bai et al."
+    sources = list(list_sources(dataset, target).values())
+    counts = mix_domains(np.array([len(d) for d in sources]), n, lam)
+    if not counts.sum(1).all(): raise FdgnbError(f"partition 'heterogeneous': {n} clients of {counts.sum()} samples")
+    pieces = [torch.randperm(len(d), generator=generator).split(own) for d, own in zip(sources, counts.T.tolist())]
+    digits, clients = len(str(n - 1)), []
+    for k, rows in enumerate(zip(*pieces)):
+        parts = [take_piece(d, own, d.name) for d, own in zip(sources, rows) if len(own)]
+        clients.append(join_domains(parts, f"client {k:0{digits}d}"))
+    return make_clients(dataset, target, clients)
+
 # %% ../../nbs/data/12_partitions.ipynb #ac6c30f2
 @PARTITIONS.register("load")
 def load_domains(dataset, target, generator, data):
@@ -244,7 +293,7 @@ def steps_of(partition):
     return [(name, *check_arguments(f"partition {echo(name)}", PARTITIONS.get(name), 3, args))]
 
 
-BY_CLASS = {"halves", "lda", "dirichlet"}
+BY_CLASS = {"halves", "lda", "dirichlet", "dirichlet_by_domain"}
 
 
 def partition_domains(data, target, settings, seed):
@@ -321,6 +370,7 @@ def client_splits(data, settings, target=None, seed=0, device="cpu"):
 
     data: the data set whose domains are the clients and the target, after partition and limit.
     read: the data sets that the samples come from, the given one first."""
+    if settings.split_seed is not None: seed = settings.split_seed
     data, read = partition_domains(data, target, settings, seed)
     grouped = [d.groups for d in data.domains.values() if d.groups is not None]
     if grouped and list(data.domains) != list(read[0].domains):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
 from ..core import FdgnbError, atomic_write, echo, escape_cell, escape_markup, nearest, path_of, writing
-from ..settings import format_value
+from ..settings import count_drawn, format_value
 from ..data.partitions import POOLED
 from ..runs.metrics import LONGER, MEANS, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
 from ..runs.metrics import write_csv
@@ -355,7 +355,7 @@ def cost_of(results, of):
         sent = sum(v for kinds in r.record["bytes"].values() for v in kinds.values())
         args = r.record["args"]
         clients = len(r.record["samples"]) - bool(args["target"])
-        drawn = min(args["settings"]["per_round"] or clients, clients)                       # in a round
+        drawn = count_drawn(args["settings"]["per_round"], clients)                           # in a round
         flops = r.record["flops_round"]*r.record["rounds"]*(drawn/clients)
         costs.append(dict(label=r.label, bytes=sent, flops=flops))
     mean = pd.DataFrame(costs).groupby("label").mean().reindex(of.extra.index)

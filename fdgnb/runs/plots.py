@@ -128,6 +128,41 @@ def sample_sheet(dataset, classes=12, rows=1):
     ax.spines[:].set_visible(False)
     return fig
 
+# %% ../../nbs/runs/04_plots.ipynb #holderscd1
+DRAWN = 60                              # clients, or classes, that a picture has room for
+
+
+def draw_clients(ax, counts, side=12):
+    "Clients by classes, the area of a dot the number in `counts` (DataFrame); side: of the largest dot, in points."
+    client, label = np.nonzero(counts.values)
+    n, most = counts.values[client, label], int(counts.values.max())
+    ax.scatter(client, label, s=side**2*n/most, color="#3b6ea5", lw=0, zorder=3)
+    for size in sorted({most, max(1, most//4), max(1, most//16)}):
+        ax.scatter([], [], s=side**2*size/most, color="#3b6ea5", lw=0, label=f"{size}")
+    ax.set_xticks(range(len(counts)), counts.index, rotation=90, parse_math=False)
+    ax.set_yticks(range(counts.shape[1]), counts.columns, parse_math=False)
+    ax.set(xlabel="client", ylabel="class", xlim=(-.7, len(counts) - .3), ylim=(-.7, counts.shape[1] - .3))
+    ax.grid(lw=.3)
+
+
+@styled
+def clients_plot(dataset, target=None):
+    "Who holds what: samples by client and class as dots, the target left out; of more than 60 the largest."
+    import matplotlib.pyplot as plt
+    counts = dataset.counts()
+    counts = counts[counts.index != target]
+    rows, columns = (n.rank(ascending=False, method="first") <= DRAWN for n in (counts.sum(axis=1), counts.sum()))
+    shown = counts.loc[rows, columns]
+    shown.index = [f"{name} ({n})" for name, n in counts.sum(axis=1)[rows].items()]
+    below, left = (.08*max(map(len, names)) for names in (shown.index, shown.columns))           # inches of labels
+    fig, ax = plt.subplots(figsize=(max(4, 1.5 + left + .2*len(shown)), .9 + below + .2*shown.shape[1]))
+    draw_clients(ax, shown)
+    fig.legend(loc="outside right center", title="samples")
+    said = zip(("clients", "classes"), counts.shape)
+    words = [f"the largest {DRAWN} of {n} {what}" if n > DRAWN else f"{n} {what}" for what, n in said]
+    fig.suptitle(f"{dataset.name}: {', '.join(words)}")
+    return fig
+
 # %% ../../nbs/runs/04_plots.ipynb #f11bb2cf
 def baseline(run):
     """(accuracy without a look at the samples, its name): the largest class's share of those that are scored.

@@ -15,6 +15,7 @@ from itertools import combinations, islice
 from torch import nn
 import fdgnb.models as models
 from ..core import FdgnbError, echo, generator, nearest, seeded
+from ..settings import count_drawn
 from ..vectors import digest
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from ..data.catalogue import get_dataset, is_path
@@ -280,6 +281,12 @@ class Part:
         "The clients, and the unseen client where there is one."
         return [*self.clients, self.target_client] if self.target_client else [*self.clients]
 
+    def settle_draw(self):
+        "Once the clients are known, `settings.per_round` is a number of them; the plan keeps a share as it was given."
+        share = self.settings.per_round
+        if not isinstance(share, float): return
+        self.settings = replace(self.settings, per_round=count_drawn(share, len(self.clients)))
+
 
 class Federation(Part):
     "The parts of a run: method, network, server, clients and, with a target, the client who holds it."
@@ -294,6 +301,7 @@ class Federation(Part):
         self.digest = "+".join(map(data_digest, sources))
         if not isinstance(plan.dataset, str) or is_path(plan.dataset): warn_of_copies(data, self.target)
         self.clients, self.target_client = make_clients(splits, unseen, self.plan, self.target, data.classes)
+        self.settle_draw()
         check_data(self)
         if plan.is_encoded: tell_encoded()
         self.net = make_network(self)

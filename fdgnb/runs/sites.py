@@ -263,6 +263,7 @@ class ServerPart(Part):
             client.splits = {part: range(n) for part, n in self.hellos[k]["sizes"].items()}
         self.target_client = clients.pop(self.target, None)
         self.clients = [*clients.values()]
+        self.settle_draw()
         check_data(self)
         check_needs(self)
         self.server = make_server(self, unseen and unseen.client)

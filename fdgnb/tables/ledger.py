@@ -17,7 +17,7 @@ from ..experiments.store import Store
 from ..federation.compose import hyper_names, list_hyper, method_class
 from ..runs.plan import plan as make_plan
 from ..runs.protocols import resolve
-from ..settings import Settings
+from ..settings import Settings, count_drawn
 from .overview import DATA, LEFT, MEANS, NETS, TARGETS, row_run
 
 # %% ../../nbs/tables/10_ledger.ipynb #77e656a3
@@ -202,8 +202,8 @@ def rounds_to(rec, percent):
 def sent(rec, way):
     "Bytes that one client sends (up) or gets (down) in a round, on average."
     clients = len(rec["domains"]) - (rec["args"]["target"] is not None)
-    at_once = rec["args"]["settings"]["per_round"] or clients
-    return rec["bytes"][way]["all"]/rec["rounds"]/min(clients, at_once)
+    at_once = count_drawn(rec["args"]["settings"]["per_round"], clients)
+    return rec["bytes"][way]["all"]/rec["rounds"]/at_once
 
 
 def every_round(metric, how):
