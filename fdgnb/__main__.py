@@ -8,7 +8,7 @@ __all__ = ['UsageError', 'main']
 # %% ../nbs/command.ipynb #cmd0000004
 import inspect, os, sys, textwrap, traceback, warnings
 import typer
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Optional
@@ -61,7 +61,8 @@ def takes(page, *other):
 def read_command(page, words, config=None, hyper=(), defaults=None):
     """The parameters of a page from a command's options, a YAML file of more, and the page's defaults; checked.
 
-    words: {name: word or None}; hyper: of name=value. The line goes before the file, both before the defaults."""
+    words: {name: word or None}; hyper: of name=value; config: also what such a file says, as a dict. The line goes
+    before the file, both before the defaults."""
     known, file, pairs = fields_of(page), {}, {}
     line = {k: v if isinstance(v, bool) else read_word(known[k], v) for k, v in words.items() if v is not None}
     for pair in hyper or ():
@@ -69,7 +70,8 @@ def read_command(page, words, config=None, hyper=(), defaults=None):
         if not (name and value): raise FdgnbError(f"hyper {echo(pair)}: wanted name=value, like mu=0.1")
         if name.strip() in pairs: raise FdgnbError(f"hyper: {echo(name)} is given twice")
         pairs[name.strip()] = read_yaml(value, f"hyper {pair}")
-    if config:
+    if isinstance(config, dict): file = dict(config)
+    elif config:
         with explaining(f"config {config}"): text = Path(config).read_bytes()
         file = read_yaml(text, f"config {config} is no YAML")
         if file is None: file = {}
@@ -118,6 +120,8 @@ def run(
     method: Annotated[Optional[str], typer.Argument(help="A name of `methods`, or several joined by +.")] = None,
     config: Config = None,
     hyper: Hyper = None,
+    record: Annotated[Optional[str], typer.Option("--from", help="Run a record again and compare: a run's folder, its "
+                                                  ".json, STUDY.jsonl.gz#LINE.", metavar="RECORD")] = None,
     federation: Annotated[Optional[Path], typer.Option(help="The file of a federation that trains, over Flower.",
                                                        metavar="FILE")] = None,
     public: Annotated[Optional[Path], typer.Option(help="Of a federation: a folder of unlabeled samples of the target.",
@@ -128,7 +132,11 @@ def run(
 
     The run is kept in a folder; the same command goes on where it was stopped."""
     import fdgnb
+    from fdgnb.runs.again import call_for, list_changes, read_one, say_equal
     from fdgnb.runs.fit import prepare_run, start_run
+    old = read_one(record) if record else None
+    if old and config: raise FdgnbError("--from brings a configuration: leave out --config")
+    if old: config = call_for(old)
     given = read_command(RunPage, options | dict(method=method), config, hyper)
     if "method" not in given: raise FdgnbError("which method? python -m fdgnb methods lists them")
     if federation:
@@ -139,12 +147,17 @@ def run(
         return
     if public: raise FdgnbError("--public is for a federation: give its file, --federation FILE")
     fed, how = prepare_run(dict(callbacks=[SayResumed()]) | given)
+    if old:
+        how = replace(how, out=None)                                   # else the old run would be found finished
+        for line in list_changes(old, fed): print(line)
     done = start_run(fed, how)
     print(f"{fed.method.name} on {fed.data.name}, {f'target {fed.target}' if fed.target else 'in-domain'}, "
           f"seed {fed.seed}: {done.round} rounds, {sum(done.seconds):.0f} s")
     print(describe_training(fed.args()))
     print_table(done)
-    print(f"kept in {done.save(how.out).parent}")
+    folder = given.get("out") if old else how.out
+    if folder: print(f"kept in {done.save(folder).parent}")
+    if old: return int(not say_equal(old, done))
 
 # %% ../nbs/command.ipynb #cmd0000014
 def save_pictures(made, shown, result, folder):
@@ -225,6 +238,16 @@ def predict(
         found = pd.DataFrame({"file": files, "class": names, "probability": best.values.tolist()})
     if csv: print(write_csv(found, float_format="%.6f"), end="")
     else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format))
+
+
+@app.command(epilog="Example: python -m fdgnb pack runs/mine for_a_colleague")
+def pack(
+    record: Annotated[str, typer.Argument(help="What --from of run takes: a run's folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="A new folder.", show_default=False)],
+):
+    "Give somebody a run: configuration, your own modules, versions, the record, and the command that compares."
+    from fdgnb.runs.again import pack
+    print(f"packed: {pack(record, folder)}")
 
 
 @app.command()

@@ -12,70 +12,36 @@ from pathlib import Path
 from ..core import FdgnbError, root
 from ..settings import check_value, hp
 from ..data.catalogue import get_dataset
-from ..vectors import flatten
-from ..federation.compose import hyper_of, method_class
+from ..runs.again import call_for, compare, is_alike
 from ..runs.fit import fit
 from ..runs.records import Record, hardware, libraries, read_study
-from ..runs.plan import find_fixed
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0006
 COSTS = ("bytes", "flops_round", "steps_round", "parameters", "samples")
 
 
-def call_for(args):
-    "The arguments of `fit` that give a record's arguments again; a protocol sets `lr_drops` by itself."
-    same = {k: args[k] for k in ("method", "dataset", "target", "rounds", "seed", "device", "protocol", "scale")}
-    settings = {k: v for k, v in args["settings"].items() if k != "lr_drops" or not args["protocol"]}
-    cls = method_class(args["method"])
-    hyper = hyper_of(cls(**args["hyper"]))                                       # all of them: some follow settings
-    fixed = find_fixed(cls, hyper)
-    return same | dict(hyper={k: v for k, v in hyper.items() if k.rpartition(".")[2] not in fixed} | settings)
-
-
-def compare_scores(old, new):
-    """(the largest difference between two records' numbers, how often a rule chose other rounds: the texts).
-
-    inf where two are not the same, and not both numbers."""
-    old, new = flatten(old), flatten(new)
-    if old.keys() != new.keys(): return float("inf"), 0
-    far, rounds = 0., 0
-    for key, there in old.items():
-        here = new[key]
-        if there == here: continue
-        if isinstance(there, str): rounds += 1
-        elif there is None or here is None: far = float("inf")
-        else: far = max(far, abs(there - here))
-    return far, rounds
-
-
-def is_alike(rec):
-    "Whether a record comes from this kind of processor and these libraries: its run has the same bits."
-    there, here = rec["provenance"], libraries()
-    same = all(there["libraries"].get(k) == here[k] for k in ("python", "torch", "numpy", "machine"))
-    return same and there["hardware"] == hardware()
-
-
 def play_again(rec):
     "What differs between a record and its run played again, by column; a line that says so where data are not here."
-    args = rec["args"]
-    load = dict(size=args["settings"]["size"]) | (args["settings"]["load"] or {})
-    try: get_dataset(args["dataset"], **load)
+    settings = rec["args"]["settings"]
+    try: get_dataset(rec["args"]["dataset"], **dict(size=settings["size"]) | (settings["load"] or {}))
     except FdgnbError as e: return dict(skipped=str(e)[:60])
-    try: new = Record.of(fit(**call_for(args), progress=False))
+    try: new = Record.of(fit(**call_for(rec), progress=False))
     except FdgnbError as e: return dict(alike=True, scores=float("inf"), rounds=0, differ=str(e))
-    old_scores, new_scores = ({k: r[k] for k in ("scores", "best_val")} for r in (rec, new))
-    far, rounds = compare_scores(old_scores, new_scores)
+    far = compare(rec, new, "scores", "best_val")
+    rounds = sum(place.endswith(".rounds") for place in far)
     differ = ", ".join(k for k in ("args", "versions", *COSTS) if rec[k] != new[k])
-    return dict(alike=is_alike(rec), scores=far, rounds=rounds, differ=differ)
+    return dict(alike=is_alike(rec), scores=max(far.values(), default=0.), rounds=rounds, differ=differ)
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0007
 def draw_records(n, seed, study, longest, folder):
     "[(study, record)]: a random sample of the published results; those that have the same bits here come first."
     check_value("n", n, hp(20, "records", low=1))
-    files = sorted(Path(folder or root()/"reports"/"records").glob(f"{study or '*'}.jsonl.gz"))
-    pairs = [(file.name.split(".")[0], rec) for file in files for rec in read_study(file) if "error" not in rec]
+    folder = Path(folder or root()/"reports"/"records")
+    files = sorted([*folder.glob(f"{study or '*'}.jsonl.gz"), *folder.glob(f"{study or '*'}/*.jsonl.gz")])
+    names = {file: str(file.relative_to(folder)).split(".")[0] for file in files}
+    pairs = [(name, rec) for file, name in names.items() for rec in read_study(file) if "error" not in rec]
     if longest: pairs = [(name, rec) for name, rec in pairs if rec["provenance"]["seconds"]["total"] <= longest]
-    if not pairs: raise FdgnbError(f"no published record of study {study!r} in {folder or 'reports/records'}")
+    if not pairs: raise FdgnbError(f"no published record of study {study!r} in {folder}")
     random.Random(seed).shuffle(pairs)
     pairs.sort(key=lambda pair: not is_alike(pair[1]))
     return pairs[:n]
