@@ -240,6 +240,15 @@ def predict(
     else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format))
 
 
+@app.command(epilog="Example: python -m fdgnb check lib/focus.py")
+def check(
+    file: Annotated[str, typer.Argument(help="A .py file that registers methods.", show_default=False)],
+):
+    "Check methods of your own: stopped and resumed, over messages, in sums, with odd clients. A line a check."
+    from fdgnb.runs.check import check_file
+    return check_file(file)
+
+
 @app.command(epilog="Example: python -m fdgnb pack runs/mine for_a_colleague")
 def pack(
     record: Annotated[str, typer.Argument(help="What --from of run takes: a run's folder.", show_default=False)],
