@@ -132,7 +132,7 @@ def run(
 
     The run is kept in a folder; the same command goes on where it was stopped."""
     import fdgnb
-    from fdgnb.runs.again import call_for, list_changes, read_one, say_equal
+    from fdgnb.experiments.verify import call_for, list_changes, read_one, say_equal
     from fdgnb.runs.fit import prepare_run, start_run
     old = read_one(record) if record else None
     if old and config: raise FdgnbError("--from brings a configuration: leave out --config")
@@ -255,8 +255,9 @@ def pack(
     folder: Annotated[Path, typer.Argument(help="A new folder.", show_default=False)],
 ):
     "Give somebody a run: configuration, your own modules, versions, the record, and the command that compares."
-    from fdgnb.runs.again import pack
-    print(f"packed: {pack(record, folder)}")
+    import fdgnb.experiments.verify
+    fdgnb.experiments.verify.pack(record, folder)
+    print(f"packed: {folder}; its README says how to run it again")
 
 
 @app.command()
