@@ -54,20 +54,17 @@ def import_modules(words):
     IMPORTED.extend(n for n in names if n not in IMPORTED)
     return names
 
-
-def words_for(modules):
-    "The words that import modules again: a name of a module in a package, else a path, below the repository if it is."
-    files = {m: getattr(sys.modules.get(m), "__file__", None) for m in sorted(modules) if m != "__main__"}
-    def word(module, file):
-        if "." in module: return module
-        path = Path(file)
-        return str(path.relative_to(root()) if path.is_relative_to(root()) else path)
-    return [word(module, file) for module, file in files.items() if file]
-
 # %% ../../nbs/runs/11_imports.ipynb #im00code03
 def is_importable(name):
     "Whether a module comes from a file, in which another process would find it."
     return name != "__main__" and bool(getattr(sys.modules.get(name), "__file__", None))
+
+
+def words_for(modules):
+    "The words that import modules again: the name of one in a package, else a path; none of a page or a command."
+    files = {m: Path(sys.modules[m].__file__) for m in sorted(modules) if is_importable(m)}
+    near = {m: file.relative_to(root()) if file.is_relative_to(root()) else file for m, file in files.items()}
+    return [m if "." in m else str(file) for m, file in near.items()]
 
 
 def get_member(module, qualname):
