@@ -72,10 +72,3 @@ def without_processes():
         patch.setitem(sys.modules, "ray", ray)
         patch.setattr("flwr.simulation.run_simulation", play_here)
         yield
-
-
-@contextmanager
-def open_loopback(fed, workers=None):
-    "That, as an engine of `fit`."
-    from fdgnb.flower.simulation import open_simulation
-    with without_processes(), open_simulation(fed, workers) as engine: yield engine

@@ -183,3 +183,47 @@ def test_make_passes_on_what_it_is_given_or_refuses_it():
     for job in ("run", "compare"):
         assert '-r imports "lib/a.py, b"' in plan(job, "IMPORTS=lib/a.py, b").stdout
         assert "-r hyper '{lr: 0.05}'" in plan(job, "ARGS=-r hyper '{lr: 0.05}'").stdout
+
+
+# ---- a record again
+
+OWN = """
+import fdgnb
+from again_helper import FACTOR
+
+@fdgnb.method("again_own")
+class Own(fdgnb.Method):
+    "Scale the loss."
+    def loss(self, *given): return super().loss(*given)*FACTOR
+"""
+
+
+def test_a_run_comes_again_from_its_record_and_from_a_pack(tmp_path, capsys, monkeypatch):
+    "The pack has the module and the helper that it imports; another score, seed or module is found."
+    def forget():
+        METHODS.pop("again_own", None)
+        for name in ("again_own", "again_helper"): sys.modules.pop(name, None)
+    lib = tmp_path/"lib"
+    lib.mkdir()
+    (lib/"again_own.py").write_text(OWN)
+    (lib/"again_helper.py").write_text("FACTOR = .5\n")
+    words = ["run", "again_own", "--imports", lib/"again_own.py", "--limit", 30, "--rounds", 2, "--out", tmp_path/"a"]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("fdgnb.runs.imports.IMPORTED", [])
+    assert main(words) == 0 and main(["run", "--from", tmp_path/"a"]) == 0
+    assert main(["run", "--from", tmp_path/"a", "--seed", 1]) == 1
+    told = capsys.readouterr().out
+    assert "equal: scores and curves, bit for bit" in told and "args.seed: 0 there, 1 here" in told
+    assert main(["pack", tmp_path/"a", tmp_path/"b"]) == 0
+
+    forget()
+    lib.rename(tmp_path/"gone")
+    monkeypatch.chdir(tmp_path/"b")
+    try:
+        assert main(["run", "--from", "record.json"]) == 0
+        assert "versions" not in capsys.readouterr().out
+        forget()
+        (tmp_path/"b"/"again_helper.py").write_text("FACTOR = .25\n")
+        assert main(["run", "--from", "."]) == 1 and "not equal: " in capsys.readouterr().out
+        assert main(["run", "--config", "run.yaml", "--out", tmp_path/"c"]) == 0
+    finally: forget()

@@ -125,7 +125,8 @@ def open_threads(fed, workers=None):
     return closing(Threads(fed.net, fed.nodes, workers, fed.device))
 
 
-ENGINES = dict(threads="fdgnb.federation.engine:open_threads", flower="fdgnb.flower.simulation:open_simulation")
+ENGINES = dict(threads="fdgnb.federation.engine:open_threads", flower="fdgnb.flower.simulation:open_simulation",
+               messages="fdgnb.flower.simulation:open_messages")
 
 
 def find_engine(name):

@@ -33,6 +33,7 @@ class Method:
     needs = ""                                     # "batchnorm": without such layers it would do nothing
     needs_images = ""                              # why it cannot train on vectors
     if_pretrained = {}                             # {option: its default where the setting `pretrained` is set}
+    fedavg_at = None                               # {option: value} at which it is FedAvg, bit for bit, to be checked
     fixes = {}                                     # {(option, value): {another option: what it is then}}
     tune = {}                                      # {its most important option: the three values that a search tries}
     @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from flwr.serverapp import ServerApp
 from fdgnb.core import FdgnbError
 from fdgnb.federation.engine import closing, cores
 from fdgnb.federation.steps import Stopped, listen_to
-from fdgnb.flower.engine import Flower, answer, make_app
+from fdgnb.flower.engine import Flower, answer, make_app, travel
 
 # %% ../../nbs/flower/03_simulation.ipynb #flsim06
 FAULT = 99                                     # the code of an answer that is none: code has failed
@@ -32,17 +32,21 @@ def read_nodes(folder):
     return nodes, net.to(memory_format=torch.channels_last)
 
 
-def answer_in_process(folder, what, message, context):
+def answer_content(folder, what, content):
     "The answer of the client that a message is for, from the state that it brings to the one that it takes back."
+    nodes, net = read_nodes(folder)
+    download, about = unpack(content)
+    node = nodes[about["id"]]
+    node.client.state = unpack_state(content)
+    content = answer(what, node, net, download, about)
+    content.update(pack_state(node.client.state))
+    return content
+
+
+def answer_in_process(folder, what, message, context):
+    "That as a message; an exception becomes Flower's error."
     listen_to(SimpleNamespace(is_set=(Path(folder)/"stop").exists))
-    try:
-        nodes, net = read_nodes(folder)
-        download, about = unpack(message.content)
-        node = nodes[about["id"]]
-        node.client.state = unpack_state(message.content)
-        content = answer(what, node, net, download, about)
-        content.update(pack_state(node.client.state))
-        return Message(content, reply_to=message)
+    try: return Message(answer_content(folder, what, message.content), reply_to=message)
     except (Exception, Stopped): why = traceback.format_exc()
     return Message(Error(code=FAULT, reason=why), reply_to=message)
 
@@ -144,7 +148,32 @@ class Simulation(Flower):
         import ray
         ray.shutdown()                                           # Flower did so, if it came that far
 
+
+class Messages(Simulation):
+    "The same messages, written to bytes and read again, and answered within this process: `engine='messages'`."
+    def ask(self, what, payloads, about):
+        for k, payload in payloads.items():
+            content = travel(self.write(k, payload, about))
+            reply = travel(answer_content(str(self.folder), what, content))
+            yield k, *self.read(what, k, SimpleNamespace(content=reply, has_error=lambda: False), about)
+
 # %% ../../nbs/flower/03_simulation.ipynb #flsim09
+@contextmanager
+def written(fed):
+    "A folder with the clients of a federation, for other processes; gone at the end."
+    with TemporaryDirectory(prefix="fdgnb-", ignore_cleanup_errors=True) as folder:
+        try: torch.save((fed.nodes, fed.net), Path(folder)/"nodes.pt", pickle_module=cloudpickle)
+        except (TypeError, AttributeError, OSError) as e:
+            raise FdgnbError(f"engine='flower': the clients cannot be written for other processes: {e}")
+        yield Path(folder)
+
+
+@contextmanager
+def open_messages(fed, workers=None):
+    "The messages of the simulation without its processes, for checks."
+    with written(fed) as folder, closing(Messages(fed, workers, folder)) as engine: yield engine
+
+
 @contextmanager
 def open_simulation(fed, workers=None):
     "Flower's simulation as the engine of a federation, ended at the end of a `with` block."
@@ -155,10 +184,6 @@ def open_simulation(fed, workers=None):
                          "device='cpu', or engine='threads'")
     import ray
     if ray.is_initialized(): raise FdgnbError("engine='flower' starts Ray, and Ray runs here already: ray.shutdown()")
-    with TemporaryDirectory(prefix="fdgnb-", ignore_cleanup_errors=True) as folder, hushed():
-        try: torch.save((fed.nodes, fed.net), Path(folder)/"nodes.pt", pickle_module=cloudpickle)
-        except (TypeError, AttributeError, OSError) as e:
-            raise FdgnbError(f"engine='flower': the clients cannot be written for other processes: {e}")
-        with closing(Simulation(fed, workers, Path(folder))) as engine:
-            engine.start()
-            yield engine
+    with written(fed) as folder, hushed(), closing(Simulation(fed, workers, folder)) as engine:
+        engine.start()
+        yield engine

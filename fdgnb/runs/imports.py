@@ -60,6 +60,13 @@ def is_importable(name):
     return name != "__main__" and bool(getattr(sys.modules.get(name), "__file__", None))
 
 
+def words_for(modules):
+    "The words that import modules again: the name of one in a package, else a path; none of a page or a command."
+    files = {m: Path(sys.modules[m].__file__) for m in sorted(modules) if is_importable(m)}
+    near = {m: file.relative_to(root()) if file.is_relative_to(root()) else file for m, file in files.items()}
+    return [m if "." in m else str(file) for m, file in near.items()]
+
+
 def get_member(module, qualname):
     "What a module, which is imported, holds under a qualified name; None where it holds no such thing."
     member = import_module(module)

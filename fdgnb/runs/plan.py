@@ -49,7 +49,7 @@ class Call(Shared):
 class Playing:
     "How a run is played, which changes no bit of it."
     out: object = hp(None, "folder of the run; None: nothing is written")
-    engine: str = hp("threads", "what asks the clients: threads of this process, or Flower, in processes of their own",
+    engine: str = hp("threads", "what asks the clients: threads of this process, Flower, or its messages within it",
                      choices=tuple(ENGINES))
     workers: int = hp(None, "clients at once; None: one per core", low=1, high=1024)
     checkpoint_every: int = hp(1, "rounds from one checkpoint to the next", low=1)

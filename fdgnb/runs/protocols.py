@@ -97,24 +97,6 @@ def list_protocols():
     columns = ["name", "paper", "select", "point", "metric"]
     return pd.DataFrame(PROTOCOLS.values(), columns=columns).rename(columns=dict(name="protocol")).set_index("protocol")
 
-
-def protocol_table(name):
-    """DataFrame of a protocol: what, of which data sets and methods, value in paper, cpu and smoke, source.
-
-    Values that differ by data set or method have a row each."""
-    import pandas as pd
-    protocol, lines = PROTOCOLS.get(name), {}
-    for row in protocol.rows:
-        who = ", ".join(row.data + row.method)
-        line = lines.setdefault((row.name, who), dict(what=row.name, of=who, source=row.source))
-        line[row.scale] = format_value(row.value)
-        if row.source not in line["source"]: line["source"] += f"; {row.source}"
-    notes = [*protocol.notes, *(("threshold", f"{v:.0%} on {data}", "") for data, v in protocol.thresholds.items())]
-    notes += [("selection", protocol.select, ""), ("point", protocol.point, ""), ("metric", protocol.metric, "")]
-    notes = [dict(what=what, paper=words, source=source) for what, words, source in notes]
-    columns = ["what", "of", "paper", "cpu", "smoke", "source"]
-    return pd.DataFrame([*lines.values(), *notes], columns=columns).fillna("").set_index("what")
-
 # %% ../../nbs/runs/06_protocols.ipynb #87c4a938
 SB_SETS = "pacs vlcs officehome terra_incognita"
 SB_ROWS = (

@@ -29,7 +29,8 @@ from .metrics import METRICS, domains_of, format_bytes, largest_share, oracle_co
 from .metrics import scored_clients, seconds, source_and_target, split_of, traffic, values, write_csv
 from .finetune import TUNED, Tuned
 from .selected import Kept
-from .versions import is_ours, name_object, source_digest, versions_of
+from .imports import IMPORTED, words_for
+from .versions import is_ours, name_object, own_modules, source_digest, versions_of
 
 # %% ../../nbs/runs/03_records.ipynb #acd9dd36
 def client_flops(fed, client, net):
@@ -188,18 +189,21 @@ def hardware():
 
 @cache
 def commit():
-    "The commit of the folder one works in, with a + where files differ from it; None without one."
-    git = lambda *w: subprocess.run(["git", "-C", root(), *w], capture_output=True, text=True).stdout
+    "The commit of the folder one works in, else of the library's, with a + where files differ; None without one."
+    folder = root() if (root()/".git").exists() else Path(models.__file__).parent
+    git = lambda *w: subprocess.run(["git", "-C", folder, *w], capture_output=True, text=True).stdout
     try: head, changed = git("rev-parse", "--short=10", "HEAD").strip(), git("status", "--porcelain", "-uno")
     except OSError: return None
     return head + "+"*bool(changed) if head else None
 
 
 def provenance_of(run):
-    "Where a record comes from: commit, libraries, hardware, date, seconds. No two runs are compared by it."
+    "Where a record comes from: commit, libraries, hardware, date, seconds, own modules. Runs are not compared by it."
     took = {k: round(v, 3) for k, v in seconds(run).items() if v is not None}
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    return dict(commit=commit(), libraries=libraries(), hardware=hardware(), made=made, seconds=took)
+    words = words_for({*IMPORTED, *own_modules(type(run.fed.method))})
+    imports = dict(imports=words) if words else {}
+    return dict(commit=commit(), libraries=libraries(), hardware=hardware(), made=made, seconds=took) | imports
 
 
 MOST = 20                                                     # points of a curve; clients that are scored by name
