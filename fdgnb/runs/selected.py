@@ -263,6 +263,7 @@ class Deployable:
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
     multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
+    made, batchwise = None, False                            # of a site's model: how, and whether anew for every batch
 
     def round_of(self, rule):
         "The round that a rule names, from 1."
@@ -284,10 +285,6 @@ class Deployable:
         with torch.inference_mode(), one_thread():
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
 
-    def source_of(self, rule):
-        "Which model of its own a program is made of: the rule and its round."
-        return dict(rule=rule or "last", round=self.round_of(rule or "last"))
-
     def export(
         self,
         path: str | Path,            # .pt2 or .onnx
@@ -301,14 +298,18 @@ class Deployable:
         path = path_of(path, "export", "the path of a file")
         if path.suffix not in WRITERS:
             raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
+        if self.batchwise: raise FdgnbError(f"{path.name}: the model adapts with every batch: there is no fixed one")
         write, play = WRITERS[path.suffix]
         net = copy.deepcopy(self.model_of(domain, rule)).cpu()
         if self.about["args"]["settings"]["precision"] != "float32": to_float32(net)
         program = Program(self.about, net, self.temperature() if calibrated else 1.).eval()
-        recipe = program.recipe() | self.source_of(rule)
+        source = self.made or rule or "last"
+        recipe = program.recipe() | dict(rule=source, round=None if self.made else self.round_of(source))
         x = torch.rand(3, *picture_shape(self.about), generator=generator(0, purpose="export"))
-        with torch.no_grad(), one_thread():
-            with explaining(f"export to {path.name}"): written = write(program, x, recipe)
+        any_batch = {0: torch.export.Dim("batch", min=1, max=2**20)}
+        with torch.no_grad(), one_thread(), explaining(f"export to {path.name}"):
+            traced = torch.export.export(program, (x,), dynamic_shapes=(any_batch,))
+            written = write(traced, recipe)
             difference = float((play(written, x) - program(x)).abs().max())
         if not difference < 1e-5: raise FdgnbError(f"{path.name}: the program is {difference:.1g} off the network")
         with writing(path): return atomic_write(path, written)
@@ -354,17 +355,12 @@ class Program(nn.Module):
                     method=about["args"]["method"], versions=dict(fdgnb=__version__, torch=torch.__version__))
 
 
-def trace(program, x):
-    "A program as torch exports it, for batches of any size."
-    return torch.export.export(program, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=2**20)},))
-
-
-def write_program(program, x, recipe):
-    "The bytes of a program as torch's own."
+def write_program(traced, recipe):
+    "The bytes of a traced program as torch's own."
     stream = io.BytesIO()                                  # torch ends the process where a disk is full
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No complete tensor found")                  # torch's, of a program
-        torch.export.save(trace(program, x), stream, extra_files={"recipe.json": json.dumps(recipe)})
+        torch.export.save(traced, stream, extra_files={"recipe.json": json.dumps(recipe)})
     return stream.getvalue()
 
 
@@ -374,12 +370,12 @@ def run_program(program, x):
     return torch.export.load(source).module()(x)
 
 
-def write_onnx(program, x, recipe):
-    "The bytes of a program as ONNX; FdgnbError where a library or an operator lacks."
+def write_onnx(traced, recipe):
+    "The bytes of a traced program as ONNX; FdgnbError where a library or an operator lacks."
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None: raise FdgnbError(f"{name} is not installed: pip install fdgnb[export]")
     models.torchvision_models()                                        # the exporter imports torchvision
-    traced, names = trace(program, x), dict(input_names=["images"], output_names=["probabilities"])
+    names = dict(input_names=["images"], output_names=["probabilities"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)                 # torch's, of its own code
         try: written = torch.onnx.export(traced, dynamo=True, verbose=False, **names)
@@ -425,8 +421,6 @@ class OfSite(Deployable):
         if domain is None and rule is None: return self.net
         raise FdgnbError("the model of a site is one network: leave out domain and rule")
 
-    def source_of(self, rule): return dict(rule=self.made, round=None)
-
     def adapt(self, images, rule=None):
         raise FdgnbError(f"{self.made} already: for another site adapt the run's own model")
 
@@ -460,11 +454,6 @@ class Adapted(OfSite):
         self.client.splits["asked"] = self.client._scored["asked"] = asked
         answer = lambda x: self.method.predict(self.net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
-
-    def export(self, path, rule=None, calibrated=False, domain=None):
-        "Write the adapted model as a program, as `Deployable.export` does."
-        if not self.batchwise: return super().export(path, rule, calibrated, domain)
-        raise FdgnbError(f"{self.method.name} adapts with every batch: there is no fixed model to export")
 
 # %% ../../nbs/runs/09_selected.ipynb #4e22f87e
 class NoResults(FdgnbError, AttributeError): "Results are asked of a folder that holds models alone."
