@@ -9,6 +9,8 @@ export OMP_NUM_THREADS ?= 1
 export PYDEVD_DISABLE_FILE_VALIDATION ?= 1
 PIP = PYTHONWARNINGS="ignore:Editable installation" python -m pip install --disable-pip-version-check \
   --constraint constraints.txt
+# torch's: cpu, cu130, ...
+BUILD = $$(python -c "import torch; print(torch.__version__.partition('+')[2] or 'cpu')")
 # executes a page: its bar of progress passes through to the terminal
 PAPERMILL = python docs/execute.py --log-level ERROR --no-progress-bar --stderr-file >(cat >&2)
 # the page to read: code folded, captions below pictures
@@ -42,6 +44,10 @@ install: .venv/installed
 	mkdir -p .venv/etc/ipython
 	echo "c.IPKernelApp.log_level = 40    # no remark that a kernel and its client speak TCP" \
 	  > .venv/etc/ipython/ipython_kernel_config.py
+	@python -c "import torchvision" 2> /dev/null || echo "fdgnb runs, but a script of yours that imports torchvision" \
+	  "fails, as it is of another build than torch: run .venv/bin/pip install --no-deps --force-reinstall" \
+	  "-c constraints.txt torchvision --index-url https://download.pytorch.org/whl/$(BUILD)," \
+	  "or call fdgnb.models.torchvision_models() before the import"
 	touch $@
 # what encodes texts, for amazon_review: transformers and the default encoder's weights (83 MB); what `make docs` needs
 text: .venv/text

@@ -17,7 +17,7 @@ from .settings import SETTINGS, Settings, format_value, kind_of, read_word, read
 from .federation.compose import method_class
 from .runs.callbacks import Callback
 from .runs.metrics import RULES, args_of, remarks
-from .runs.selected import can_adapt
+from .runs.selected import can_adapt, input_of
 from .runs.plan import RunPage, read_hyper, read_page
 from .runs.versions import is_installed
 from .experiments.grid import ComparePage, plan_comparison
@@ -271,6 +271,23 @@ def methods(
     if not found: raise FdgnbError(f"no method has {echo(word)} in its name or description")
     wide = max(map(len, found))
     for name, what in found.items(): print(f"{name:{wide}}  {what}")
+
+# %% ../nbs/command.ipynb #cmdexport1
+@app.command(epilog="Example: python -m fdgnb export runs/st_mary model.onnx --calibrated")
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="What is written: .onnx, or .pt2 for torch.", show_default=False)],
+    rule: Annotated[Optional[str], typer.Option(help="Whose model, as in predict.")] = None,
+    calibrated: Annotated[bool, typer.Option("--calibrated", help="Probabilities at the run's temperature.")] = False,
+    imports: Annotated[str, typer.Option(help="Your own modules, whose method the run is of.")] = "",
+):
+    "Write a run as one program from pictures to probabilities."
+    import fdgnb
+    from fdgnb.runs.imports import import_modules
+    import_modules(imports)
+    kept = fdgnb.load(run)
+    print(f"made: {kept.export(file, rule, calibrated)}")
+    print(f"takes {input_of(kept.about)}; gives the probabilities of {', '.join(kept.classes)}")
 
 # %% ../nbs/command.ipynb #cmd0000f02
 @app.command(epilog="Example: python -m fdgnb federation hospitals.toml st_mary st_john --address fed.example.org:9092")

@@ -1,5 +1,5 @@
 """Promises of the repository that no tool checks: light imports, public names, pages and their addresses, pins."""
-import ast, json, re, sys, tomllib
+import ast, json, re, shutil, subprocess, sys, tomllib, zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 import pytest
@@ -108,6 +108,18 @@ def test_the_method_of_the_readme_is_fedprox(small):
 
 
 # ---- packages
+
+def test_the_wheel_holds_every_file_of_the_package(tmp_path):
+    "Built of a copy, because a build leaves folders where it ran."
+    copy = tmp_path/"copy"
+    shutil.copytree(ROOT/"fdgnb", copy/"fdgnb", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"): shutil.copy(ROOT/name, copy)
+    files = {str(file.relative_to(copy)) for file in (copy/"fdgnb").rglob("*") if file.is_file()}
+    build = "-m pip wheel . --no-deps --no-index --no-build-isolation --wheel-dir".split()
+    subprocess.run([sys.executable, *build, tmp_path], cwd=copy, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("fdgnb-*.whl"))) as wheel: held = set(wheel.namelist())
+    assert {"fdgnb/data/domainnet.txt", "fdgnb/tables/published.csv"} <= files <= held
+
 
 def test_pins_take_the_oldest_python_we_name():
     "One that refuses it sends pip through all versions of all others, for minutes, into resolution-too-deep."

@@ -115,27 +115,55 @@ def test_what_cannot_adapt_says_so(name, word, tiny):
     says(lambda: done.adapt(tiny["blended"].x), word)
 
 
-def run_program(path, x): return torch.export.load(path).module()(x)
+def run_program(path, x):
+    "(probabilities, recipe) of torch's program."
+    recipe = {"recipe.json": ""}
+    program = torch.export.load(path, extra_files=recipe).module()
+    return program(x), json.loads(recipe["recipe.json"])
 
 
 def run_onnx(path, x):
-    import onnxruntime
-    session = onnxruntime.InferenceSession(path)
-    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    "(probabilities, recipe) of a program in ONNX."
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    recipe = session.get_modelmeta().custom_metadata_map
+    answer = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    return torch.from_numpy(answer), {k: json.loads(v) for k, v in recipe.items()}
 
 
-@pytest.mark.parametrize("method, suffix, read", [("fedavg", ".onnx", run_onnx), ("fdse", ".pt2", run_program)])
-def test_an_exported_program_gives_predicts_logits(method, suffix, read, tiny, tmp_path):
-    if suffix == ".onnx": pytest.importorskip("onnxscript") and pytest.importorskip("onnxruntime")
-    done, x = run(method, tiny, normalize="imagenet", **SHORT | dict(rounds=1)), tiny["blended"].x[:5]
-    floats = method == "fdse"
-    path = done.export(tmp_path/f"m{suffix}", rule="source_val", floats=floats)
-    for n in (1, 5):
-        logits = read(path, x[:n]/255 if floats else x[:n])
-        torch.testing.assert_close(logits, done.predict(x[:n]), rtol=1e-4, atol=1e-4)
+READERS = {".onnx": run_onnx, ".pt2": run_program}
+
+
+@pytest.mark.parametrize("method, suffix, temperature", [("fedavg", ".onnx", 2.), ("fdse", ".pt2", 1.)])
+def test_an_exported_program_gives_predicts_probabilities(method, suffix, temperature, tiny, tmp_path, monkeypatch):
+    "From pictures in [0, 1], bytes or not, in batches of any size; its recipe says what it is."
+    if suffix == ".onnx": pytest.importorskip("onnxscript")
+    done = run(method, tiny, normalize="imagenet", **SHORT | dict(rounds=1))
+    monkeypatch.setattr(type(done), "temperature", lambda self: temperature, raising=False)
+    path = done.export(tmp_path/f"m{suffix}", rule="source_val", calibrated=temperature != 1)
+    x = torch.cat([tiny["blended"].x[:5]/255, tiny["blended"].x[5:10]/256])
+    for n in (1, 10):
+        found, recipe = READERS[suffix](path, x[:n])
+        wanted = (done.predict(x[:n], rule="source_val")/temperature).softmax(1)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    assert recipe.items() >= dict(classes=done.classes, size=[28, 28], channels=3, range=[0, 1], encoder=None,
+                                  temperature=temperature, rule="source_val", round=1, method=method).items()
+    assert recipe["normalization"]["std"] == pytest.approx([.229, .224, .225])
     assert [f.name for f in tmp_path.iterdir()] == [f"m{suffix}"]
-    if suffix == ".onnx": return
-    notes = {"notes.json": ""}
-    torch.export.load(path, extra_files=notes)
-    assert json.loads(notes["notes.json"])["classes"] == done.classes
     says(lambda: done.export(tmp_path/"m.pkl"), "the suffix says the kind")
+
+
+class Values(torch.nn.Module):
+    "Has an operator that ONNX lacks."
+    def __init__(self, n_classes, in_channels):
+        super().__init__()
+        self.head = torch.nn.Linear(28, n_classes)
+
+    def forward(self, x): return self.head(torch.linalg.svdvals(x.mean(1)))
+
+
+def test_an_operator_that_onnx_lacks_is_one_line(tiny, tmp_path):
+    pytest.importorskip("onnxscript")
+    done = run("fedavg", tiny, backbone=Values, **SHORT | dict(rounds=1, lr=.001))
+    says(lambda: done.export(tmp_path/"m.onnx"), "_linalg_svd", "export to .pt2")
+    found, _ = run_program(done.export(tmp_path/"m.pt2"), tiny["blended"].x[:5]/255)
+    assert torch.equal(found.argmax(1), done.predict(tiny["blended"].x[:5]).argmax(1))

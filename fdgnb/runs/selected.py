@@ -16,12 +16,13 @@ from torch import nn
 from typing import Annotated, Literal
 from typing_extensions import NotRequired, TypedDict
 import fdgnb.models as models
-from ..core import (FdgnbError, atomic_write, check_words, echo, exists, generator, nearest, parse_json, path_of,
-                    read_regular, seeded, writing)
+from .. import __version__
+from ..core import (FdgnbError, atomic_write, check_words, echo, exists, explaining, generator, nearest, parse_json,
+                    path_of, read_regular, seeded, writing)
 from ..data.domain import SCALES, Domain, Split, to_float
 from ..data.folders import open_image, read_levels, scale_levels
 from ..data.own import as_array, as_images
-from ..data.features import encode_pixels
+from ..data.features import build_encoder, encode_pixels
 from ..data.text import encode
 from ..federation.compose import hooks_of, method_class
 from ..federation.loop import Client
@@ -34,11 +35,12 @@ from .metrics import chosen_rounds, check_rule
 # %% ../../nbs/runs/09_selected.ipynb #selcode001
 class Deployed(nn.Module):
     "A network of bytes or floats in [0, 1], which it scales as its run does; vectors pass as they are."
-    def __init__(self, net, normalize="none"):
+    def __init__(self, net, mean=None, std=None):
         super().__init__()
-        self.net, self.scales = net, normalize != "none"
-        for name, value in zip(("mean", "std"), SCALES.get(normalize, ())):
-            self.register_buffer(name, torch.tensor(value)[:, None, None])
+        self.net, self.scales = net, mean is not None
+        if not self.scales: return
+        self.register_buffer("mean", torch.as_tensor(mean).reshape(-1, 1, 1))
+        self.register_buffer("std", torch.as_tensor(std).reshape(-1, 1, 1))
 
     def forward(self, x):
         x = to_float(x)
@@ -48,6 +50,12 @@ class Deployed(nn.Module):
 def shape_of(about):
     "The shape of a run's samples: (C, H, W), or (C,) of vectors."
     return tuple(about["shape"])
+
+
+def picture_shape(about):
+    "The shape (C, H, W) of the pictures that a run's encoder or network takes; its samples' shape where it has none."
+    encoder = about.get("encoder") or {}
+    return (3, encoder["size"], encoder["size"]) if "size" in encoder else shape_of(about)
 
 
 def holds_floats(about):
@@ -76,8 +84,7 @@ def open_picture(image, window):
 
 def read_files(files, about):
     "Image files, or images of PIL, as the run's own: bytes (N, C, H, W), or the vectors or maps of its encoder."
-    encoder, shape = about.get("encoder") or {}, shape_of(about)
-    if "size" in encoder: shape = 3, encoder["size"], encoder["size"]
+    encoder, shape = about.get("encoder") or {}, picture_shape(about)
     if len(shape) == 1 or shape[1] != shape[2]: raise FdgnbError(f"predict takes {wanted_of(about)}, no image files")
     samples = []
     for file in files:
@@ -256,6 +263,7 @@ class Deployable:
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
     multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
+    made, batchwise = None, False                            # of a site's model: how, and whether anew for every batch
 
     def round_of(self, rule):
         "The round that a rule names, from 1."
@@ -271,8 +279,8 @@ class Deployable:
 
         Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid()."""
         x = as_batch(images, self.about)
-        scaling = self.about["args"]["settings"]["normalize"]
-        net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
+        scale = SCALES.get(self.about["args"]["settings"]["normalize"], ())
+        net = Deployed(self.model_of(domain, rule), *scale).to(self.device)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(), one_thread():
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
@@ -281,27 +289,30 @@ class Deployable:
         self,
         path: str | Path,            # .pt2 or .onnx
         rule: str | None = None,     # as in `predict`
-        floats: bool = False,        # it takes floats in [0, 1] (always so for vectors and maps) instead of bytes
+        calibrated: bool = False,    # divide the logits by `temperature()` first
         domain: str | None = None,   # as in `predict`
     ) -> Path:
-        "Write the model as a program, checked against the network; FdgnbError where the two differ."
+        """Write one program from pictures in [0, 1], or a run's vectors, to probabilities, with its recipe.
+
+        FdgnbError where it differs from the network, and where ONNX lacks an operator."""
         path = path_of(path, "export", "the path of a file")
         if path.suffix not in WRITERS:
             raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
+        if self.batchwise: raise FdgnbError(f"{path.name}: the model adapts with every batch: there is no fixed one")
         write, play = WRITERS[path.suffix]
-        about, settings = self.about, self.about["args"]["settings"]
         net = copy.deepcopy(self.model_of(domain, rule)).cpu()
-        if settings["precision"] != "float32": to_float32(net)
-        net = Deployed(net, settings["normalize"]).eval()
-        x, takes = torch.randint(256, (3, *shape_of(about)), generator=generator(0, purpose="export")), "bytes (uint8)"
-        x = x.to(torch.uint8)
-        if floats or holds_floats(about): x, takes = x/255, "floats" if holds_floats(about) else "floats in [0, 1]"
-        with torch.no_grad(), one_thread():
-            wanted = net(x)
-            program = write(net, x, dict(classes=about["classes"], shape=about["shape"], takes=takes))
-            off = float((play(program, x) - wanted).abs().max()/wanted.abs().max().clamp(min=1))
-        if not off < 1e-4: raise FdgnbError(f"{path.name}: the program is {off:.1g} off the network")
-        with writing(path): return atomic_write(path, program)
+        if self.about["args"]["settings"]["precision"] != "float32": to_float32(net)
+        program = Program(self.about, net, self.temperature() if calibrated else 1.).eval()
+        source = self.made or rule or "last"
+        recipe = program.recipe() | dict(rule=source, round=None if self.made else self.round_of(source))
+        x = torch.rand(3, *picture_shape(self.about), generator=generator(0, purpose="export"))
+        any_batch = {0: torch.export.Dim("batch", min=1, max=2**20)}
+        with torch.no_grad(), one_thread(), explaining(f"export to {path.name}"):
+            traced = torch.export.export(program, (x,), dynamic_shapes=(any_batch,))
+            written = write(traced, recipe)
+            difference = float((play(written, x) - program(x)).abs().max())
+        if not difference < 1e-5: raise FdgnbError(f"{path.name}: the program is {difference:.1g} off the network")
+        with writing(path): return atomic_write(path, written)
 
     def adapt(
         self,
@@ -312,39 +323,71 @@ class Deployable:
         return Adapted(self, images, rule)
 
 # %% ../../nbs/runs/09_selected.ipynb #selcode009
-def write_program(net, x, notes):
-    "The bytes of a network as torch's exported program, for batches of any size."
+def input_of(about):
+    "What a program of `export` takes, in words."
+    shape = picture_shape(about)
+    return f"float32 (N, {', '.join(map(str, shape))}), {'pictures in [0, 1]' if len(shape) == 3 else 'vectors'}"
+
+
+class Program(nn.Module):
+    "A run from end to end: pictures in [0, 1], or a run's vectors, to probabilities."
+    def __init__(self, about, net, temperature=1.):
+        super().__init__()
+        self.about, self.temperature, self.encoder = about, temperature, nn.Identity()
+        self.scale = SCALES.get(about["args"]["settings"]["normalize"], ())
+        self.net = Deployed(net, *self.scale)
+        if "size" not in (about["encoder"] or {}): return
+        frozen, *self.scale = build_encoder(**about["encoder"])
+        self.encoder = Deployed(frozen.features, *self.scale)
+
+    def forward(self, x):
+        if len(x.shape) == 4: x = (x*255).round()/255                  # as bytes, which the run's pictures are
+        logits = self.net(self.encoder(x))/self.temperature
+        return logits.sigmoid() if self.about["multilabel"] else logits.softmax(1)
+
+    def recipe(self):
+        "What it takes, computes and gives, as JSON."
+        about, shape = self.about, picture_shape(self.about)
+        scale = {k: torch.as_tensor(v).flatten().tolist() for k, v in zip(("mean", "std"), self.scale)}
+        return dict(input=input_of(about), channels=shape[0], size=shape[1:], range=[0, 1] if shape[1:] else None,
+                    normalization=scale, encoder=about["encoder"], temperature=self.temperature,
+                    output="probabilities", classes=about["classes"], multilabel=about["multilabel"],
+                    method=about["args"]["method"], versions=dict(fdgnb=__version__, torch=torch.__version__))
+
+
+def write_program(traced, recipe):
+    "The bytes of a traced program as torch's own."
     stream = io.BytesIO()                                  # torch ends the process where a disk is full
-    batch = torch.export.Dim("batch", min=1, max=2**20)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No complete tensor found")                  # torch's, of a program
-        program = torch.export.export(net, (x,), dynamic_shapes=({0: batch},))
-        torch.export.save(program, stream, extra_files={"notes.json": json.dumps(notes)})
+        torch.export.save(traced, stream, extra_files={"recipe.json": json.dumps(recipe)})
     return stream.getvalue()
 
 
 def run_program(program, x):
-    "The logits of a program of `write_program`: its bytes, or its file."
+    "The probabilities of a program of `write_program`: its bytes, or its file."
     source = io.BytesIO(program) if isinstance(program, bytes) else program
     return torch.export.load(source).module()(x)
 
 
-def write_onnx(net, x, notes):
-    "The bytes of a network as ONNX, for batches of any size; FdgnbError where a library lacks."
+def write_onnx(traced, recipe):
+    "The bytes of a traced program as ONNX; FdgnbError where a library or an operator lacks."
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None: raise FdgnbError(f"{name} is not installed: pip install fdgnb[export]")
     models.torchvision_models()                                        # the exporter imports torchvision
-    batch = torch.export.Dim("batch", min=1, max=2**20)
-    names = dict(input_names=["images"], output_names=["logits"])
+    names = dict(input_names=["images"], output_names=["probabilities"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)                 # torch's, of its own code
-        program = torch.onnx.export(net, (x,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, **names)
-    program.model.metadata_props.update({k: json.dumps(v) for k, v in notes.items()})
-    return program.model_proto.SerializeToString()
+        try: written = torch.onnx.export(traced, dynamo=True, verbose=False, **names)
+        except torch.onnx.OnnxExporterError as e:
+            while e.__cause__: e = e.__cause__
+            raise FdgnbError(f"{e}: export to .pt2, which has every operator")
+    written.model.metadata_props.update({k: json.dumps(v) for k, v in recipe.items()})
+    return written.model_proto.SerializeToString()
 
 
 def run_onnx(program, x):
-    "The logits of a program of `write_onnx`, its bytes or its file, on the processor."
+    "The probabilities of a program of `write_onnx`, its bytes or its file, on the processor."
     from onnxruntime import InferenceSession
     session = InferenceSession(program, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
@@ -411,11 +454,6 @@ class Adapted(OfSite):
         self.client.splits["asked"] = self.client._scored["asked"] = asked
         answer = lambda x: self.method.predict(self.net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
-
-    def export(self, path, rule=None, floats=False, domain=None):
-        "Write the adapted model as a program, as `Deployable.export` does."
-        if not self.batchwise: return super().export(path, rule, floats, domain)
-        raise FdgnbError(f"{self.method.name} adapts with every batch: there is no fixed model to export")
 
 # %% ../../nbs/runs/09_selected.ipynb #4e22f87e
 class NoResults(FdgnbError, AttributeError): "Results are asked of a folder that holds models alone."
