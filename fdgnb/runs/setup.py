@@ -19,6 +19,7 @@ from ..vectors import digest
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from ..data.catalogue import get_dataset, is_path
 from ..data.domain import Dataset
+from ..data.features import encodes_images
 from ..data.partitions import client_splits, held_out
 from ..data.splits import attach_splits
 from ..federation.compose import hyper_of
@@ -73,14 +74,24 @@ def make_clients(splits, unseen, plan, target, classes):
     return clients, make_client(target, unseen) if unseen else None
 
 # %% ../../nbs/runs/01_setup.ipynb #readplan01
-def read_data(plan):
-    "The data set of a plan, as it is stored; `groups` and `split` are the loader's options, unless by domain."
+def drawn_first(plan):
+    "(limit, seed) where a run draws the samples of each domain before all else, so that an encoder needs no others."
+    limit = plan.given.get("limit")
+    is_plain = not plan.given.get("partition") and (isinstance(plan.target, str) or len(plan.target) < 2)
+    return (limit, plan.seed) if limit and is_plain and encodes_images(plan.load) else None
+
+
+def read_data(plan, drawn=None):
+    """The data set of a plan, as it is stored; `groups` and `split` are the loader's options, unless by domain.
+
+    drawn: as `drawn_first` gives it, for a run that uses no other samples."""
     beside = dict(groups=plan.words.groups, split=plan.words.split)
     options = {k: v for k, v in beside.items() if v is not None and not isinstance(v, dict)}
     if options and isinstance(plan.dataset, Dataset):
         what, value = next(iter(options.items()))
         raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for data set "
                          f"{plan.dataset.name!r} is loaded already")
+    if drawn and not isinstance(plan.dataset, Dataset): options["drawn"] = drawn
     return get_dataset(plan.dataset, **{"size": plan.given.get("size"), **plan.load, **options})
 
 
@@ -287,12 +298,14 @@ class Federation(Part):
         plan,  # a `Plan`
         data: Dataset = None,  # as `read_data(plan)` gives it, where it is at hand
     ):
-        data = read_data(plan) if data is None else data
+        drawn = drawn_first(plan)
+        data = read_data(plan, drawn) if data is None else data
         super().__init__(settle(plan, data))
         data = hold_out(self.plan, data)
         splits, unseen, self.data, sources = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(data_digest, sources))
-        if not isinstance(plan.dataset, str) or is_path(plan.dataset): warn_of_copies(data, self.target)
+        if not isinstance(plan.dataset, str) or is_path(plan.dataset):
+            warn_of_copies(self.data if drawn else data, self.target)
         self.clients, self.target_client = make_clients(splits, unseen, self.plan, self.target, data.classes)
         check_data(self)
         if plan.is_encoded: tell_encoded()
