@@ -199,6 +199,6 @@ def test_costs_and_a_label_are_in_the_latex_table_and_one_seed_has_no_interval()
                                steps_round=40, flops_round=1, rounds=3, provenance=dict(
                                    seconds=dict(total=seconds), libraries=dict(torch="2")))
     t = tabulate(lines, costs=True)
-    assert t.text("{}").loc["ours", ["MB", "steps", "seconds"]].tolist() == ["1.5", "120", "3.0"]
+    assert t.text("{}").loc["ours", ["MB", "steps", "seconds"]].tolist() == ["1.5", "120", "3"]
     assert t.to_latex("tab:digits").count("\\label{tab:digits}") == 1 and "label" not in tabulate(lines).to_latex()
     assert "interval" not in t.caption and "±" not in t.to_markdown() and "[" not in t.text().loc["ours"].iloc[-4]

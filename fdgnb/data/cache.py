@@ -150,14 +150,6 @@ def has_entry(key):
     return not is_off() and (cache_dir()/key).exists()
 
 
-def open_entries(start):
-    "The arrays of the entries whose keys begin so, without damaged ones."
-    found = []
-    for entry in [] if is_off() else sorted(cache_dir().glob(f"{start}*")):
-        with suppress(OSError, ValueError): found.append(_open(entry))
-    return found
-
-
 def forget(key):
     "Remove what is kept under a key."
     if has_entry(key): shutil.rmtree(cache_dir()/key, ignore_errors=True)

@@ -54,7 +54,7 @@ def _load_with(loader, name, given, options, drawn=None):
             check_encoder(encoder, blocks)
             images = _load_with(loader, name, given | dict(size=given.get("size") or SIDE), options)
             return encode_images(images, encoder, blocks, drawn)
-    if drawn and hasattr(loader, "find"): return loader(**given, **options, drawn=drawn)
+    if drawn and hasattr(loader, "find"): given = given | dict(drawn=drawn)
     free = [k for k in known if k not in ("path", "size")]
     unknown = [k for k in options if k not in free]
     if unknown and not takes_any:

@@ -15,7 +15,7 @@ from ..models import PACKAGED, chain, find_timm_file, get, packaged_file, read_w
 from ..models import timm_backbone, torchvision_names, weights_dir, weights_file
 from ..settings import arg, check_value
 from ..vectors import digest
-from .cache import allocate, cache_arrays, cache_key, has_entry, open_entries, origin_of
+from .cache import allocate, cache_arrays, cache_key, has_entry, origin_of
 from .domain import Dataset, Domain, limited_rows, to_float
 from .text import TOKENS, map_batches
 
@@ -41,6 +41,8 @@ def encode_images(
 # %% ../../nbs/data/21_features.ipynb #featcode01
 ENCODERS = dict(lite0="timm:tf_efficientnet_lite0")       # our short names
 SIDE = 160                                               # pixels a side that an encoder sees unless asked otherwise
+BATCH = 32                                               # images that are encoded at once
+FEW = 4                                                  # so many times a limit are encoded whole, for other seeds too
 BLOCKS = arg(int, "blocks of an encoder that are frozen", low=1, high=100)
 
 
@@ -113,9 +115,6 @@ def build_encoder(encoder, size, blocks=None):
     return net.eval().to(memory_format=torch.channels_last), mean, std
 
 
-BATCH = 32
-
-
 def fill_batches(rows, n):
     "Rows of n, others that fill their batches, and the last batch: each gets the bits that it has among all n."
     last = n - n % BATCH
@@ -164,15 +163,11 @@ def keep_features(words, files, description, read, drawn=None):
         return dict(x=x, y=dom.y.numpy(), origin=origin)
 
     dom = read() if drawn and not has_entry(key) else None
-    if dom is None or len(dom) <= drawn[0]:
+    if dom is None or len(dom) <= FEW*drawn[0]:
         return cache_arrays(key, lambda folder: make(folder, dom or read()), stream=True)
-    parts = open_entries(f"{key}+")
-    rows = limited_rows(words[1], len(dom), *drawn).numpy()
-    rows = np.setdiff1d(rows, [row for part in parts for row in part["rows"]])
-    if len(rows):
-        rows = fill_batches(rows, len(dom))
-        name = f"{key}+{digest(dict(rows=torch.from_numpy(rows)))}"
-        parts.append(cache_arrays(name, lambda folder: make(folder, dom, rows) | dict(rows=rows), stream=True))
-    x = np.zeros((len(dom), *parts[0]["x"].shape[1:]), np.float32)
-    for part in parts: x[part["rows"]] = part["x"]
-    return dict(x=x, y=dom.y.numpy(), origin=parts[0]["origin"])
+    limit, seed = drawn
+    rows = fill_batches(limited_rows(words[1], len(dom), limit, seed).numpy(), len(dom))
+    made = cache_arrays(f"{key}-{limit}-{seed}", lambda folder: make(folder, dom, rows), stream=True)
+    x = np.zeros((len(dom), *made["x"].shape[1:]), np.float32)
+    x[rows] = made["x"]
+    return made | dict(x=x)

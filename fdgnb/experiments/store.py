@@ -76,9 +76,9 @@ class Planner:
     def read(self, made):
         "The data of a plan, or those read last, where they are the same."
         if isinstance(made.dataset, Dataset): return read_data(made)
-        drawn = drawn_first(made)
-        asked = repr((made.dataset, made.given.get("size"), made.load, made.words.groups, made.words.split, drawn))
-        if asked != self.asked: self.data = read_data(made, drawn)
+        beside = made.words.groups, made.words.split, drawn_first(made)
+        asked = repr((made.dataset, made.given.get("size"), made.load, beside))
+        if asked != self.asked: self.data = read_data(made)
         self.asked = asked
         return self.data
 

@@ -52,6 +52,7 @@ def average_columns(cells, parts, tidy, want):
     return pd.DataFrame(out, columns=["label", "seed", "Avg", "ALL"])
 
 # %% ../../nbs/experiments/06_table.ipynb #36354b7d
+COSTS = ["MB", "steps", "seconds"]                                     # of a run, in `Table.costs`
 INTERVAL = ["gain", "low", "high"]                                     # of a gain, in `Table.extra`
 
 
@@ -61,9 +62,6 @@ def cell_text(mean, sd, n=0, digits=1):
     text = f"{100*mean:.{digits}f}"
     if not np.isnan(sd): text += f" ± {100*sd:.{digits}f}"
     return f"{text} ({n:.0f})" if n else text
-
-
-COSTS = dict(MB="{:,.1f}", steps="{:,.0f}", seconds="{:,.1f}")            # of a run, as a table prints them
 
 
 def gain_text(gain, low, high):
@@ -126,8 +124,8 @@ class Table:
                 for label in self.best(c): out.loc[label, c] = bold.format(out.loc[label, c])
         out["rank"] = ["" if np.isnan(v) else f"{v:.2f}" for v in self.extra["rank"]]
         out[f"gain over {self.base}"] = [gain_text(*g) for g in self.extra[INTERVAL].to_numpy()]
-        for cost, form in COSTS.items() if self.costs is not None else ():
-            out[cost] = ["" if np.isnan(v) else form.format(v) for v in self.costs[cost]]
+        if self.costs is not None:
+            out = out.join(self.costs[COSTS].map(lambda v: "" if np.isnan(v) else f"{v:,.1f}".removesuffix(".0")))
         return out.map(lambda v: v.replace("±", pm)).rename_axis(index=None)
 
     def to_markdown(self) -> str:
@@ -306,12 +304,15 @@ def table(
     `add_adapted` results; at the point `adapted` it is in the method's own row, beside the last models of those that
     do not adapt. Raises FdgnbError where different things would stand in one cell."""
     check_choice(results, rule, point, rows, columns, metric)
-    if point == "adapted": results, rule = meet_target(results), "last"
+    if point == "adapted": rule = "last"
     tidy = scores(results, rule, point, metric)
     if tidy.empty:
         hint = "run it first" if scores(results, "last", point, metric).empty else "rule='last' has some"
         if point == "adapted": hint = "no method adapts to a target"
         raise FdgnbError(f"no run of the grid has {metric} under {rule!r} at {point!r}: {hint}")
+    if point == "adapted":
+        others = scores(results, rule, metric=metric)
+        tidy = pd.concat([tidy, others[~others.label.isin(tidy.label)]], ignore_index=True)
     tidy = tidy.assign(own=tidy.label, label=tidy[rows].map(target_name))
     parts = place_scores(tidy)
     shown = dict(label="own", target="column").get(columns, columns)
@@ -345,18 +346,6 @@ def adapt_scores(part):
     "A record, or what it has of a metric, whose scores are those after adaptation, under every rule."
     last = part["scores"].get("adapted", {}).get("last")
     return part | dict(scores=dict(aggregated=dict.fromkeys(RULES, last)) if last else {})
-
-
-def meet_target(results):
-    "Results of whose runs that do not adapt to their target the last scores are the adapted ones, where others adapt."
-    def meet(part):
-        points = part["scores"]
-        return part | dict(scores=dict(adapted=dict(last=points.get("aggregated", {}).get("last", {}))) | points)
-
-    if not any(r and "adapted" in r["scores"] for r in results.record): return results
-    records = [r and meet(r) | dict(metrics={m: meet(v) for m, v in r.get("metrics", {}).items()})
-               for r in results.record]
-    return results.assign(record=records)
 
 
 def add_adapted(results):
@@ -424,11 +413,10 @@ def all_points(results, metric="accuracy", **kw):
     """Avg (or the single column) of every label after the last round, by evaluation point, in percent.
 
     aggregated: the server's model; local: mean over the clients' own models; adapted: to the target."""
-    tidy = {p: scores(results, "last", p, metric) for p in POINTS}
-    means = {p: avg_of(table(results, "last", p, metric=metric, **kw)) for p in POINTS if len(tidy[p])}
-    out, adapts = pd.DataFrame(means), tidy["adapted"][kw.get("rows", "label")]
-    if "adapted" in out: out["adapted"] = out.adapted.where(out.index.isin(adapts))
-    return out
+    there = {p: set(scores(results, "last", p, metric).label) for p in POINTS}
+    adapt = results[results.label.isin(there["adapted"])]
+    return pd.concat({p: avg_of(table(adapt if p == "adapted" else results, "last", p, metric=metric, **kw))
+                      for p in POINTS if there[p]}, axis=1)
 
 # %% ../../nbs/experiments/06_table.ipynb #describecd1
 def remark_labels(results, rule="source_val"):

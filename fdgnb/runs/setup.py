@@ -81,17 +81,15 @@ def drawn_first(plan):
     return (limit, plan.seed) if limit and is_plain and encodes_images(plan.load) else None
 
 
-def read_data(plan, drawn=None):
-    """The data set of a plan, as it is stored; `groups` and `split` are the loader's options, unless by domain.
-
-    drawn: as `drawn_first` gives it, for a run that uses no other samples."""
+def read_data(plan):
+    "The data set of a plan, as it is stored; `groups` and `split` are the loader's options, unless by domain."
     beside = dict(groups=plan.words.groups, split=plan.words.split)
     options = {k: v for k, v in beside.items() if v is not None and not isinstance(v, dict)}
     if options and isinstance(plan.dataset, Dataset):
         what, value = next(iter(options.items()))
         raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for data set "
                          f"{plan.dataset.name!r} is loaded already")
-    if drawn and not isinstance(plan.dataset, Dataset): options["drawn"] = drawn
+    if not isinstance(plan.dataset, Dataset): options["drawn"] = drawn_first(plan)
     return get_dataset(plan.dataset, **{"size": plan.given.get("size"), **plan.load, **options})
 
 
@@ -298,14 +296,13 @@ class Federation(Part):
         plan,  # a `Plan`
         data: Dataset = None,  # as `read_data(plan)` gives it, where it is at hand
     ):
-        drawn = drawn_first(plan)
-        data = read_data(plan, drawn) if data is None else data
+        data = read_data(plan) if data is None else data
         super().__init__(settle(plan, data))
         data = hold_out(self.plan, data)
         splits, unseen, self.data, sources = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(data_digest, sources))
         if not isinstance(plan.dataset, str) or is_path(plan.dataset):
-            warn_of_copies(self.data if drawn else data, self.target)
+            warn_of_copies(self.data if drawn_first(plan) else data, self.target)
         self.clients, self.target_client = make_clients(splits, unseen, self.plan, self.target, data.classes)
         check_data(self)
         if plan.is_encoded: tell_encoded()
