@@ -198,7 +198,7 @@ def compare(
         print(one_line(f"{r.label}, target {r.target}, seed {r.seed}: {r.error}"), file=sys.stderr)
     if len(failed) == len(made): raise FdgnbError(f"no run ended: {failed.error.iloc[0]}")
     shown, base = add_adapted(made), given["base"] if given["base"] in names else names[0]
-    result = table(shown, given["rule"], base=base, metric=given["metric"])
+    result = table(shown, given["rule"], base=base, metric=given["metric"], costs=given["costs"])
     for part in describe_comparison(made).replace("**", "").split("\n\n"): print(textwrap.fill(part, 80))
     print("", result, sep="\n")
     if "Avg" in result.mean: print("Avg: mean of the columns." + " ALL: over their samples."*("ALL" in result.mean))

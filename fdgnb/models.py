@@ -210,12 +210,20 @@ def n_parameters(model):
 
 
 @contextmanager
+def change_outputs(modules, change):
+    "Inside, the i-th of `modules` returns change(i, output), or its output where that is None."
+    def hook(i): return lambda m, inputs, output: change(i, output)
+    handles = [m.register_forward_hook(hook(i)) for i, m in enumerate(modules)]
+    try: yield
+    finally:
+        for handle in handles: handle.remove()
+
+
+@contextmanager
 def outputs_of(module):
     "Inside, what `module` returns is kept, call by call, in the list this yields."
     out = []
-    handle = module.register_forward_hook(lambda m, inputs, output: out.append(output))
-    try: yield out
-    finally: handle.remove()
+    with change_outputs([module], lambda i, output: out.append(output)): yield out
 
 # %% ../nbs/03_models.ipynb #13cde877
 def conv_bn(*shape, bias=True, **further):

@@ -190,3 +190,15 @@ def test_in_domain_verdicts_say_what_holds_by_seeds_alone():
 def test_without_a_whole_run_of_the_base_there_is_no_verdict():
     assert verdicts(tabulate(held_out(fedavg=dict(a=[None]), ours=dict(a=[.5])))).startswith("No whole run of fedavg")
     assert verdicts(table(pd.DataFrame(held_out(ours=OURS)), "last")).startswith("No row fedavg")
+
+
+def test_costs_and_a_label_are_in_the_latex_table_and_one_seed_has_no_interval():
+    lines = held_out(fedavg=dict(a=[.5]), ours=dict(a=[.6]))
+    for line, seconds in zip(lines, (2., 3.)):
+        line["record"] |= dict(bytes=dict(down=dict(model=10**6, all=10**6), up=dict(model=5*10**5, all=5*10**5)),
+                               steps_round=40, flops_round=1, rounds=3, provenance=dict(
+                                   seconds=dict(total=seconds), libraries=dict(torch="2")))
+    t = tabulate(lines, costs=True)
+    assert t.text("{}").loc["ours", ["MB", "steps", "seconds"]].tolist() == ["1.5", "120", "3"]
+    assert t.to_latex("tab:digits").count("\\label{tab:digits}") == 1 and "label" not in tabulate(lines).to_latex()
+    assert "interval" not in t.caption and "±" not in t.to_markdown() and "[" not in t.text().loc["ours"].iloc[-4]

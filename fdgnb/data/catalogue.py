@@ -42,7 +42,7 @@ def find_loader(name):
     return DATASETS.get(name)
 
 
-def _load_with(loader, name, given, options):
+def _load_with(loader, name, given, options, drawn=None):
     "Call a loader, and encode the images that it loads where it has no `encoder` itself; FdgnbError on other options."
     known = inspect.signature(loader).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())       # such a loader checks its own
@@ -53,7 +53,8 @@ def _load_with(loader, name, given, options):
             blocks = options.pop("blocks", None)
             check_encoder(encoder, blocks)
             images = _load_with(loader, name, given | dict(size=given.get("size") or SIDE), options)
-            return encode_images(images, encoder, blocks)
+            return encode_images(images, encoder, blocks, drawn)
+    if drawn and hasattr(loader, "find"): given = given | dict(drawn=drawn)
     free = [k for k in known if k not in ("path", "size")]
     unknown = [k for k in options if k not in free]
     if unknown and not takes_any:
@@ -64,6 +65,7 @@ def _load_with(loader, name, given, options):
 def get_dataset(
     name: str,  # of DATASETS; or a folder of <domain>/<class>/<image>, with a slash; or a data set
     size: int = None,  # pixels a side; None: the data set's own
+    drawn: tuple = None,  # (limit, seed) of a run on an encoder's vectors: only what it draws is encoded
     **options,  # the loader's, like domains=["photo"]; encoder="lite0": images become vectors, with blocks=6 maps
 ) -> Dataset:
     """Load a data set by its name, by the path of its folder, or take one as it is.
@@ -79,8 +81,8 @@ def get_dataset(
         raise FdgnbError(f"dataset: {echo(name, 80)} is neither a name, nor a folder, nor a Dataset; from_arrays makes "
                          f"one of {{domain: (x, y)}}")
     given = {} if size is None else dict(size=size)
-    if is_path(name): return _load_with(from_folder, name, dict(path=name, **given), options)
-    return _load_with(find_loader(name), name, given, options)
+    if is_path(name): return _load_with(from_folder, name, dict(path=name, **given), options, drawn)
+    return _load_with(find_loader(name), name, given, options, drawn)
 
 
 def list_datasets():  # a DataFrame; `images`: NA where no number is published; `size`: pixels a side, NA for texts

@@ -280,6 +280,18 @@ def _take_groups(shares, order, fraction):
     return taken
 
 # %% ../../nbs/data/01_domain.ipynb #abb95b9d
+def subsample(index, n, rng):
+    "At most n of some indices, at random, in their order."
+    if n >= len(index): return index
+    places = torch.randperm(len(index), generator=rng)[:n]
+    return index[places.sort().values]
+
+
+def limited_rows(name, n, limit, seed):
+    "Which of the n samples of a domain a run with a `limit` draws."
+    return subsample(torch.arange(n), limit, new_generator(seed, client=name, purpose="limit"))
+
+
 def renumber(parts, index, n):
     "{part: rows} of a domain of n samples as places in `index`; other rows are dropped. None without parts."
     if not parts: return None

@@ -15,8 +15,8 @@ from ..models import PACKAGED, chain, find_timm_file, get, packaged_file, read_w
 from ..models import timm_backbone, torchvision_names, weights_dir, weights_file
 from ..settings import arg, check_value
 from ..vectors import digest
-from .cache import allocate, cache_arrays, cache_key, origin_of
-from .domain import Dataset, Domain, to_float
+from .cache import allocate, cache_arrays, cache_key, has_entry, origin_of
+from .domain import Dataset, Domain, limited_rows, to_float
 from .text import TOKENS, map_batches
 
 # %% ../../nbs/data/21_features.ipynb #featcode04
@@ -24,6 +24,7 @@ def encode_images(
     data: Dataset,  # of images, at the size that the encoder is to see
     encoder: str = "lite0",  # a frozen encoder: "lite0", "timm:NAME", or a name of torchvision
     blocks: int = None,  # how many of its blocks are frozen, for the rest to be trained; None: all of it
+    drawn: tuple = None,  # (limit, seed) of a run: only what it draws of a domain is encoded, the rest 0; None: all
 ) -> Dataset:  # vectors, float32 (N, d), or maps (N, C, h, w), with the same labels, groups and splits
     """Encode the images of any data set, each once.
 
@@ -33,13 +34,15 @@ def encode_images(
     description, made = describe_encoder(encoder, data.size, blocks), {}
     for name, dom in data.domains.items():
         words = data.name, name, digest({"x": dom.x})
-        vectors = Domain.from_arrays(name, keep_features(words, [], description, lambda dom=dom: dom))
+        vectors = Domain.from_arrays(name, keep_features(words, [], description, lambda dom=dom: dom, drawn))
         made[name] = replace(dom, x=vectors.x, origin=vectors.origin)
     return replace(data, domains=made, defaults=data.defaults | suggest_after(encoder, blocks), encoder=description)
 
 # %% ../../nbs/data/21_features.ipynb #featcode01
 ENCODERS = dict(lite0="timm:tf_efficientnet_lite0")       # our short names
 SIDE = 160                                               # pixels a side that an encoder sees unless asked otherwise
+BATCH = 32                                               # images that are encoded at once
+FEW = 4                                                  # so many times a limit are encoded whole, for other seeds too
 BLOCKS = arg(int, "blocks of an encoder that are frozen", low=1, high=100)
 
 
@@ -112,7 +115,15 @@ def build_encoder(encoder, size, blocks=None):
     return net.eval().to(memory_format=torch.channels_last), mean, std
 
 
-def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode", blocks=None):
+def fill_batches(rows, n):
+    "Rows of n, others that fill their batches, and the last batch: each gets the bits that it has among all n."
+    last = n - n % BATCH
+    body = rows[rows < last]
+    others = np.setdiff1d(np.arange(last), body)[:-len(body) % BATCH]
+    return np.concatenate([np.union1d(body, others), np.arange(last, n)])
+
+
+def encode_pixels(x, encoder="lite0", folder=None, batch=BATCH, title="encode", blocks=None):
     """float32 (n, d), or maps (n, C, h, w) behind `blocks`, of images, bytes (n, 1 or 3, h, w).
 
     folder: where x.npy is written; None: nowhere."""
@@ -133,11 +144,11 @@ def encode_pixels(x, encoder="lite0", folder=None, batch=32, title="encode", blo
 VERSION = 2                                              # raised when what is kept of an image changes, or ENCODING
 
 
-def keep_features(words, files, description, read):
+def keep_features(words, files, description, read, drawn=None):
     """{x: vectors or maps, y, origin} of a domain of images, encoded once and kept.
 
     words, files: what the key of the entry names. description: of the encoder, by `describe_encoder`. read(): the
-    domain, decoded where its features are not here."""
+    domain, decoded where its features are not here. drawn: (limit, seed) of a run; what it does not draw is 0."""
     encoder, size, blocks = description["encoder"], description["size"], description.get("blocks")
     library = "timm" if name_of(encoder).startswith("timm:") else "torchvision"
     how = [encoder, size, f"features {VERSION}", f"{library} {version(library)}"]
@@ -145,11 +156,18 @@ def keep_features(words, files, description, read):
     weights = find_weights(encoder)
     key = cache_key(*words, *how, files=[*files, weights])
 
-    def make(folder):
-        dom = read()
+    def make(folder, dom, rows=slice(None)):
         images = dom.x.numpy()
-        x = encode_pixels(images, encoder, folder, title="/".join(map(str, words[:2])), blocks=blocks)
+        x = encode_pixels(images[rows], encoder, folder, title="/".join(map(str, words[:2])), blocks=blocks)
         origin = origin_of(description, map(np.ascontiguousarray, images), [weights])
         return dict(x=x, y=dom.y.numpy(), origin=origin)
 
-    return cache_arrays(key, make, stream=True)
+    dom = read() if drawn and not has_entry(key) else None
+    if dom is None or len(dom) <= FEW*drawn[0]:
+        return cache_arrays(key, lambda folder: make(folder, dom or read()), stream=True)
+    limit, seed = drawn
+    rows = fill_batches(limited_rows(words[1], len(dom), limit, seed).numpy(), len(dom))
+    made = cache_arrays(f"{key}-{limit}-{seed}", lambda folder: make(folder, dom, rows), stream=True)
+    x = np.zeros((len(dom), *made["x"].shape[1:]), np.float32)
+    x[rows] = made["x"]
+    return made | dict(x=x)

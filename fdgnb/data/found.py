@@ -242,7 +242,7 @@ def load_found(load, size, domains, on_error, options):
     "A Dataset through find, decode and comparison with the published counts."
     name, info, home = load.__name__, load.info, str(data_dir()/load.info["home"])
     made, differences, sides = {}, [], []
-    encoder, defaults = None, dict(info["defaults"])
+    encoder, defaults, drawn = None, dict(info["defaults"]), options.pop("drawn", None)
     if size and defaults["backbone"] == "alexnet_bn": defaults["backbone"] = suggest_backbone(size)
     of_images = options.pop("encoder", None) if info["size"] else None      # a finder of texts has its own option
     if of_images:
@@ -261,7 +261,7 @@ def load_found(load, size, domains, on_error, options):
         elif of_images:
             read = lambda d=d, f=f: read_found(name, d, f, encoder["size"], on_error)
             words = [name, d, f.channels, f.tag, on_error]
-            dom = Domain.from_arrays(d, keep_features(words, f.files, encoder, read))
+            dom = Domain.from_arrays(d, keep_features(words, f.files, encoder, read, drawn))
         else: dom = read_found(name, d, f, size, on_error)
         rows = dom.y.numpy()
         made[d] = attach_official(replace(dom, y=torch.from_numpy(f.y[rows])), f, rows, name)

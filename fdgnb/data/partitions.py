@@ -11,7 +11,7 @@ import numpy as np
 from dataclasses import replace
 from ..core import FdgnbError, Registry, echo, generator
 from ..settings import arg, check_arguments
-from .domain import Domain, Split, renumber, split_indices, turn_images
+from .domain import Domain, Split, limited_rows, renumber, split_indices, subsample, turn_images
 from .catalogue import get_dataset
 
 # %% ../../nbs/data/12_partitions.ipynb #51fad1f1
@@ -312,19 +312,12 @@ def partition_domains(data, target, settings, seed):
     return data, read
 
 # %% ../../nbs/data/12_partitions.ipynb #f0f45c52
-def subsample(index, n, rng):
-    "At most n of some indices, at random, in their order."
-    if n >= len(index): return index
-    places = torch.randperm(len(index), generator=rng)[:n]
-    return index[places.sort().values]
-
-
 def subsample_domains(data, limit, seed):
     "The data set with at most `limit` samples of each domain; its own lists follow."
     if not limit: return data
     domains = {}
     for name, d in data.domains.items():
-        keep = subsample(torch.arange(len(d)), limit, generator(seed, client=name, purpose="limit"))
+        keep = limited_rows(name, len(d), limit, seed)
         domains[name] = replace(take_piece(d, keep, name), official=renumber(d.official, keep, len(d)))
     return replace(data, domains=domains)
 

@@ -165,6 +165,7 @@ class ComparePage(Shared):
     store: object = hp(None, "folder of the records; None: runs/store")
     retry: bool = hp(False, "run again what failed")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
+    costs: bool = hp(False, "columns of what a run costs: MB sent, local steps, seconds")
     out: object = hp(None, "folder for the table, its numbers and the pictures; None: none")
 
 # %% ../../nbs/experiments/01_grid.ipynb #plancode01

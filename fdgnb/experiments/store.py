@@ -19,7 +19,7 @@ from ..runs.fit import folder_of
 from ..runs.metrics import METRICS
 from ..runs.records import Record, file_name, metric_version, outcome, read_study
 from ..runs.plan import settle
-from ..runs.setup import Federation, data_digest, hold_out, read_data
+from ..runs.setup import Federation, data_digest, drawn_first, hold_out, read_data
 from ..runs.versions import versions_of
 from .grid import check_grid, list_members
 
@@ -76,7 +76,8 @@ class Planner:
     def read(self, made):
         "The data of a plan, or those read last, where they are the same."
         if isinstance(made.dataset, Dataset): return read_data(made)
-        asked = repr((made.dataset, made.given.get("size"), made.load, made.words.groups, made.words.split))
+        beside = made.words.groups, made.words.split, drawn_first(made)
+        asked = repr((made.dataset, made.given.get("size"), made.load, beside))
         if asked != self.asked: self.data = read_data(made)
         self.asked = asked
         return self.data

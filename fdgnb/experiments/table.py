@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
 from ..core import FdgnbError, atomic_write, echo, escape_cell, escape_markup, nearest, path_of, writing
-from ..settings import count_drawn, format_value
+from ..settings import format_value
 from ..data.partitions import POOLED
 from ..runs.metrics import LONGER, MEANS, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
 from ..runs.metrics import write_csv
@@ -52,6 +52,7 @@ def average_columns(cells, parts, tidy, want):
     return pd.DataFrame(out, columns=["label", "seed", "Avg", "ALL"])
 
 # %% ../../nbs/experiments/06_table.ipynb #36354b7d
+COSTS = ["MB", "steps", "seconds"]                                     # of a run, in `Table.costs`
 INTERVAL = ["gain", "low", "high"]                                     # of a gain, in `Table.extra`
 
 
@@ -75,12 +76,12 @@ TEX = {"\\": r"\textbackslash ", "^": r"\textasciicircum ", "~": r"$\sim$", "±"
 TEX = str.maketrans(TEX | {sign: f"\\{sign}" for sign in "%_&#{}$"})                   # signs as LaTeX has them
 
 
-def latex_of(body, caption):
-    "A table of texts as a tabular; names and caption are escaped, cells are not."
+def latex_of(body, caption, label=None):
+    "A table of texts as a tabular; names and caption are escaped, cells are not. label: what a text refers to it by."
     def escape(text): return " ".join(str(text).split()).translate(TEX)
     style = body.style.format_index(escape, axis=0).format_index(escape, axis=1)
     # a row that begins with [ would be read as what the line break or the rule before it may be given
-    return style.to_latex(hrules=True, caption=escape(caption)).replace("\n[", "\n{}[")
+    return style.to_latex(hrules=True, caption=escape(caption), label=label).replace("\n[", "\n{}[")
 
 
 def markdown_of(body, caption):
@@ -101,6 +102,7 @@ class Table:
     runs: pd.DataFrame = field(default=None, repr=False) # a line a label, column and seed (`list_scores`)
     metric: str = "accuracy"                             # what was measured
     inside: bool = False                                 # the columns are clients that share a run
+    costs: pd.DataFrame = None                           # by label: MB, steps and seconds of a run; None: not shown
 
     def cell(self, label: str, column: str, digits: int = 1) -> str:
         "mean ± sd in percent; blank where nothing was run; (n) where there are fewer seeds than elsewhere."
@@ -122,15 +124,17 @@ class Table:
                 for label in self.best(c): out.loc[label, c] = bold.format(out.loc[label, c])
         out["rank"] = ["" if np.isnan(v) else f"{v:.2f}" for v in self.extra["rank"]]
         out[f"gain over {self.base}"] = [gain_text(*g) for g in self.extra[INTERVAL].to_numpy()]
+        if self.costs is not None:
+            out = out.join(self.costs[COSTS].map(lambda v: "" if np.isnan(v) else f"{v:,.1f}".removesuffix(".0")))
         return out.map(lambda v: v.replace("±", pm)).rename_axis(index=None)
 
     def to_markdown(self) -> str:
         "As GitHub writes tables."
         return markdown_of(self.text(), self.caption)
 
-    def to_latex(self) -> str:
-        "A tabular with booktabs' rules, by pandas."
-        return latex_of(self.text("\\textbf{{{}}}", "$\\pm$"), self.caption)
+    def to_latex(self, label: str = None) -> str:
+        "A tabular with booktabs' rules, by pandas; label: such as `tab:digits`, for a text to refer to."
+        return latex_of(self.text("\\textbf{{{}}}", "$\\pm$"), self.caption, label)
 
     def _repr_html_(self): return style_names(self.text("<b>{}</b>"), self.caption).to_html()
 
@@ -145,7 +149,8 @@ class Table:
     def save(self, folder: str | Path, stem: str, tidy: bool = False):
         "Write stem.csv, .tex and .md; tidy: also its numbers, stem_runs.csv and stem_mean.csv (`list_means`)."
         body = self.text("{}").rename(index=escape_cell, columns=escape_cell)                  # its cells are ours
-        texts = {".csv": body.rename_axis("method").to_csv(), ".tex": self.to_latex(), ".md": self.to_markdown()}
+        texts = {".csv": body.rename_axis("method").to_csv(), ".tex": self.to_latex(f"tab:{stem}"),
+                 ".md": self.to_markdown()}
         if tidy: texts |= {"_runs.csv": write_csv(self.runs), "_mean.csv": write_csv(list_means(self))}
         folder = path_of(folder, "folder", "the path of a folder")
         with writing(folder):
@@ -192,7 +197,7 @@ def describe_divergence(results):
     return ", ".join(f"{n} DIVERGED run{'s'*(n > 1)} {where}" for where, n in counts.items() if n)
 
 
-def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
+def describe_table(tidy, cells, how, gaps, results, metric="accuracy", is_spread=True):
     "What a table shows, in a sentence; how many cells have no score, why, and how the table shows it."
     what = "Accuracy" if metric == "accuracy" else metric
     held_out = tidy.target.notna().all()
@@ -201,8 +206,8 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy"):
     n = cells.seed.nunique()
     over = f"mean ± sd over {n} seeds" if n > 1 else "one seed"
     gain = "gain in points, paired within target and seed"
-    if n > 1: gain += (", with a 95 % bootstrap interval (not corrected for several methods, too narrow with few "
-                       "seeds; the verdicts use Student's t)")
+    if is_spread: gain += (", with a 95 % bootstrap interval (not corrected for several methods, too narrow with few "
+                           "seeds; the verdicts use Student's t)")
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
     if POOLED in set(results.label):
         parts.append(f"{POOLED}: one network on all sources' data together, not ranked, not tested")
@@ -289,19 +294,25 @@ def table(
     rows: str = "label",                  # label, method, dataset or target
     columns: str = "target",              # the same; target: in-domain, the clients
     metric: str = "accuracy",             # or what `run(grid, metrics=...)` measured
+    costs: bool = False,                  # columns of what a run costs: MB, local steps, seconds
 ) -> Table:                               # mean, sd and n by label and column, gain and rank by label
     """The field's table of a grid's results: mean ± sd over seeds, Avg, ALL, rank, gain over a base.
 
     Scores are fractions in [0, 1]; rounds are selected by accuracy whatever the metric. A label whose runs are
     not all there has (n) at its means; one that lacks a column has no bold, gain, Avg or ALL; a mean over
     targets is blank where one is missing. What a method does at test time is a row of its own in
-    `add_adapted` results. Raises FdgnbError where different things would stand in one cell."""
+    `add_adapted` results; at the point `adapted` it is in the method's own row, beside the last models of those that
+    do not adapt. Raises FdgnbError where different things would stand in one cell."""
     check_choice(results, rule, point, rows, columns, metric)
+    if point == "adapted": rule = "last"
     tidy = scores(results, rule, point, metric)
     if tidy.empty:
         hint = "run it first" if scores(results, "last", point, metric).empty else "rule='last' has some"
-        if point == "adapted": hint = "rule='last', of methods that adapt"
+        if point == "adapted": hint = "no method adapts to a target"
         raise FdgnbError(f"no run of the grid has {metric} under {rule!r} at {point!r}: {hint}")
+    if point == "adapted":
+        others = scores(results, rule, metric=metric)
+        tidy = pd.concat([tidy, others[~others.label.isin(tidy.label)]], ignore_index=True)
     tidy = tidy.assign(own=tidy.label, label=tidy[rows].map(target_name))
     parts = place_scores(tidy)
     shown = dict(label="own", target="column").get(columns, columns)
@@ -319,13 +330,16 @@ def table(
     gaps = int(wide.drop(columns=POOLED, errors="ignore").isna().to_numpy().sum())
     oracle = ", an oracle: it looks at the target's labels" if RULES[rule].uses_target else ""
     how = f"rule {rule}{oracle}, {point} model"
+    if point == "adapted": how += " (the last one of methods that do not adapt)"
+    if costs: how += "; of a run MB sent both ways, steps of all clients, seconds with scoring"
     extra = pd.DataFrame({label: gain_of(wide, label, base) for label in wide}, [*INTERVAL, "p"]).T
     ranks = mean_ranks(wide.drop(columns=POOLED, errors="ignore"), base, lower_is_better(metric)).reindex(list(wide))
     extra = extra.assign(rank=ranks, same=[is_copy(wide, label, base) for label in wide])
     return Table(*summarize_cells(cells, averages, labels, names), extra=extra,
-                 caption=describe_table(tidy, cells, how, gaps, results, metric),
+                 caption=describe_table(tidy, cells, how, gaps, results, metric, extra.low.notna().any()),
                  base=base, runs=list_scores(cells, names, rule, point, metric), metric=metric,
-                 inside=columns == "target" and bool(tidy.target.isna().all()))
+                 inside=columns == "target" and bool(tidy.target.isna().all()),
+                 costs=mean_costs(results.assign(label=results[rows].map(target_name)), labels) if costs else None)
 
 # %% ../../nbs/experiments/06_table.ipynb #99057a39
 def adapt_scores(part):
@@ -344,23 +358,29 @@ def add_adapted(results):
     return pd.concat([results, more]).sort_index(kind="stable", ignore_index=True)
 
 # %% ../../nbs/experiments/06_table.ipynb #7bd6a3a1
+def mean_costs(results, labels):
+    "What a run costs, mean over those of each label: MB both ways, steps and flops of all clients, seconds."
+    costs = []
+    for r in results[results.record.notna()].itertuples():
+        rec, args = r.record, r.record["args"]
+        clients = len(rec["samples"]) - bool(args["target"])
+        drawn = min(args["settings"]["per_round"] or clients, clients)                       # in a round
+        rounds = rec["rounds"]*(drawn/clients)
+        sent = sum(kinds["all"] for kinds in rec["bytes"].values())/1e6
+        costs.append(dict(label=r.label, MB=np.nan if r.label == POOLED else sent,          # it sends data, no models
+                          steps=rec.get("steps_round", np.nan)*rounds, flops=rec.get("flops_round", np.nan)*rounds,
+                          seconds=rec["provenance"]["seconds"]["total"]))
+    return pd.DataFrame(costs).groupby("label").mean().reindex(labels)
+
+
 def cost_of(results, of):
     """A `Table`'s gains beside what they cost over the base: by label gain, low, high, bytes, flops.
 
     FLOPs: of the clients' steps; what adapts at test time, and the server, are not counted. Up is better: of
     a metric of which less is better the gain has its sign turned."""
-    costs = []
-    for r in results.itertuples():
-        if not r.record: continue
-        sent = sum(v for kinds in r.record["bytes"].values() for v in kinds.values())
-        args = r.record["args"]
-        clients = len(r.record["samples"]) - bool(args["target"])
-        drawn = count_drawn(args["settings"]["per_round"], clients)                           # in a round
-        flops = r.record["flops_round"]*r.record["rounds"]*(drawn/clients)
-        costs.append(dict(label=r.label, bytes=sent, flops=flops))
-    mean = pd.DataFrame(costs).groupby("label").mean().reindex(of.extra.index)
+    mean = mean_costs(results, of.extra.index)[["MB", "flops"]].rename(columns=dict(MB="bytes"))
     if of.base not in mean.index: raise FdgnbError(f"no run of the base {of.base!r} to compare costs with")
-    gains = of.extra[INTERVAL].drop(POOLED, errors="ignore")                 # which sends data, no models
+    gains = of.extra[INTERVAL].drop(POOLED, errors="ignore")
     if lower_is_better(of.metric): gains = -gains.rename(columns=dict(low="high", high="low"))
     out = gains.join(mean/mean.loc[of.base])
     out.loc[of.base, "gain"] = 0.
@@ -393,8 +413,10 @@ def all_points(results, metric="accuracy", **kw):
     """Avg (or the single column) of every label after the last round, by evaluation point, in percent.
 
     aggregated: the server's model; local: mean over the clients' own models; adapted: to the target."""
-    there = [p for p in POINTS if len(scores(results, "last", p, metric))]
-    return pd.DataFrame({p: avg_of(table(results, "last", p, metric=metric, **kw)) for p in there})
+    there = {p: set(scores(results, "last", p, metric).label) for p in POINTS}
+    adapt = results[results.label.isin(there["adapted"])]
+    return pd.concat({p: avg_of(table(adapt if p == "adapted" else results, "last", p, metric=metric, **kw))
+                      for p in POINTS if there[p]}, axis=1)
 
 # %% ../../nbs/experiments/06_table.ipynb #describecd1
 def remark_labels(results, rule="source_val"):

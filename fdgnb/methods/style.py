@@ -7,14 +7,13 @@ __all__ = []
 
 # %% ../../nbs/methods/15_style.ipynb #5717e004
 import functools
-from contextlib import contextmanager
 from pathlib import Path
 import torch
 from torch import nn
 from torch.func import functional_call
 from fdgnb.core import FdgnbError, generator
 from fdgnb.data.domain import scale_channels
-from fdgnb.models import chain, fill, read_weights, weights_dir
+from fdgnb.models import chain, change_outputs, fill, read_weights, weights_dir
 from fdgnb.settings import hp, switch, variant
 from fdgnb.vectors import part, tagged
 from fdgnb.federation.loop import Method
@@ -395,15 +394,6 @@ def stages(net):
     at = [i for i, m in enumerate(parts) if any(isinstance(v, nn.Conv2d) for v in m.modules())]
     if len(at) == 1 and list(parts[at[0]].children()): return stages(parts[at[0]]) or [parts[at[0]]]
     return [parts[j - 1] for j in at[1:]] + [parts[i] for i in at[-1:]]
-
-
-@contextmanager
-def change_outputs(modules, change):
-    "Inside, the i-th of `modules` returns change(i, output), or its output where that is None."
-    def hook(i): return lambda m, inputs, output: change(i, output)
-    handles = [m.register_forward_hook(hook(i)) for i, m in enumerate(modules)]
-    try: yield
-    finally: [h.remove() for h in handles]
 
 
 def redraw_styles(s, v, noise, eps=1e-6):

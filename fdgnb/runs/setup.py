@@ -20,6 +20,7 @@ from ..vectors import digest
 from ..data.augment import AUGMENTATIONS, as_augment, check_augment
 from ..data.catalogue import get_dataset, is_path
 from ..data.domain import Dataset
+from ..data.features import encodes_images
 from ..data.partitions import client_splits, held_out
 from ..data.splits import attach_splits
 from ..federation.compose import hyper_of
@@ -74,6 +75,13 @@ def make_clients(splits, unseen, plan, target, classes):
     return clients, make_client(target, unseen) if unseen else None
 
 # %% ../../nbs/runs/01_setup.ipynb #readplan01
+def drawn_first(plan):
+    "(limit, seed) where a run draws the samples of each domain before all else, so that an encoder needs no others."
+    limit = plan.given.get("limit")
+    is_plain = not plan.given.get("partition") and (isinstance(plan.target, str) or len(plan.target) < 2)
+    return (limit, plan.seed) if limit and is_plain and encodes_images(plan.load) else None
+
+
 def read_data(plan):
     "The data set of a plan, as it is stored; `groups` and `split` are the loader's options, unless by domain."
     beside = dict(groups=plan.words.groups, split=plan.words.split)
@@ -82,6 +90,7 @@ def read_data(plan):
         what, value = next(iter(options.items()))
         raise FdgnbError(f"{what}={echo(value)}: wanted a dict {{domain: one value per sample}}, for data set "
                          f"{plan.dataset.name!r} is loaded already")
+    if not isinstance(plan.dataset, Dataset): options["drawn"] = drawn_first(plan)
     return get_dataset(plan.dataset, **{"size": plan.given.get("size"), **plan.load, **options})
 
 
@@ -299,7 +308,8 @@ class Federation(Part):
         data = hold_out(self.plan, data)
         splits, unseen, self.data, sources = client_splits(data, self.settings, self.target, self.seed, self.device)
         self.digest = "+".join(map(data_digest, sources))
-        if not isinstance(plan.dataset, str) or is_path(plan.dataset): warn_of_copies(data, self.target)
+        if not isinstance(plan.dataset, str) or is_path(plan.dataset):
+            warn_of_copies(self.data if drawn_first(plan) else data, self.target)
         self.clients, self.target_client = make_clients(splits, unseen, self.plan, self.target, data.classes)
         self.settle_draw()
         check_data(self)

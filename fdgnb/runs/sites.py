@@ -68,7 +68,8 @@ def read_site(
     is_misspelled = {*classes} - {*there} and {*there} - {*classes}          # perhaps: the loader says so
     if filled and not is_misspelled: load = load | dict(classes=filled)
     here = replace(plan.words, dataset=folder.parent)
-    data = read_data(replace(plan, words=here, given=plan.given | dict(load=load | dict(domains=[folder.name]))))
+    given = plan.given | dict(load=load | dict(domains=[folder.name]), limit=None)       # which is of the site's name
+    data = read_data(replace(plan, words=here, given=given))
     domain = data.first
     if len(data.classes) < len(classes): domain.y = torch.tensor([classes.index(c) for c in data.classes])[domain.y]
     return replace(data, name=plan.dataset.name, classes=classes, domains={name: replace(domain, name=name)})

@@ -21,12 +21,14 @@ from .paper import at_hand, grid_of, play, spaced
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
 def save_figure(figure, folder, stem, vector=False):
-    "Write stem.png, and on request stem.svg: the same figure is the same file."
+    "Write stem.png, and on request stem.svg and stem.pdf: the same figure is the same file."
     from matplotlib import rc_context
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder)/f"{stem}.png", dpi=100, metadata={"Software": None})
     if not vector: return
-    with rc_context({"svg.hashsalt": stem}): figure.savefig(Path(folder)/f"{stem}.svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": stem, "pdf.fonttype": 42}):                   # text that stays text
+        figure.savefig(Path(folder)/f"{stem}.svg", metadata={"Date": None})
+        figure.savefig(Path(folder)/f"{stem}.pdf", metadata={"CreationDate": None})
 
 
 def draw(report, figure, stem):
