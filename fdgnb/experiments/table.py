@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
 from ..core import FdgnbError, atomic_write, echo, escape_cell, escape_markup, nearest, path_of, writing
-from ..settings import format_value
+from ..settings import count_drawn, format_value
 from ..data.partitions import POOLED
 from ..runs.metrics import LONGER, MEANS, POINTS, REMEDIES, RULES, lower_is_better, still_rises, style_names
 from ..runs.metrics import write_csv
@@ -364,7 +364,7 @@ def mean_costs(results, labels):
     for r in results[results.record.notna()].itertuples():
         rec, args = r.record, r.record["args"]
         clients = len(rec["samples"]) - bool(args["target"])
-        drawn = min(args["settings"]["per_round"] or clients, clients)                       # in a round
+        drawn = count_drawn(args["settings"]["per_round"], clients)                           # in a round
         rounds = rec["rounds"]*(drawn/clients)
         sent = sum(kinds["all"] for kinds in rec["bytes"].values())/1e6
         costs.append(dict(label=r.label, MB=np.nan if r.label == POOLED else sent,          # it sends data, no models
