@@ -11,18 +11,13 @@ import numpy as np
 from importlib.util import find_spec
 from fdgnb.core import FdgnbError
 from fdgnb.vectors import digest, is_vector, norm, part, scale
-from fdgnb.settings import Settings
+from fdgnb.settings import Settings, count_drawn
 
 # %% ../../nbs/federation/10_privacy.ipynb #privagg001
 def clip_change(change, clip):
     "A change of the model, shortened to an L2 norm of at most `clip` over all its entries."
     size = norm(change)
     return change if size <= clip else scale(change, clip/size)
-
-
-def count_drawn(settings, clients):
-    "How many of so many clients a round draws, in the mean."
-    return min(settings.per_round or clients, clients)
 
 
 def aggregate_privately(server, uploads):
@@ -33,7 +28,7 @@ def aggregate_privately(server, uploads):
         change = clip_change({q: v - model[q] for q, v in sent.items()}, s.dp_clip)
         total = {q: total[q] + v for q, v in change.items()} if total else change
     total = total or {q: torch.zeros_like(v) for q, v in model.items() if is_vector(v)}
-    m, covered = count_drawn(s, len(server.clients)), (digest(total), s.dp_clip, s.dp_noise, s.per_round)
+    m, covered = count_drawn(s.per_round, len(server.clients)), (digest(total), s.dp_clip, s.dp_noise, s.per_round)
     for q, v in total.items():
         drawn = draw_normal(make_key(server.seed, server.round, "noise", q, *covered), v.numel())
         noise = torch.from_numpy(drawn).view(v.shape).to(v.dtype).to(v.device)
@@ -91,7 +86,7 @@ def spend(
     """Give a run's epsilon, `unsampled` (the same without amplification), delta; the first two None without opacus.
 
     delta is K^-1.1 of K clients, at most 1e-5."""
-    share, delta = count_drawn(settings, clients)/clients, min(1e-5, clients**-1.1)
+    share, delta = count_drawn(settings.per_round, clients)/clients, min(1e-5, clients**-1.1)
     known = bool(find_spec("opacus"))
     give = lambda share: epsilon(settings.dp_noise, rounds, share, delta) if known else None
     return dict(epsilon=give(share), unsampled=give(1.), delta=delta, share=share, rounds=rounds)
