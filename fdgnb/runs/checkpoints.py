@@ -61,7 +61,8 @@ def load_checkpoint(path):
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #sweepcode1
 WRITTEN = ("args.json", "checkpoint.safetensors", "selected.json", "record.json", "history.csv", "ledger.csv",
-           "arrays.npz")
+           "arrays.npz", "predictions.npz", "report.html", "report.csv", "report-confusion.csv",
+           "report-reliability.csv")
 
 
 def is_alive(pid):

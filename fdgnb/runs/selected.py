@@ -256,26 +256,37 @@ class Deployable:
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
     multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
+    temperatures = {}                                            # {round: temperature} of what a run's own data say
 
     def round_of(self, rule):
         "The round that a rule names, from 1."
         return chosen_rounds(self.history, self.sizes, self.round)[check_rule(rule)]
+
+    def temperature(
+        self,
+        rule: str | None = None,     # as in `predict`
+    ) -> float:
+        "What logits are divided by, so that the probabilities fit the sources' validation samples best."
+        found = self.temperatures.get(str(self.round_of(rule or "last"))) if self.temperatures else None
+        if found: return found
+        raise FdgnbError("no temperature is kept: a run that has validation samples on its machine fits one in save()")
 
     def predict(
         self,
         images,                      # pixels of the run's size and scale, image files, PIL's images, texts, a Domain
         rule: str | None = None,     # whose round: source_val or last, the default; target is an oracle's
         domain: str | None = None,   # whose network: a client's; None: an unseen client's
+        calibrated: bool = False,    # logits divided by `temperature()`
     ) -> torch.Tensor:               # logits (N, n_classes); `classes` names the columns
         """Logits of images, or of a run's vectors or maps; FdgnbError on what does not fit its samples.
 
         Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid()."""
-        x = as_batch(images, self.about)
+        x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
         scaling = self.about["args"]["settings"]["normalize"]
         net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(), one_thread():
-            return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
+            return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()/heat
 
     def export(
         self,
@@ -403,9 +414,9 @@ class Adapted(OfSite):
         where = "to a single image: give several, or" if len(x) == 1 else "in this network:"
         raise FdgnbError(f"{args['method']} finds nothing to adapt {where} use predict")
 
-    def predict(self, images, rule=None, domain=None):
+    def predict(self, images, rule=None, domain=None, calibrated=False):
         "Logits (N, n_classes) of images, as `Deployable.predict` takes them."
-        if not self.batchwise: return super().predict(images, rule, domain)
+        if calibrated or not self.batchwise: return super().predict(images, rule, domain, calibrated)
         x = as_batch(images, self.about)
         asked = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
         self.client.splits["asked"] = self.client._scored["asked"] = asked
