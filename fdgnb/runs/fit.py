@@ -32,7 +32,7 @@ from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gap
 from .metrics import chosen_rounds, check_rule
 from .plots import overview_plot
 from .records import arrays, save
-from .report import Reported, collect_predictions, fit_temperatures
+from .report import Reported, collect_predictions
 from .selected import (Deployable, about_of, file_of, has_own, keep_weights, name_weights, read_states,
                                  refuse_site, state_for, states_of, write_weights)
 
@@ -44,7 +44,7 @@ class Run(Reported, Deployable):
         self.seconds, self.out, self.stopped = list(seconds), out, False
         self.reason, self.grown = "", False        # why it was stopped; taken up to be played to more rounds
         self.kept, self.chosen, self.written = {}, {}, set()                       # see "The selected model"
-        self.made = {}                             # {name: (round, what was made of it)}
+        self.made = {}                             # {function: (round, what it gave)}
 
     @property
     def round(self) -> int:
@@ -85,25 +85,13 @@ class Run(Reported, Deployable):
         "The network of a domain's client, or of an unseen one, now or in the round that a rule selects."
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
-    @property
-    def arrays(self) -> dict:
-        "The arrays behind the figures (fdgnb.runs.records.arrays)."
-        return self.keep("arrays", arrays)
+    predictions = property(lambda self: self.keep(collect_predictions), doc="See `collect_predictions`.")
+    arrays = property(lambda self: self.keep(arrays), doc="All arrays behind the figures.")
 
-    @property
-    def predictions(self) -> dict:
-        "{(round, client, split, point): (logits, labels)} of the rounds that a rule names."
-        return self.keep("predictions", collect_predictions)
-
-    @property
-    def temperatures(self) -> dict:
-        "{round: what its logits are divided by}, fitted on the sources' validation samples."
-        return self.keep("temperatures", fit_temperatures)
-
-    def keep(self, name, make):
+    def keep(self, make):
         "What `make(run)` gives, made once a round."
-        if self.made.get(name, (None,))[0] != self.round: self.made[name] = self.round, make(self)
-        return self.made[name][1]
+        if self.made.get(make, (None,))[0] != self.round: self.made[make] = self.round, make(self)
+        return self.made[make][1]
 
     def plot(self, **kw):
         "Learning curves and bars by domain (fdgnb.runs.plots.overview_plot)."

@@ -13,7 +13,7 @@ from functools import lru_cache, wraps
 from ..core import FdgnbError
 from ..data.domain import has_class
 from ..vectors import KINDS, flatten
-from .metrics import BOTH, POINTS, RULES, args_of, column, confusion_counts, domains_of, format_bytes
+from .metrics import BOTH, POINTS, RULES, args_of, column, domains_of, format_bytes
 from .metrics import oracle_column, score_row, scored_labels, select, source_and_target, traffic, values
 
 # %% ../../nbs/runs/04_plots.ipynb #ba138a42
@@ -329,10 +329,11 @@ def draw_confusion(ax, counts, classes):
 def confusion(run):
     "Confusion matrix of the final model on the target, or of each client's model on its test samples."
     import matplotlib.pyplot as plt
+    from sklearn.metrics import confusion_matrix
     found, classes = run.arrays, run.classes
     check_single(found["label"], "a confusion matrix")
     n, many = len(classes), len(classes) > 15
-    counts = confusion_counts(found["label"], found["predicted"], n)
+    counts = confusion_matrix(found["label"], found["predicted"], labels=range(n))
     right = f"{100*counts.trace()/counts.sum():.1f} % of {counts.sum()} right"
     words = [describe_run(run), f"{describe_samples(run)}, round {run.round}: {right}"]
     lines = [line for w in words for line in textwrap.wrap(w, 56)]

@@ -16,35 +16,27 @@ from types import SimpleNamespace
 from fdgnb.core import FdgnbError, atomic_write, path_of, writing
 from fdgnb.federation.engine import one_thread
 from fdgnb.federation.node import collect_logits
-from fdgnb.runs.metrics import METRICS, POINTS, RULES, check_rule, chosen_rounds, compute_metrics, confusion_counts
-from fdgnb.runs.metrics import rules_table, split_of, write_csv
+from fdgnb.runs.metrics import METRICS, POINTS, RULES, check_rule, chosen_rounds, compute_metrics, rules_table, split_of
+from fdgnb.runs.metrics import write_csv
 from fdgnb.runs.plots import MANY, describe_run, draw_confusion, small_png, styled
 
 # %% ../../nbs/runs/14_report.ipynb #report0007
 def collect_predictions(run):
     """{(round, client, split, point): (logits, labels)} of a run's test, target and validation samples, as arrays.
 
-    The rounds are those that a rule names and whose weights are kept. None of a run whose samples are elsewhere."""
+    The rounds are those that a rule names and whose weights are kept; points beside `aggregated` in the last alone."""
     rules = {round: rule for rule, round in chosen_rounds(run.history, run.sizes, run.round).items()}
-    clients, found = run.fed.everyone if run.fed.nodes else (), {}
-    with one_thread():
-        for round, rule in sorted(rules.items()):
-            for client in clients: found |= predict_client(run, client, round, rule)
-    return found
-
-
-def predict_client(run, client, round, rule):
-    "The part of `collect_predictions` of a client and a round; points besides `aggregated` in the last one alone."
-    try: net = run.model_of(client.id, rule)
-    except FdgnbError: return {}                                   # too large to be kept beside the last round's
+    asked = [(round, client) for round in sorted(rules) for client in run.fed.everyone if run.fed.nodes]
     found = {}
-    for point in POINTS if round == run.round else ("aggregated",):
-        predict = POINTS[point](run, client, net)
-        if predict is None: continue
-        for split in ("val", split_of(client)):
-            if not client.n(split): continue
-            pair = collect_logits(predict, client, split)
-            found[round, client.id, split, point] = tuple(v.cpu().numpy() for v in pair)
+    for round, client in asked:
+        try: net = run.model_of(client.id, rules[round])
+        except FdgnbError: continue                                # too large to be kept of several rounds
+        for point in POINTS if round == run.round else ("aggregated",):
+            predict = POINTS[point](run, client, net)
+            for split in ("val", split_of(client)) if predict else ():
+                if not client.n(split): continue
+                with one_thread(): pair = collect_logits(predict, client, split)
+                found[round, client.id, split, point] = tuple(v.cpu().numpy() for v in pair)
     return found
 
 
@@ -55,32 +47,18 @@ def probabilities(logits, labels, temperature=1.):
 
 # %% ../../nbs/runs/14_report.ipynb #report0010
 def fit_temperature(logits, labels):
-    "The temperature, from 0.1 to 10, of the smallest mean negative log likelihood; of several labels the binary one."
+    "The temperature, from 0.1 to 10, of the smallest negative log likelihood; of several labels of the binary one."
     from scipy.optimize import minimize_scalar
     z, y = torch.from_numpy(logits).double(), torch.from_numpy(labels)
-
-    def likelihood(log):
-        if y.ndim == 2: return float(F.binary_cross_entropy_with_logits(z/math.exp(log), y.double()))
-        return float(F.cross_entropy(z/math.exp(log), y))
-
+    loss = F.binary_cross_entropy_with_logits if y.ndim == 2 else F.cross_entropy
+    if y.ndim == 2: y = y.double()
+    def likelihood(log): return float(loss(z/math.exp(log), y))
     return math.exp(minimize_scalar(likelihood, bounds=(math.log(.1), math.log(10)), method="bounded").x)
-
-
-def fit_temperatures(run):
-    "{round, as a word: temperature} of the sources' validation samples, where there are any."
-    parts, found = {}, {}
-    for (round, _, split, point), pair in run.predictions.items():
-        if (split, point) == ("val", "aggregated"): parts.setdefault(round, []).append(pair)
-    for round, pairs in parts.items():
-        logits, labels = map(np.concatenate, zip(*pairs))
-        if np.isfinite(logits).all(): found[str(round)] = fit_temperature(logits, labels)
-    return found
 
 # %% ../../nbs/runs/14_report.ipynb #report0013
 def metrics_of(run):
     "The names of the metrics that a run's labels allow."
-    def is_single(name): return getattr(METRICS[name], "single_label", False)
-    return [name for name in METRICS if not (run.multilabel and is_single(name))]
+    return [k for k, metric in METRICS.items() if not (run.multilabel and getattr(metric, "single_label", False))]
 
 
 def measure(run, names, temperature=1.):
@@ -90,26 +68,33 @@ def measure(run, names, temperature=1.):
         if key[2] == "val" or not np.isfinite(logits).all(): continue
         scores = compute_metrics(names, probabilities(logits, labels, temperature), labels, run.classes)
         rows += [(*key, name, value) for name, value in scores.items() if value == value]
-    return pd.DataFrame(rows, columns=["round", "client", "split", "point", "metric", "value"])
+    return pd.DataFrame(rows, columns=run.history.columns)
 
 
 class Reported:
-    "What a finished run and one that is read back share: tables and a report of any metric, from their predictions."
+    "What a finished run and one that is read back share: `predictions`, and what is computed from them."
+    @property
+    def temperatures(self) -> dict:
+        "{round: what its logits are divided by}, fitted on the sources' validation samples, where there are any."
+        parts = {}
+        for (round, _, split, point), pair in self.predictions.items():
+            is_fit = (split, point) == ("val", "aggregated") and np.isfinite(pair[0]).all()
+            if is_fit: parts.setdefault(round, []).append(pair)
+        return {round: fit_temperature(*map(np.concatenate, zip(*pairs))) for round, pairs in parts.items()}
 
     def table(
         self,
-        metric: str = "accuracy",       # also one that was not measured in training, of `METRICS`
+        metric: str = "accuracy",       # of `METRICS`, also one that was not measured in training
         rules: tuple | str | None = None,                            # as in `rules_table`
         **kw,                           # point
     ) -> pd.DataFrame:
         "Scores of every domain under every selection rule (fdgnb.runs.metrics.rules_table)."
-        name, there = str(metric).partition("[")[0], set(self.history.metric)
-        if metric in there or name not in metrics_of(self) or not self.predictions:
-            return rules_table(self, metric=metric, rules=rules, **kw)
-        if rules is None: rules = [rule for rule, known in RULES.items() if known.one_round]
-        for rule in [rules] if isinstance(rules, str) else rules: check_rule(rule)
-        history = pd.concat([self.history, measure(self, [name])])
-        told = SimpleNamespace(history=history, sizes=self.sizes, diverged=self.diverged)
+        name, told = str(metric).partition("[")[0], self
+        if name in metrics_of(self) and metric not in set(self.history.metric) and self.predictions:
+            rules = [rule for rule, known in RULES.items() if known.one_round] if rules is None else rules
+            for rule in [rules] if isinstance(rules, str) else rules: check_rule(rule)
+            history = pd.concat([self.history, measure(self, [name])])
+            told = SimpleNamespace(history=history, sizes=self.sizes, diverged=self.diverged)
         return rules_table(told, metric=metric, rules=rules, **kw)
 
     def report(
@@ -117,141 +102,97 @@ class Reported:
         out: str | Path | None = None,  # a folder; None: the run's own
         rule: str = "last",             # whose round: last, source_val, or an oracle's: target
     ) -> Path:
-        "Write report.html and its tables as CSV (fdgnb.runs.report); returns the page's path."
+        "Write report.html, and its tables as CSV (fdgnb.runs.report); returns the page's path."
         return write_report(self, path_of(out or self.out, "report", "the path of a folder"), rule)
 
 # %% ../../nbs/runs/14_report.ipynb #report0016
-def bins_of(logits, labels, temperature):
-    "(confidence, accuracy) in at most ten bins of the largest probability (sklearn.calibration.calibration_curve)."
-    from sklearn.calibration import calibration_curve
-    p = probabilities(logits, labels, temperature)
-    accuracy, confidence = calibration_curve(p.argmax(1) == labels, p.max(1), n_bins=10)
-    return confidence, accuracy
-
-
 @styled
 def draw_errors(logits, labels, classes, temperature=None):
     "Confusion matrix; reliability diagram, also after the temperature; how often each largest probability occurs."
     import matplotlib.pyplot as plt, seaborn as sns
+    from sklearn.calibration import CalibrationDisplay
+    from sklearn.metrics import confusion_matrix
     fig, ax = plt.subplot_mosaic("ab;ac", figsize=(10.5, 4.8), height_ratios=[3, 1])
-    p, bins = probabilities(logits, labels), np.linspace(0, 1, 11)
-    draw_confusion(ax["a"], confusion_counts(labels, p.argmax(1), len(classes)), classes)
+    p, called = probabilities(logits, labels), logits.argmax(1)
+    draw_confusion(ax["a"], confusion_matrix(labels, called, labels=range(len(classes))), classes)
+    for t in (1., temperature) if temperature else (1.,):
+        name = "as predicted" if t == 1 else f"temperature {t:.2f}"
+        sure = probabilities(logits, labels, t).max(1)
+        CalibrationDisplay.from_predictions(labels == called, sure, n_bins=10, name=name, ax=ax["b"])
+    sns.histplot(p.max(1), bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
     ax["a"].set_title("confusion matrix")
-    ax["b"].plot([0, 1], [0, 1], c="gray", ls=":", label="as sure as right")
-    ax["b"].plot(*bins_of(logits, labels, 1.), "o-", label="as predicted")
-    if temperature: ax["b"].plot(*bins_of(logits, labels, temperature), "s--", label=f"temperature {temperature:.2f}")
-    ax["b"].set(xlim=(0, 1), ylim=(0, 1.02), ylabel="share that is right", title="reliability")
-    ax["b"].legend()
-    sns.histplot(p.max(1), bins=bins, ax=ax["c"], color="gray")
+    ax["b"].set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right", title="reliability")
     ax["c"].set(xlim=(0, 1), xlabel="largest probability", ylabel="samples")
     return fig
 
 # %% ../../nbs/runs/14_report.ipynb #report0018
+PLACE = ["client", "split", "point"]
+
+
 def score_frame(run, round):
-    "Tidy scores of a round, from history and predictions: client, split, point, metric, class, value."
-    columns, temperature = ["client", "split", "point", "metric"], run.temperatures.get(str(round))
-    parts = [run.history[run.history.split.isin(["test", "target"])], measure(run, metrics_of(run))]
-    if temperature and not run.multilabel:
-        parts.append(measure(run, ["ece"], temperature).assign(metric="ece_calibrated"))
-    scores = pd.concat(parts)
-    scores = scores[scores["round"] == round].drop_duplicates(columns).reset_index(drop=True)
-    split = scores.metric.str.extract(r"^([^\[]*)(?:\[(.*)\])?$")
-    scores = scores.assign(metric=split[0], **{"class": split[1]})
-    return scores[[*columns, "class", "value"]]
+    "Tidy scores of a round, of the history and from predictions: client, split, point, metric, class, value."
+    heat, measured = run.temperatures.get(round), measure(run, metrics_of(run))
+    parts = [run.history[run.history.split.isin(["target", "test"])], measured]
+    if heat and not run.multilabel: parts.append(measure(run, ["ece"], heat).assign(metric="ece_calibrated"))
+    t = pd.concat(parts)
+    t = t[t["round"] == round].drop_duplicates([*PLACE, "metric"]).sort_values("split", kind="stable")
+    t[["metric", "class"]] = t.metric.str.extract(r"^([^\[]*)(?:\[(.*)\])?$").to_numpy()
+    return t[[*PLACE, "metric", "class", "value"]].reset_index(drop=True)
 
 
-def to_table(scores, rows, run=None):
-    "Scores as a table of HTML: metrics side by side, in their own order."
+def to_markup(scores, rows):
+    "Scores as a table of HTML: metrics side by side, everything in its own order."
     table = scores.pivot(index=rows, columns="metric", values="value")
-    table = table[list(dict.fromkeys(scores.metric))].reindex(scores.set_index(rows).index.unique())
-    return table.rename_axis(columns=None).to_html(float_format="{:.3f}".format, na_rep="", border=0)
+    table = table.loc[scores.set_index(rows).index.unique(), scores.metric.unique()].rename_axis(columns=None)
+    return table.to_html(float_format="{:.3f}".format, na_rep="", border=0)
 
 
-def section_of(key, pair, scores, run):
-    "The part of the page on one client, split and point."
-    (round, client, split, point), (logits, labels) = key, pair
-    own = scores[(scores.client == client) & (scores.split == split) & (scores.point == point)]
-    by_class = own[own["class"].notna()]
-    parts = [f"<h2>{html.escape(client)}, {split} samples, {point}</h2><p>{len(labels)} samples.</p>"]
-    if labels.ndim == 1 and np.isfinite(logits).all():
-        figure = draw_errors(logits, labels, run.classes, run.temperatures.get(str(round)))
-        picture = base64.b64encode(small_png(figure)).decode()
-        parts.append(f'<img alt="confusion matrix and reliability" src="data:image/png;base64,{picture}">')
-    if len(by_class): parts.append(to_table(by_class, ["class"]))
-    return "\n".join(parts)
+def describe_errors(key, pair, scores, run):
+    "The section of the page on one client, split and point."
+    own = scores[(scores[PLACE] == key[1:]).all(axis=1) & scores["class"].notna()]
+    title, parts = html.escape(f"{key[1]}, {key[2]} samples, {key[3]}"), []
+    if not run.multilabel and np.isfinite(pair[0]).all():
+        picture = small_png(draw_errors(*pair, run.classes, run.temperatures.get(key[0])))
+        parts.append(f'<img alt="" src="data:image/png;base64,{base64.b64encode(picture).decode()}">')
+    if len(own): parts.append(to_markup(own, ["class"]))
+    return "\n".join([f"<h2>{title}</h2>", f"<p>{len(pair[1])} samples.</p>", *parts])
 
 # %% ../../nbs/runs/14_report.ipynb #report0019
-PAGE = Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
+PAGE = Template("""<!doctype html><html lang="en"><meta charset="utf-8"><title>$title</title><style>
 body {font: 15px/1.5 sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; background: #fff}
-h1 {font-size: 1.5em} h2 {font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ccc; padding-top: 1em}
-table {border-collapse: collapse; font-size: 13px} th, td {padding: .2em .8em; text-align: right}
+h2 {font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ccc; padding-top: 1em} img {max-width: 100%}
+table {border-collapse: collapse; font-size: 13px} th, td {padding: .2em .7em; text-align: right}
 tbody th {font-weight: normal; text-align: left; vertical-align: top} tr {border-bottom: 1px solid #eee}
-img {max-width: 100%; display: block; margin: 1em 0} .note {color: #555; max-width: 75ch}
-</style></head><body><h1>$title</h1>
-<p>The models of round $round ($rule), scored on samples that they were not trained on. A client's row is of the network
-that the client has; the target is a domain that no client holds.</p>
-$scores
-<p class="note">Points: <em>aggregated</em> is the model as it is received, <em>adapted</em> is after adaptation to
-unlabeled samples of the target, <em>local</em> is after local training; a client's local model is scored on the target
-too. $notes</p>
-$sections
-</body></html>
-""")
-NO_PREDICTIONS = ("No predictions are kept here, so that only what was measured in training is shown: samples of a "
-                  "federation stay at its sites, and runs that were saved by an earlier version kept none.")
-
-
-def notes_of(run, round, shown, keys):
-    "What a reader should know of the numbers, in sentences."
-    if not keys: return NO_PREDICTIONS
-    notes = ["Local models have accuracy and loss alone, because they are not kept."]
-    temperature = run.temperatures.get(str(round))
-    if temperature and not run.multilabel:
-        notes.append(f"<em>ece</em> is the expected calibration error, 0 at best; <em>ece_calibrated</em> is after the "
-                     f"logits are divided by the temperature {temperature:.3f}, which is fitted on the sources' "
-                     "validation samples and used by <code>predict --calibrated</code> alone.")
-    if len(shown) < len(keys): notes.append(f"Below are the first {len(shown)} of {len(keys)}; the CSV files have all.")
-    return " ".join(notes)
+</style><h1>$title</h1><p>Round $round, $words. Every model is scored on samples that it was not trained on.</p>$scores
+<p>Points: <em>aggregated</em> is the model that a client receives; <em>adapted</em> is after adaptation to unlabeled
+samples of the target; <em>local</em> is a client's own model after its local training, of which accuracy and loss alone
+are known. $notes</p>$sections</html>""")
+ELSEWHERE = ("No predictions are kept here, and only what was measured in training is shown: samples of a federation stay "
+             "at its sites, and runs that an earlier version saved kept none.")
+CALIBRATED = ("<em>ece</em> is the expected calibration error, 0 at best. <em>ece_calibrated</em> is after the logits are "
+              "divided by the temperature {:.3f}, fitted on the sources' validation samples; it is off unless asked for, "
+              "as by <code>predict --calibrated</code>.")
 
 
 def write_report(run, folder, rule="last"):
     "Write the page, and its tables as CSV; returns the page's path."
     round = run.round_of(rule)
-    scores = score_frame(run, round)
+    scores, heat = score_frame(run, round), run.temperatures.get(round)
+    means = scores[scores["class"].isna() & ~scores.metric.isin(scores.metric[scores["class"].notna()])]
     kept = {key: pair for key, pair in run.predictions.items() if key[0] == round and key[2] != "val"}
-    keys = sorted(kept, key=lambda key: key[2] != "target")
-    overall = scores[scores["class"].isna() & ~scores.metric.isin(scores.metric[scores["class"].notna()])]
-    overall = overall.sort_values(["split", "point"], key=lambda c: c.map(dict(target=0, local=2)).fillna(1), kind="stable")
-    shown = keys[:MANY]
-    page = PAGE.substitute(
-        title=html.escape(describe_run(run)), round=round, rule=RULES[rule].words,
-        scores=to_table(overall, ["client", "split", "point"]), notes=notes_of(run, round, shown, keys),
-        sections="\n".join(section_of(key, kept[key], scores, run) for key in shown))
+    keys = sorted(kept, key=lambda key: key[2])                                        # the target first
+    notes = [] if keys else [ELSEWHERE]
+    if heat and not run.multilabel: notes.append(CALIBRATED.format(heat))
+    if len(keys) > MANY: notes.append(f"Below are the first {MANY} of {len(keys)}; the CSV files have all.")
+    sections = [describe_errors(key, kept[key], scores, run) for key in keys[:MANY]]
+    page = PAGE.substitute(title=html.escape(describe_run(run)), round=round, words=RULES[rule].words,
+                           scores=to_markup(means, PLACE), notes=" ".join(notes), sections="\n".join(sections))
     files = {"report.html": page, "report.csv": write_csv(scores)}
     if keys and not run.multilabel:
-        files["report-confusion.csv"] = write_csv(pd.concat(count_errors(key, *kept[key], run.classes) for key in keys))
-        files["report-reliability.csv"] = write_csv(pd.concat(tabulate_bins(key, *kept[key], run) for key in keys))
+        names = np.array(run.classes, object)
+        pairs = [pd.DataFrame(dict(zip(PLACE, key[1:])) | dict(true=names[labels], predicted=names[logits.argmax(1)]))
+                 for key, (logits, labels) in kept.items()]
+        files["report-confusion.csv"] = write_csv(pd.concat(pairs).value_counts(sort=False).reset_index(name="samples"))
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items(): atomic_write(folder/name, text)
     return folder/"report.html"
-
-# %% ../../nbs/runs/14_report.ipynb #report0020
-def count_errors(key, logits, labels, classes):
-    "Samples by true and predicted class, as rows of a table."
-    counts = confusion_counts(labels, logits.argmax(1), len(classes))
-    true, predicted = counts.nonzero()
-    names = np.array(classes, object)
-    return pd.DataFrame(dict(zip(("client", "split", "point"), key[1:])) | dict(
-        true=names[true], predicted=names[predicted], samples=counts[true, predicted]))
-
-
-def tabulate_bins(key, logits, labels, run):
-    "The reliability diagram as rows of a table, before and after the temperature."
-    fitted, parts = run.temperatures.get(str(key[0])), []
-    for temperature in (1., fitted) if fitted else (1.,):
-        confidence, accuracy = bins_of(logits, labels, temperature)
-        about = dict(zip(("client", "split", "point"), key[1:])) | dict(temperature=temperature)
-        parts.append(pd.DataFrame(about | dict(confidence=confidence, accuracy=accuracy)))
-    return pd.concat(parts)

@@ -267,8 +267,8 @@ class Deployable:
         rule: str | None = None,     # as in `predict`
     ) -> float:
         "What logits are divided by, so that the probabilities fit the sources' validation samples best."
-        found = self.temperatures.get(str(self.round_of(rule or "last"))) if self.temperatures else None
-        if found: return found
+        found = self.temperatures                                     # none: what has no rounds is not asked for one
+        if found and self.round_of(rule or "last") in found: return found[self.round_of(rule or "last")]
         raise FdgnbError("no temperature is kept: a run that has validation samples on its machine fits one in save()")
 
     def predict(
