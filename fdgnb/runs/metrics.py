@@ -450,24 +450,3 @@ def compute_metrics(names, p, y, classes=None):
             if not score.ndim: continue
             out |= {f"{name}[{c}]": float(v) for c, v in zip(range(len(score)) if classes is None else classes, score)}
     return out
-
-# %% ../../nbs/runs/02_metrics.ipynb #recallcode
-def confusion_counts(label, predicted, n_classes):
-    "(C, C) int64: samples of class i (row) that were predicted as j (column)."
-    pair = np.asarray(label)*n_classes + np.asarray(predicted)
-    return np.bincount(pair, minlength=n_classes**2).reshape(n_classes, n_classes)
-
-
-def recalls(counts, classes):
-    """By class, from a confusion matrix: samples, how many are right, recall (NaN of no sample), predicted.
-
-    counts: (C, C), true classes by rows; the mean of recall is the balanced accuracy."""
-    counts = np.asarray(counts)
-    return tabulate_recalls(counts.sum(1), counts.diagonal(), counts.sum(0), classes)
-
-
-def tabulate_recalls(samples, right, predicted, classes):
-    "The table of `recalls` from numbers by class."
-    recall = np.where(samples > 0, right/np.maximum(samples, 1), np.nan)
-    columns = dict(samples=samples, right=right, recall=recall, predicted=predicted)
-    return pd.DataFrame(columns, pd.Index(list(map(str, classes)), name="class"))

@@ -113,13 +113,14 @@ def draw_errors(logits, labels, classes, temperature=None):
     from sklearn.calibration import CalibrationDisplay
     from sklearn.metrics import confusion_matrix
     fig, ax = plt.subplot_mosaic("ab;ac", figsize=(10.5, 4.8), height_ratios=[3, 1])
-    p, called = probabilities(logits, labels), logits.argmax(1)
+    called = logits.argmax(1)
     draw_confusion(ax["a"], confusion_matrix(labels, called, labels=range(len(classes))), classes)
     for t in (1., temperature) if temperature else (1.,):
-        name = "as predicted" if t == 1 else f"temperature {t:.2f}"
-        sure = probabilities(logits, labels, t).max(1)
-        CalibrationDisplay.from_predictions(labels == called, sure, n_bins=10, name=name, ax=ax["b"])
-    sns.histplot(p.max(1), bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
+        p = probabilities(logits, labels, t)
+        name = f"temperature {t:.2f}, ECE {METRICS['ece'](p, labels):.3f}"
+        CalibrationDisplay.from_predictions(labels == called, p.max(1), n_bins=10, name=name, ax=ax["b"])
+    sure = probabilities(logits, labels).max(1)
+    sns.histplot(sure, bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
     ax["a"].set_title("confusion matrix")
     ax["b"].set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right", title="reliability")
     ax["c"].set(xlim=(0, 1), xlabel="largest probability", ylabel="samples")
@@ -135,7 +136,7 @@ def score_frame(run, round):
     parts = [run.history[run.history.split.isin(["target", "test"])], measured]
     if heat and not run.multilabel: parts.append(measure(run, ["ece"], heat).assign(metric="ece_calibrated"))
     t = pd.concat(parts)
-    t = t[t["round"] == round].drop_duplicates([*PLACE, "metric"]).sort_values("split", kind="stable")
+    t = t[t["round"] == round].drop_duplicates([*PLACE, "metric"]).sort_values(["split", "point"], kind="stable")
     t[["metric", "class"]] = t.metric.str.extract(r"^([^\[]*)(?:\[(.*)\])?$").to_numpy()
     return t[[*PLACE, "metric", "class", "value"]].reset_index(drop=True)
 
@@ -143,8 +144,8 @@ def score_frame(run, round):
 def to_markup(scores, rows):
     "Scores as a table of HTML: metrics side by side, everything in its own order."
     table = scores.pivot(index=rows, columns="metric", values="value")
-    table = table.loc[scores.set_index(rows).index.unique(), scores.metric.unique()].rename_axis(columns=None)
-    return table.to_html(float_format="{:.3f}".format, na_rep="", border=0)
+    table = table.loc[scores.set_index(rows).index.unique(), scores.metric.unique()].reset_index()
+    return table.to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)
 
 
 def describe_errors(key, pair, scores, run):
@@ -161,8 +162,8 @@ def describe_errors(key, pair, scores, run):
 PAGE = Template("""<!doctype html><html lang="en"><meta charset="utf-8"><title>$title</title><style>
 body {font: 15px/1.5 sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; background: #fff}
 h2 {font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ccc; padding-top: 1em} img {max-width: 100%}
-table {border-collapse: collapse; font-size: 13px} th, td {padding: .2em .7em; text-align: right}
-tbody th {font-weight: normal; text-align: left; vertical-align: top} tr {border-bottom: 1px solid #eee}
+table {border-collapse: collapse; font-size: 13px} th, td {padding: .2em 1em .2em 0; text-align: left}
+tr {border-bottom: 1px solid #eee}
 </style><h1>$title</h1><p>Round $round, $words. Every model is scored on samples that it was not trained on.</p>$scores
 <p>Points: <em>aggregated</em> is the model that a client receives; <em>adapted</em> is after adaptation to unlabeled
 samples of the target; <em>local</em> is a client's own model after its local training, of which accuracy and loss alone
