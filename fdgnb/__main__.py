@@ -17,7 +17,7 @@ from .settings import SETTINGS, Settings, format_value, kind_of, read_word, read
 from .federation.compose import method_class
 from .runs.callbacks import Callback
 from .runs.metrics import RULES, args_of, remarks
-from .runs.selected import can_adapt
+from .runs.selected import as_batch, can_adapt
 from .runs.plan import RunPage, read_hyper, read_page
 from .runs.versions import is_installed
 from .experiments.grid import ComparePage, plan_comparison
@@ -202,27 +202,14 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     rule: Annotated[str, typer.Option(help="Whose round: last, source_val, target (oracle).")] = "last",
     out: Annotated[Optional[Path], typer.Option(help="A folder; left out: the run's own.", metavar="FOLDER")] = None,
-    imports: Annotated[str, typer.Option(help="Your own modules, as of a metric.")] = "",
 ):
     "Write a page of what a run gets right and wrong, by domain and class, and its tables as CSV."
     import fdgnb
-    from fdgnb.runs.imports import import_modules
-    import_modules(imports)
     kept = fdgnb.load(run)
     if not hasattr(kept, "report"): raise FdgnbError(f"{run} holds a model without results: a report is of a saved run")
     print(f"report: {kept.report(out, rule)}")
 
 # %% ../nbs/command.ipynb #cmd0000015
-def find_unreadable(files, about):
-    "{file: error} of the files that a run cannot read."
-    from fdgnb.runs.selected import as_batch
-    errors = {}
-    for file in files:
-        try: as_batch([file], about)
-        except FdgnbError as e: errors[file] = one_line(e)
-    return errors
-
-
 @app.command(epilog="Example: python -m fdgnb predict runs/st_mary images/*.png --csv > found.csv")
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
@@ -243,7 +230,10 @@ def predict(
     from fdgnb.runs.metrics import write_csv
     import_modules(imports)
     kept = fdgnb.load(run)
-    errors = find_unreadable(files, kept.about) if on_error == "skip" else {}
+    errors = {}
+    for file in files if on_error == "skip" else ():
+        try: as_batch([file], kept.about)
+        except FdgnbError as e: errors[file] = one_line(e)
     files = [file for file in files if file not in errors]
     if not files: raise FdgnbError(f"no file can be read: {next(iter(errors.values()))}")
     model = kept.adapt(files, rule) if adapt else kept

@@ -78,17 +78,12 @@ class Reported:
         "{round: what its logits are divided by}, fitted on the sources' validation samples, where there are any."
         parts = {}
         for (round, _, split, point), pair in self.predictions.items():
-            is_fit = (split, point) == ("val", "aggregated") and np.isfinite(pair[0]).all()
-            if is_fit: parts.setdefault(round, []).append(pair)
+            is_source = (split, point) == ("val", "aggregated")
+            if is_source and np.isfinite(pair[0]).all(): parts.setdefault(round, []).append(pair)
         return {round: fit_temperature(*map(np.concatenate, zip(*pairs))) for round, pairs in parts.items()}
 
-    def table(
-        self,
-        metric: str = "accuracy",       # of `METRICS`, also one that was not measured in training
-        rules: tuple | str | None = None,                            # as in `rules_table`
-        **kw,                           # point
-    ) -> pd.DataFrame:
-        "Scores of every domain under every selection rule (fdgnb.runs.metrics.rules_table)."
+    def table(self, metric: str = "accuracy", rules: tuple | str | None = None, **kw) -> pd.DataFrame:
+        "Scores by rule and domain, as `rules_table`; also of a metric of `METRICS` that training did not measure."
         name, told = str(metric).partition("[")[0], self
         if name in metrics_of(self) and metric not in set(self.history.metric) and self.predictions:
             rules = [rule for rule, known in RULES.items() if known.one_round] if rules is None else rules
@@ -97,12 +92,8 @@ class Reported:
             told = SimpleNamespace(history=history, sizes=self.sizes, diverged=self.diverged)
         return rules_table(told, metric=metric, rules=rules, **kw)
 
-    def report(
-        self,
-        out: str | Path | None = None,  # a folder; None: the run's own
-        rule: str = "last",             # whose round: last, source_val, or an oracle's: target
-    ) -> Path:
-        "Write report.html, and its tables as CSV (fdgnb.runs.report); returns the page's path."
+    def report(self, out: str | Path | None = None, rule: str = "last") -> Path:
+        "Write report.html and its tables as CSV to a folder, the run's own if left out; returns the page's path."
         return write_report(self, path_of(out or self.out, "report", "the path of a folder"), rule)
 
 # %% ../../nbs/runs/14_report.ipynb #report0016
@@ -131,14 +122,15 @@ PLACE = ["client", "split", "point"]
 
 
 def score_frame(run, round):
-    "Tidy scores of a round, of the history and from predictions: client, split, point, metric, class, value."
-    heat, measured = run.temperatures.get(round), measure(run, metrics_of(run))
-    parts = [run.history[run.history.split.isin(["target", "test"])], measured]
+    "(scores, scores by class) of a round, tidy, of the history and from predictions."
+    parts = [run.history[run.history.split.isin(["target", "test"])], measure(run, metrics_of(run))]
+    heat = run.temperatures.get(round)
     if heat and not run.multilabel: parts.append(measure(run, ["ece"], heat).assign(metric="ece_calibrated"))
     t = pd.concat(parts)
     t = t[t["round"] == round].drop_duplicates([*PLACE, "metric"]).sort_values(["split", "point"], kind="stable")
     t[["metric", "class"]] = t.metric.str.extract(r"^([^\[]*)(?:\[(.*)\])?$").to_numpy()
-    return t[[*PLACE, "metric", "class", "value"]].reset_index(drop=True)
+    is_class = t["class"].notna()
+    return t[~is_class & ~t.metric.isin(t.metric[is_class])], t[is_class]
 
 
 def to_markup(scores, rows):
@@ -148,49 +140,43 @@ def to_markup(scores, rows):
     return table.to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)
 
 
-def describe_errors(key, pair, scores, run):
+def describe_errors(key, pair, by_class, run):
     "The section of the page on one client, split and point."
-    own = scores[(scores[PLACE] == key[1:]).all(axis=1) & scores["class"].notna()]
-    title, parts = html.escape(f"{key[1]}, {key[2]} samples, {key[3]}"), []
+    own = by_class[(by_class[PLACE] == key[1:]).all(axis=1)]
+    parts = [f"<h2>{html.escape(f'{key[1]}, {key[2]} samples, {key[3]}')}</h2><p>{len(pair[1])} samples.</p>"]
     if not run.multilabel and np.isfinite(pair[0]).all():
         picture = small_png(draw_errors(*pair, run.classes, run.temperatures.get(key[0])))
         parts.append(f'<img alt="" src="data:image/png;base64,{base64.b64encode(picture).decode()}">')
-    if len(own): parts.append(to_markup(own, ["class"]))
-    return "\n".join([f"<h2>{title}</h2>", f"<p>{len(pair[1])} samples.</p>", *parts])
+    return "\n".join([*parts, to_markup(own, ["class"])])
 
 # %% ../../nbs/runs/14_report.ipynb #report0019
 PAGE = Template("""<!doctype html><html lang="en"><meta charset="utf-8"><title>$title</title><style>
 body {font: 15px/1.5 sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; background: #fff}
 h2 {font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ccc; padding-top: 1em} img {max-width: 100%}
 table {border-collapse: collapse; font-size: 13px} th, td {padding: .2em 1em .2em 0; text-align: left}
-tr {border-bottom: 1px solid #eee}
-</style><h1>$title</h1><p>Round $round, $words. Every model is scored on samples that it was not trained on.</p>$scores
+tr {border-bottom: 1px solid #eee}</style><h1>$title</h1>
+<p>Round $round, $words. Every model is scored on samples that it was not trained on. $missing</p>$scores
 <p>Points: <em>aggregated</em> is the model that a client receives; <em>adapted</em> is after adaptation to unlabeled
 samples of the target; <em>local</em> is a client's own model after its local training, of which accuracy and loss alone
-are known. $notes</p>$sections</html>""")
-ELSEWHERE = ("No predictions are kept here, and only what was measured in training is shown: samples of a federation stay "
-             "at its sites, and runs that an earlier version saved kept none.")
-CALIBRATED = ("<em>ece</em> is the expected calibration error, 0 at best. <em>ece_calibrated</em> is after the logits are "
-              "divided by the temperature {:.3f}, fitted on the sources' validation samples; it is off unless asked for, "
-              "as by <code>predict --calibrated</code>.")
+are known. <em>ece</em> is the expected calibration error, 0 at best; <em>ece_calibrated</em> is after the logits are
+divided by the temperature $heat. It is fitted on the sources' validation samples and is off unless asked for, as by
+<code>predict --calibrated</code>.</p>$sections</html>""")
+MISSING = ("No predictions are kept, so that only what was measured in training is shown: the samples of a federation stay "
+           "at its sites, and an earlier version kept none.")
 
 
 def write_report(run, folder, rule="last"):
     "Write the page, and its tables as CSV; returns the page's path."
-    round = run.round_of(rule)
-    scores, heat = score_frame(run, round), run.temperatures.get(round)
-    means = scores[scores["class"].isna() & ~scores.metric.isin(scores.metric[scores["class"].notna()])]
+    round, names = run.round_of(rule), np.array(run.classes, object)
+    scores, by_class = score_frame(run, round)
     kept = {key: pair for key, pair in run.predictions.items() if key[0] == round and key[2] != "val"}
-    keys = sorted(kept, key=lambda key: key[2])                                        # the target first
-    notes = [] if keys else [ELSEWHERE]
-    if heat and not run.multilabel: notes.append(CALIBRATED.format(heat))
-    if len(keys) > MANY: notes.append(f"Below are the first {MANY} of {len(keys)}; the CSV files have all.")
-    sections = [describe_errors(key, kept[key], scores, run) for key in keys[:MANY]]
-    page = PAGE.substitute(title=html.escape(describe_run(run)), round=round, words=RULES[rule].words,
-                           scores=to_markup(means, PLACE), notes=" ".join(notes), sections="\n".join(sections))
-    files = {"report.html": page, "report.csv": write_csv(scores)}
-    if keys and not run.multilabel:
-        names = np.array(run.classes, object)
+    keys = sorted(kept, key=lambda key: key[2])[:MANY]                         # the target first; the CSV has all
+    page = PAGE.substitute(
+        title=html.escape(describe_run(run)), round=round, words=RULES[rule].words, missing="" if kept else MISSING,
+        heat="{:.3f}".format(run.temperatures.get(round, np.nan)), scores=to_markup(scores, PLACE),
+        sections="\n".join(describe_errors(key, kept[key], by_class, run) for key in keys))
+    files = {"report.html": page, "report.csv": write_csv(pd.concat([scores, by_class]))}
+    if kept and not run.multilabel:
         pairs = [pd.DataFrame(dict(zip(PLACE, key[1:])) | dict(true=names[labels], predicted=names[logits.argmax(1)]))
                  for key, (logits, labels) in kept.items()]
         files["report-confusion.csv"] = write_csv(pd.concat(pairs).value_counts(sort=False).reset_index(name="samples"))

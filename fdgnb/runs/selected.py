@@ -262,10 +262,7 @@ class Deployable:
         "The round that a rule names, from 1."
         return chosen_rounds(self.history, self.sizes, self.round)[check_rule(rule)]
 
-    def temperature(
-        self,
-        rule: str | None = None,     # as in `predict`
-    ) -> float:
+    def temperature(self, rule: str | None = None) -> float:
         "What logits are divided by, so that the probabilities fit the sources' validation samples best."
         found = self.temperatures                                     # none: what has no rounds is not asked for one
         if found and self.round_of(rule or "last") in found: return found[self.round_of(rule or "last")]
