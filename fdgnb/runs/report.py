@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from fdgnb.core import FdgnbError, atomic_write, path_of, writing
 from fdgnb.federation.engine import one_thread
 from fdgnb.federation.node import collect_logits
+from fdgnb.runs.explore import explore
 from fdgnb.runs.metrics import METRICS, POINTS, RULES, check_rule, chosen_rounds, compute_metrics, rules_table, split_of
 from fdgnb.runs.metrics import write_csv
 from fdgnb.runs.plots import MANY, describe_run, draw_confusion, small_png, styled
@@ -73,6 +74,8 @@ def measure(run, names, temperature=1.):
 
 class Reported:
     "What a finished run and one that is read back share: `predictions`, and what is computed from them."
+    explore = explore                                                  # see fdgnb.runs.explore
+
     @property
     def temperatures(self) -> dict:
         "{round: what its logits are divided by}, fitted on the sources' validation samples, where there are any."
