@@ -47,22 +47,22 @@ def choice_plot(run, samples, round, domain, chosen=None):
     left, right = (half.subplots() for half in above.subfigures(1, 2, width_ratios=[1.5, 1]))
     draw_accuracy(left, run)
     at = run.history.query("client == @domain and split == @part and point == 'aggregated' and metric == 'accuracy'")
-    left.plot("round", "value", "ks", data=at[at["round"] == round], ms=8)
+    left.plot("round", "value", "ks", data=at[at["round"] == round], mfc="none", ms=12, mew=2)
     left.set_title(f"square: {domain} in round {round}")
     draw_confusion(right, confusion_matrix(label, predicted, labels=range(len(classes))), classes)
     right.set_title(f"{domain}, round {round}: {(predicted == label).sum()} of {len(label)} right")
     if len(classes) > MANY: right.tick_params(labelsize=5)
     if chosen is not None: right.axhspan(chosen - .5, chosen + .5, fc="none", ec="r", lw=2)
-    axes, split = below.subplots(3, 7).flat, samples.get(domain, {}).get(part)
+    axes, split = below.subplots(3, 7).ravel(), samples.get(domain, {}).get(part)
     for ax in axes: ax.axis("off")
     for ax, i in zip(axes, wrong):
         row = split.index[i] if split else i
         ax.set_title(f"{row}: {classes[label[i]]}\n→ {classes[predicted[i]]}, {100*sure[i]:.0f} %", fontsize=8)
         if split is None or holds_floats(run.about): continue
         x = split.take(torch.tensor([i]))[0][0, :3]
-        ax.imshow(x.expand(3, -1, -1).permute(1, 2, 0).cpu())                            # a gray one in all colors
+        ax.imshow(x.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())                    # a gray one in all colors
     shown = f"{min(len(wrong), len(axes))} of {len(wrong)} wrong samples"
-    below.suptitle(f"{shown}: number: true class → predicted class, probability")
+    below.suptitle(f"{shown} (number: true class → predicted class, probability)")
     return fig
 
 # %% ../../nbs/runs/15_explore.ipynb #expwidget1
