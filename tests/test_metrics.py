@@ -166,3 +166,53 @@ def test_names_are_words_on_a_page_and_in_pictures():
     one = fdgnb.fit("fedavg", data, odd[0], 1, backbone="cnn2", local_steps=1, progress=False)
     assert not re.search(r"<img|<a |\$\\", show(one.table()).to_html())
     for draw in (plots.overview_plot, plots.confusion, plots.domain_bars): draw(one).draw_without_rendering()
+
+
+# ---- what a saved run tells afterwards: any metric, the report, the temperature
+
+@pytest.fixture(scope="module")
+def kept(small, tmp_path_factory):
+    "A run that measured nothing but accuracy and loss, its folder, and the run as it is read back."
+    out = tmp_path_factory.mktemp("kept")
+    done = run("bnstats", small, eval_every=1, rounds=4, lr=.3, out=out)
+    done.save()
+    return done, out, fdgnb.load(out)
+
+
+def test_a_saved_run_has_any_metric_as_if_it_had_been_measured(kept, small):
+    done, _, back = kept
+    named = run("bnstats", small, eval_every=1, rounds=4, lr=.3, callbacks=[Metrics("macro_f1", "recall")])
+    for metric in ("macro_f1", "recall[3]"):
+        wanted = named.table(metric=metric).drop("top5")
+        for model in (done, back): pd.testing.assert_frame_equal(model.table(metric=metric), wanted)
+    says(lambda: back.table(metric="macro_f1", rules="top5"), "mean over several rounds")
+    says(lambda: back.table(metric="macro_f1", point="local"), "no metric 'macro_f1' at the point local")
+
+
+def test_the_report_is_one_page_whose_numbers_are_scikit_learns(kept, tmp_path):
+    _, out, back = kept
+    page = back.report()
+    assert page == out/"report.html" and "http" not in page.read_text().replace("http-equiv", "")
+    scores, errors = (pd.read_csv(out/f"report{name}.csv") for name in ("", "-confusion"))
+    logits, y = back.predictions[4, "blended", "target", "adapted"]
+    of = scores[(scores.client == "blended") & (scores.point == "adapted")].set_index(["metric", "class"]).value
+    assert of["macro_f1"].item() == pytest.approx(sk.f1_score(y, logits.argmax(1), average="macro"))
+    assert of["accuracy"].item() == pytest.approx((logits.argmax(1) == y).mean())
+    counts = sk.confusion_matrix(y, logits.argmax(1))
+    mine = errors[(errors.client == "blended") & (errors.point == "adapted")]
+    assert mine.pivot(index="true", columns="predicted", values="samples").sum().sum() == counts.sum()
+    assert mine[mine.true == mine.predicted].samples.sum() == counts.trace()
+    assert f"temperature {back.temperature():.3f}" in page.read_text()
+    assert back.report(tmp_path/"new", rule="source_val").exists()
+
+
+def test_the_temperature_is_the_best_on_source_validation(kept, small):
+    done, out, back = kept
+    pairs = [pair for (r, _, split, _), pair in back.predictions.items() if (r, split) == (4, "val")]
+    z, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*pairs))
+    loss = [torch.nn.functional.cross_entropy(z/(back.temperature()*f), y) for f in (1, .98, 1.02)]
+    assert loss[0] == min(loss) and done.temperature() == back.temperature()
+    x = small["blended"].x
+    assert torch.equal(back.predict(x, calibrated=True), back.predict(x)/back.temperature())
+    assert json.loads((out/"record.json").read_text())["temperatures"]["4"] == back.temperature()
+    says(lambda: back.adapt(x).predict(x, calibrated=True), "no temperature")
