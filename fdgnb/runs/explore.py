@@ -85,5 +85,5 @@ def explore(run, dataset=None):
     for menu in menus: menu.observe(redraw, "value")
     redraw()
     shown = Box([*menus, picture], layout=Layout(flex_flow="row wrap"))
-    shown._repr_png_ = lambda: picture.value                                             # where no kernel runs
+    shown._repr_png_ = lambda: bytes(picture.value)                                      # where no kernel runs
     return shown
