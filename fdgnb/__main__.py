@@ -231,24 +231,23 @@ def predict(
     import_modules(imports)
     kept = fdgnb.load(run)
     errors = {}
-    for file in files if on_error == "skip" else ():
+    for i, file in enumerate(files if on_error == "skip" else ()):
         try: as_batch([file], kept.about)
-        except FdgnbError as e: errors[file] = one_line(e)
-    files = [file for file in files if file not in errors]
-    if not files: raise FdgnbError(f"no file can be read: {next(iter(errors.values()))}")
-    model = kept.adapt(files, rule) if adapt else kept
-    logits = model.predict(files, rule=None if adapt else rule, calibrated=calibrated)
+        except FdgnbError as e: errors[i] = one_line(e)
+    there = {i: file for i, file in enumerate(files) if i not in errors}
+    if not there: raise FdgnbError(f"no file can be read: {errors[0]}")
+    several = list(there.values())
+    if adapt: logits = kept.adapt(several, rule).predict(several, calibrated=calibrated)
+    else: logits = kept.predict(several, rule=rule, calibrated=calibrated)
     p = logits.sigmoid() if kept.multilabel else logits.softmax(1)
-    parts = [pd.Series(list(map(one_line, files)), name="file")]
+    by_class, found = pd.DataFrame(p.numpy(), there, kept.classes), pd.DataFrame(dict(file=list(map(one_line, files))))
     if not kept.multilabel:
-        parts += [pd.Series([kept.classes[i] for i in p.argmax(1)], name="class"), pd.Series(p.amax(1), name="probability")]
-    if csv or kept.multilabel: parts.append(pd.DataFrame(p.numpy(), columns=kept.classes))
-    found = pd.concat(parts, axis=1)
-    if errors:
-        found["error"] = ""
-        for file, error in errors.items(): found.loc[len(found), ["file", "error"]] = one_line(file), error
+        found["class"] = pd.Series([kept.classes[i] for i in p.argmax(1)], there)
+        found["probability"] = by_class.max(axis=1)
+    if csv or kept.multilabel: found = pd.concat([found, by_class], axis=1)
+    if errors: found = pd.concat([found, pd.Series(errors, name="error")], axis=1)
     if csv: print(write_csv(found, float_format="%.6f"), end="")
-    else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format))
+    else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format, na_rep=""))
 
 
 @app.command()
