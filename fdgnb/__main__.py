@@ -206,7 +206,7 @@ def report(
     "Write a page of what a run gets right and wrong, by domain and class, and its tables as CSV."
     import fdgnb
     kept = fdgnb.load(run)
-    if not hasattr(kept, "report"): raise FdgnbError(f"{run} holds a model without results: a report is of a saved run")
+    if not hasattr(kept, "report"): raise FdgnbError(f"{run} holds a model alone: a report is of a run with its results")
     print(f"report: {kept.report(out, rule)}")
 
 # %% ../nbs/command.ipynb #cmd0000015
@@ -217,7 +217,7 @@ def predict(
     rule: Annotated[Optional[str], typer.Option(help="Whose model: last (usual), source_val, target (oracle).")] = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Adapt the model to these images first, as the run's method "
                                         "does.")] = False,
-    calibrated: Annotated[bool, typer.Option("--calibrated", help="Probabilities by the temperature of the run.")] = False,
+    calibrated: Annotated[bool, typer.Option("--calibrated", help="By the temperature of the run.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values, with a column a class.")] = False,
     on_error: Annotated[Literal["stop", "skip"], typer.Option(help="Of a file that cannot be read: skip it, its row says "
                                                               "why.")] = "stop",
@@ -240,11 +240,10 @@ def predict(
     if adapt: logits = kept.adapt(several, rule).predict(several, calibrated=calibrated)
     else: logits = kept.predict(several, rule=rule, calibrated=calibrated)
     p = logits.sigmoid() if kept.multilabel else logits.softmax(1)
-    by_class, found = pd.DataFrame(p.numpy(), there, kept.classes), pd.DataFrame(dict(file=list(map(one_line, files))))
-    if not kept.multilabel:
-        found["class"] = pd.Series([kept.classes[i] for i in p.argmax(1)], there)
-        found["probability"] = by_class.max(axis=1)
-    if csv or kept.multilabel: found = pd.concat([found, by_class], axis=1)
+    p = pd.DataFrame(p.numpy(), there, kept.classes)
+    found = pd.DataFrame(dict(file=list(map(one_line, files))))
+    if not kept.multilabel: found["class"], found["probability"] = p.idxmax(axis=1), p.max(axis=1)
+    if csv or kept.multilabel: found = pd.concat([found, p], axis=1)
     if errors: found = pd.concat([found, pd.Series(errors, name="error")], axis=1)
     if csv: print(write_csv(found, float_format="%.6f"), end="")
     else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format, na_rep=""))

@@ -108,8 +108,7 @@ def draw_errors(logits, labels, classes, temperature=None):
         p = probabilities(logits, labels, t)
         name = f"temperature {t:.2f}, ECE {METRICS['ece'](p, labels):.3f}"
         CalibrationDisplay.from_predictions(labels == called, p.max(1), n_bins=10, name=name, ax=ax["b"])
-    sure = probabilities(logits, labels).max(1)
-    sns.histplot(sure, bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
+    sns.histplot(probabilities(logits, labels).max(1), bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
     ax["b"].set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right", title="reliability")
     ax["c"].set(xlim=(0, 1), xlabel="largest probability", ylabel="samples")
     return fig
@@ -126,8 +125,8 @@ samples of the target; <em>local</em> is a client's own model after its local tr
 are known. <em>ece</em> is the expected calibration error, 0 at best; <em>ece_calibrated</em> is after the logits are
 divided by the temperature $heat, fitted on the sources' validation samples. It is off unless asked for, as by
 <code>predict --calibrated</code>.</p>$sections</html>""")
-MISSING = ("No predictions are kept, so that only what was measured in training is shown: a federation's samples stay at "
-           "its sites, and an earlier version kept none.")
+MISSING = ("No predictions are kept, so only what was measured in training is shown: samples of a federation stay at its "
+           "sites, and an earlier version kept none.")
 PLACE = ["client", "split", "point"]
 
 
