@@ -206,7 +206,7 @@ def report(
     "Write a page of what a run gets right and wrong, by domain and class, and its tables as CSV."
     import fdgnb
     kept = fdgnb.load(run)
-    if not hasattr(kept, "report"): raise FdgnbError(f"{run} holds a model alone: a report is of a run with its results")
+    if not hasattr(kept, "report"): raise FdgnbError(f"{run} holds a model alone: a report is of a run's results")
     print(f"report: {kept.report(out, rule)}")
 
 # %% ../nbs/command.ipynb #cmd0000015
@@ -217,7 +217,7 @@ def predict(
     rule: Annotated[Optional[str], typer.Option(help="Whose model: last (usual), source_val, target (oracle).")] = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Adapt the model to these images first, as the run's method "
                                         "does.")] = False,
-    calibrated: Annotated[bool, typer.Option("--calibrated", help="By the temperature of the run.")] = False,
+    calibrated: Annotated[bool, typer.Option("--calibrated", help="By its temperature.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values, with a column a class.")] = False,
     on_error: Annotated[Literal["stop", "skip"], typer.Option(help="Of a file that cannot be read: skip it, its row says "
                                                               "why.")] = "stop",
