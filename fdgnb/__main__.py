@@ -206,7 +206,7 @@ def report(
     "Write a page of what a run gets right and wrong, by domain and class, and its tables as CSV."
     import fdgnb
     kept = fdgnb.load(run)
-    if not hasattr(kept, "report"): raise FdgnbError(f"{run} holds a model without results: a report is of a saved run")
+    if not hasattr(kept, "report"): raise FdgnbError(f"{run} holds a model alone: a report is of a run's results")
     print(f"report: {kept.report(out, rule)}")
 
 # %% ../nbs/command.ipynb #cmd0000015
@@ -217,7 +217,7 @@ def predict(
     rule: Annotated[Optional[str], typer.Option(help="Whose model: last (usual), source_val, target (oracle).")] = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Adapt the model to these images first, as the run's method "
                                         "does.")] = False,
-    calibrated: Annotated[bool, typer.Option("--calibrated", help="Probabilities by the temperature of the run.")] = False,
+    calibrated: Annotated[bool, typer.Option("--calibrated", help="By its temperature.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values, with a column a class.")] = False,
     on_error: Annotated[Literal["stop", "skip"], typer.Option(help="Of a file that cannot be read: skip it, its row says "
                                                               "why.")] = "stop",
@@ -231,24 +231,22 @@ def predict(
     import_modules(imports)
     kept = fdgnb.load(run)
     errors = {}
-    for file in files if on_error == "skip" else ():
+    for i, file in enumerate(files if on_error == "skip" else ()):
         try: as_batch([file], kept.about)
-        except FdgnbError as e: errors[file] = one_line(e)
-    files = [file for file in files if file not in errors]
-    if not files: raise FdgnbError(f"no file can be read: {next(iter(errors.values()))}")
-    model = kept.adapt(files, rule) if adapt else kept
-    logits = model.predict(files, rule=None if adapt else rule, calibrated=calibrated)
+        except FdgnbError as e: errors[i] = one_line(e)
+    there = {i: file for i, file in enumerate(files) if i not in errors}
+    if not there: raise FdgnbError(f"no file can be read: {errors[0]}")
+    several = list(there.values())
+    if adapt: logits = kept.adapt(several, rule).predict(several, calibrated=calibrated)
+    else: logits = kept.predict(several, rule=rule, calibrated=calibrated)
     p = logits.sigmoid() if kept.multilabel else logits.softmax(1)
-    parts = [pd.Series(list(map(one_line, files)), name="file")]
-    if not kept.multilabel:
-        parts += [pd.Series([kept.classes[i] for i in p.argmax(1)], name="class"), pd.Series(p.amax(1), name="probability")]
-    if csv or kept.multilabel: parts.append(pd.DataFrame(p.numpy(), columns=kept.classes))
-    found = pd.concat(parts, axis=1)
-    if errors:
-        found["error"] = ""
-        for file, error in errors.items(): found.loc[len(found), ["file", "error"]] = one_line(file), error
+    p = pd.DataFrame(p.numpy(), there, kept.classes)
+    found = pd.DataFrame(dict(file=list(map(one_line, files))))
+    if not kept.multilabel: found["class"], found["probability"] = p.idxmax(axis=1), p.max(axis=1)
+    if csv or kept.multilabel: found = pd.concat([found, p], axis=1)
+    if errors: found = pd.concat([found, pd.Series(errors, name="error")], axis=1)
     if csv: print(write_csv(found, float_format="%.6f"), end="")
-    else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format))
+    else: print(found.to_string(index=False, justify="left", float_format="{:.3f}".format, na_rep=""))
 
 
 @app.command()

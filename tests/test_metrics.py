@@ -186,24 +186,19 @@ def test_a_saved_run_has_any_metric_as_if_it_had_been_measured(kept, small):
         wanted = named.table(metric=metric).drop("top5")
         for model in (done, back): pd.testing.assert_frame_equal(model.table(metric=metric), wanted)
     says(lambda: back.table(metric="macro_f1", rules="top5"), "mean over several rounds")
-    says(lambda: back.table(metric="macro_f1", point="local"), "no metric 'macro_f1' at the point local")
 
 
-def test_the_report_is_one_page_whose_numbers_are_scikit_learns(kept, tmp_path):
+def test_the_report_is_one_page_whose_numbers_are_scikit_learns(kept):
     _, out, back = kept
     page = back.report()
-    assert page == out/"report.html" and "http" not in page.read_text().replace("http-equiv", "")
+    assert "src=\"http" not in page.read_text() and f"temperature {back.temperature():.3f}" in page.read_text()
     scores, errors = (pd.read_csv(out/f"report{name}.csv") for name in ("", "-confusion"))
     logits, y = back.predictions[4, "blended", "target", "adapted"]
-    of = scores[(scores.client == "blended") & (scores.point == "adapted")].set_index(["metric", "class"]).value
-    assert of["macro_f1"].item() == pytest.approx(sk.f1_score(y, logits.argmax(1), average="macro"))
-    assert of["accuracy"].item() == pytest.approx((logits.argmax(1) == y).mean())
-    counts = sk.confusion_matrix(y, logits.argmax(1))
+    of = scores[(scores.client == "blended") & (scores.point == "adapted")].set_index("metric").value
+    assert of["macro_f1"] == pytest.approx(sk.f1_score(y, logits.argmax(1), average="macro"))
     mine = errors[(errors.client == "blended") & (errors.point == "adapted")]
-    assert mine.pivot(index="true", columns="predicted", values="samples").sum().sum() == counts.sum()
-    assert mine[mine.true == mine.predicted].samples.sum() == counts.trace()
-    assert f"temperature {back.temperature():.3f}" in page.read_text()
-    assert back.report(tmp_path/"new", rule="source_val").exists()
+    right = mine[mine.true == mine.predicted].samples.sum()
+    assert (mine.samples.sum(), right) == (len(y), (logits.argmax(1) == y).sum())
 
 
 def test_the_temperature_is_the_best_on_source_validation(kept, small):

@@ -349,7 +349,7 @@ def save(
     files = {"history.csv": write_csv(run.history).encode(), "ledger.csv": write_csv(run.ledger).encode(),
              "arrays.npz": npz.getvalue()}
     rec |= dict(sizes=run.sizes, files={name: file_digest(data) for name, data in files.items()},
-                temperatures=run.temperatures)
+                temperatures=to_json(run.temperatures))
     with writing(out):
         for name, data in files.items(): atomic_write(out/name, data)
         return rec.write(out/"record.json")

@@ -51,8 +51,7 @@ def fit_temperature(logits, labels):
     "The temperature, from 0.1 to 10, of the smallest negative log likelihood; of several labels of the binary one."
     from scipy.optimize import minimize_scalar
     z, y = torch.from_numpy(logits).double(), torch.from_numpy(labels)
-    loss = F.binary_cross_entropy_with_logits if y.ndim == 2 else F.cross_entropy
-    if y.ndim == 2: y = y.double()
+    loss, y = (F.binary_cross_entropy_with_logits, y.double()) if y.ndim == 2 else (F.cross_entropy, y)
     def likelihood(log): return float(loss(z/math.exp(log), y))
     return math.exp(minimize_scalar(likelihood, bounds=(math.log(.1), math.log(10)), method="bounded").x)
 
@@ -81,14 +80,13 @@ class Reported:
         "{round: what its logits are divided by}, fitted on the sources' validation samples, where there are any."
         parts = {}
         for (round, _, split, point), pair in self.predictions.items():
-            is_source = (split, point) == ("val", "aggregated")
-            if is_source and np.isfinite(pair[0]).all(): parts.setdefault(round, []).append(pair)
+            if (split, point) == ("val", "aggregated"): parts.setdefault(round, []).append(pair)
         return {round: fit_temperature(*map(np.concatenate, zip(*pairs))) for round, pairs in parts.items()}
 
     def table(self, metric: str = "accuracy", rules: tuple | str | None = None, **kw) -> pd.DataFrame:
         "Scores by rule and domain, as `rules_table`; also of a metric of `METRICS` that training did not measure."
         name, told = str(metric).partition("[")[0], self
-        if name in metrics_of(self) and metric not in set(self.history.metric) and self.predictions:
+        if metric not in set(self.history.metric) and self.predictions and name in metrics_of(self):
             rules = [rule for rule, known in RULES.items() if known.one_round] if rules is None else rules
             for rule in [rules] if isinstance(rules, str) else rules: check_rule(rule)
             history = pd.concat([self.history, measure(self, [name])])
@@ -113,21 +111,31 @@ def draw_errors(logits, labels, classes, temperature=None):
         p = probabilities(logits, labels, t)
         name = f"temperature {t:.2f}, ECE {METRICS['ece'](p, labels):.3f}"
         CalibrationDisplay.from_predictions(labels == called, p.max(1), n_bins=10, name=name, ax=ax["b"])
-    sure = probabilities(logits, labels).max(1)
-    sns.histplot(sure, bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
-    ax["a"].set_title("confusion matrix")
+    sns.histplot(probabilities(logits, labels).max(1), bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
     ax["b"].set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right", title="reliability")
     ax["c"].set(xlim=(0, 1), xlabel="largest probability", ylabel="samples")
     return fig
 
 # %% ../../nbs/runs/14_report.ipynb #report0018
+PAGE = Template("""<!doctype html><html lang="en"><meta charset="utf-8"><title>$title</title><style>
+body {font: 15px/1.5 sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; background: #fff}
+h2 {font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ccc; padding-top: 1em} img {max-width: 100%}
+table {border-collapse: collapse; font-size: 13px} th, td {padding: .2em 1em .2em 0; text-align: left}
+tr {border-bottom: 1px solid #eee}</style><h1>$title</h1>
+<p>Round $round, $words. Every model is scored on samples that it was not trained on. $missing</p>$scores
+<p>Points: <em>aggregated</em> is the model that a client receives; <em>adapted</em> is after adaptation to unlabeled
+samples of the target; <em>local</em> is a client's own model after its local training, of which accuracy and loss alone
+are known. <em>ece</em> is the expected calibration error, 0 at best; <em>ece_calibrated</em> is after the logits are
+divided by the temperature $heat, fitted on the sources' validation samples. It is off unless asked for, as by
+<code>predict --calibrated</code>.</p>$sections</html>""")
+MISSING = ("No predictions are kept, so only what was measured in training is shown: a federation's samples stay at its "
+           "sites, and an earlier version kept none.")
 PLACE = ["client", "split", "point"]
 
 
-def score_frame(run, round):
-    "(scores, scores by class) of a round, tidy, of the history and from predictions."
+def score_frame(run, round, heat):
+    "(scores, scores by class) of a round, tidy, of the history and from predictions. heat: its temperature, or None."
     parts = [run.history[run.history.split.isin(["target", "test"])], measure(run, metrics_of(run))]
-    heat = run.temperatures.get(round)
     if heat and not run.multilabel: parts.append(measure(run, ["ece"], heat).assign(metric="ece_calibrated"))
     t = pd.concat(parts)
     t = t[t["round"] == round].drop_duplicates([*PLACE, "metric"]).sort_values(["split", "point"], kind="stable")
@@ -143,41 +151,27 @@ def to_markup(scores, rows):
     return table.to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)
 
 
-def describe_errors(key, pair, by_class, run):
+def describe_errors(key, pair, by_class, run, heat):
     "The section of the page on one client, split and point."
-    own = by_class[(by_class[PLACE] == key[1:]).all(axis=1)]
+    own = by_class[(by_class[PLACE] == list(key[1:])).all(axis=1)]
     parts = [f"<h2>{html.escape(f'{key[1]}, {key[2]} samples, {key[3]}')}</h2><p>{len(pair[1])} samples.</p>"]
     if not run.multilabel and np.isfinite(pair[0]).all():
-        picture = small_png(draw_errors(*pair, run.classes, run.temperatures.get(key[0])))
+        picture = small_png(draw_errors(*pair, run.classes, heat))
         parts.append(f'<img alt="" src="data:image/png;base64,{base64.b64encode(picture).decode()}">')
     return "\n".join([*parts, to_markup(own, ["class"])])
-
-# %% ../../nbs/runs/14_report.ipynb #report0019
-PAGE = Template("""<!doctype html><html lang="en"><meta charset="utf-8"><title>$title</title><style>
-body {font: 15px/1.5 sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; background: #fff}
-h2 {font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ccc; padding-top: 1em} img {max-width: 100%}
-table {border-collapse: collapse; font-size: 13px} th, td {padding: .2em 1em .2em 0; text-align: left}
-tr {border-bottom: 1px solid #eee}</style><h1>$title</h1>
-<p>Round $round, $words. Every model is scored on samples that it was not trained on. $missing</p>$scores
-<p>Points: <em>aggregated</em> is the model that a client receives; <em>adapted</em> is after adaptation to unlabeled
-samples of the target; <em>local</em> is a client's own model after its local training, of which accuracy and loss alone
-are known. <em>ece</em> is the expected calibration error, 0 at best; <em>ece_calibrated</em> is after the logits are
-divided by the temperature $heat. It is fitted on the sources' validation samples and is off unless asked for, as by
-<code>predict --calibrated</code>.</p>$sections</html>""")
-MISSING = ("No predictions are kept, so that only what was measured in training is shown: the samples of a federation stay "
-           "at its sites, and an earlier version kept none.")
 
 
 def write_report(run, folder, rule="last"):
     "Write the page, and its tables as CSV; returns the page's path."
     round, names = run.round_of(rule), np.array(run.classes, object)
-    scores, by_class = score_frame(run, round)
+    heat = run.temperatures.get(round)
+    scores, by_class = score_frame(run, round, heat)
     kept = {key: pair for key, pair in run.predictions.items() if key[0] == round and key[2] != "val"}
     keys = sorted(kept, key=lambda key: key[2])[:MANY]                         # the target first; the CSV has all
     page = PAGE.substitute(
         title=html.escape(describe_run(run)), round=round, words=RULES[rule].words, missing="" if kept else MISSING,
-        heat="{:.3f}".format(run.temperatures.get(round, np.nan)), scores=to_markup(scores, PLACE),
-        sections="\n".join(describe_errors(key, kept[key], by_class, run) for key in keys))
+        heat=f"{heat:.3f}" if heat else "(none, without such samples)", scores=to_markup(scores, PLACE),
+        sections="\n".join(describe_errors(key, kept[key], by_class, run, heat) for key in keys))
     files = {"report.html": page, "report.csv": write_csv(pd.concat([scores, by_class]))}
     if kept and not run.multilabel:
         pairs = [pd.DataFrame(dict(zip(PLACE, key[1:])) | dict(true=names[labels], predicted=names[logits.argmax(1)]))
