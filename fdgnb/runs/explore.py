@@ -11,8 +11,7 @@ from ..core import FdgnbError
 from ..settings import Settings, make
 from ..data.catalogue import get_dataset
 from ..data.partitions import client_splits, held_out
-from .metrics import chosen_rounds
-from .plots import MANY, check_single, draw_accuracy, draw_confusion, small_png, styled
+from .plots import MANY, draw_accuracy, draw_confusion, small_png, styled
 from .selected import holds_floats
 from .setup import data_digest
 
@@ -61,8 +60,7 @@ def choice_plot(run, samples, round, domain, chosen=None):
         if split is None or holds_floats(run.about): continue
         x = split.take(torch.tensor([i]))[0][0, :3]
         ax.imshow(x.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())                    # a gray one in all colors
-    shown = f"{min(len(wrong), len(axes))} of {len(wrong)} wrong samples"
-    below.suptitle(f"{shown} (number: true class → predicted class, probability)")
+    below.suptitle(f"{len(wrong)} wrong samples, the surest first (number: true class → predicted class, probability)")
     return fig
 
 # %% ../../nbs/runs/15_explore.ipynb #expwidget1
@@ -70,11 +68,10 @@ def explore(run, dataset=None):
     "Menus of round, domain and class, with curves, confusion matrix and what is wrong. dataset: a saved run's data."
     try: from ipywidgets import Box, Dropdown, Image, Layout
     except ImportError: raise FdgnbError("ipywidgets is not installed: pip install ipywidgets") from None
-    check_single(run.arrays["label"], "explore")
+    if run.multilabel: raise FdgnbError("explore is for one label a sample, and samples of this run have several")
     if not run.predictions: raise FdgnbError("explore: the samples of this run, and its predictions, are not here")
-    samples, rules = samples_of(run, dataset), chosen_rounds(run.history, run.sizes, run.round)
-    named = {r: ", ".join(rule for rule in rules if rules[rule] == r) for r, *_ in run.predictions}
-    choices = {"round": [(f"{r} ({named[r]})", r) for r in sorted(named, reverse=True)],
+    samples, rounds = samples_of(run, dataset), {round for round, *_ in run.predictions}
+    choices = {"round": sorted(rounds, reverse=True),
                "domain": sorted(run.sizes, key=lambda name: "target" not in run.sizes[name]),
                "class": [("all", None), *((name, i) for i, name in enumerate(run.classes))]}
     menus = [Dropdown(options=options, description=name) for name, options in choices.items()]
