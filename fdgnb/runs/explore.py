@@ -21,12 +21,13 @@ def samples_of(run, dataset=None):
     if hasattr(run, "fed"): return {c.id: c._scored for c in run.fed.everyone}
     args, target, settings = run.args, run.args["target"], make(Settings, run.args["settings"], "setting")
     try:
-        data = get_dataset(args["dataset"] if dataset is None else dataset, settings.size, **settings.load or {})
+        load = {"size": settings.size, **(settings.load or {})}
+        data = get_dataset(args["dataset"] if dataset is None else dataset, **load)
         if target: data, _ = held_out(data, [target] if target in data.names else target.split("+"))
         clients, unseen, _, read = client_splits(data, settings, target, args["seed"])
         if "+".join(map(data_digest, read)) == args["data"]: return clients | {target: unseen}
         raise FdgnbError(f"{data.name} does not hold the data that the run saw")
-    except FdgnbError as e: warnings.warn(f"no pictures, for {e}: explore(dataset) takes the data", stacklevel=3)
+    except FdgnbError as e: warnings.warn(f"no pictures: {e}; explore(dataset) takes the data", stacklevel=3)
     return {}
 
 # %% ../../nbs/runs/15_explore.ipynb #expdraw001
