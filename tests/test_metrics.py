@@ -1,6 +1,5 @@
 "Selection rules by hand, tables, metrics against scikit-learn, records and pictures of a run."
 import json, re
-from importlib.util import find_spec
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
@@ -118,7 +117,6 @@ def test_metrics_are_those_of_scikit_learn(present):
 
 def test_expected_calibration_error_by_hand():
     "Two bins: 80 % sure and right half of the time, 60 % sure and always right."
-    if not find_spec("torchmetrics"): pytest.skip("torchmetrics is not installed")
     p, y = np.array([[.8, .2]]*4 + [[.4, .6]]*4), np.array([0, 0, 1, 1] + [1]*4)
     assert METRICS.get("ece")(p, y) == pytest.approx((.3 + .4)/2, abs=1e-6)
 

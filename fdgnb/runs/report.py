@@ -125,8 +125,8 @@ samples of the target; <em>local</em> is a client's own model after its local tr
 are known. <em>ece</em> is the expected calibration error, 0 at best; <em>ece_calibrated</em> is after the logits are
 divided by the temperature $heat, fitted on the sources' validation samples. It is off unless asked for, as by
 <code>predict --calibrated</code>.</p>$sections</html>""")
-MISSING = ("No predictions are kept, so only what was measured in training is shown: a federation's samples stay at its "
-           "sites, and an earlier version kept none.")
+MISSING = ("No predictions are kept, so only what was measured in training is shown: a federation's samples stay "
+           "at its sites, and an earlier version kept none.")
 PLACE = ["client", "split", "point"]
 
 
