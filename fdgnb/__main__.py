@@ -219,8 +219,7 @@ def predict(
                                         "does.")] = False,
     calibrated: Annotated[bool, typer.Option("--calibrated", help="By its temperature.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="As comma-separated values, with a column a class.")] = False,
-    on_error: Annotated[Literal["stop", "skip"], typer.Option(help="Of a file that cannot be read: skip it, its row says "
-                                                              "why.")] = "stop",
+    on_error: Annotated[Literal["stop", "skip"], typer.Option(help="At a bad file; skip: its row says why.")] = "stop",
     imports: Annotated[str, typer.Option(help="Your own modules, whose method the run is of.")] = "",
 ):
     "Print the class of every file, and its probability; of several labels the probability of each."

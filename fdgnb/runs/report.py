@@ -105,12 +105,11 @@ def draw_errors(logits, labels, classes, temperature=None):
     from sklearn.calibration import CalibrationDisplay
     from sklearn.metrics import confusion_matrix
     fig, ax = plt.subplot_mosaic("ab;ac", figsize=(10.5, 4.8), height_ratios=[3, 1])
-    called = logits.argmax(1)
-    draw_confusion(ax["a"], confusion_matrix(labels, called, labels=range(len(classes))), classes)
+    draw_confusion(ax["a"], confusion_matrix(labels, logits.argmax(1), labels=range(len(classes))), classes)
     for t in (1., temperature) if temperature else (1.,):
         p = probabilities(logits, labels, t)
         name = f"temperature {t:.2f}, ECE {METRICS['ece'](p, labels):.3f}"
-        CalibrationDisplay.from_predictions(labels == called, p.max(1), n_bins=10, name=name, ax=ax["b"])
+        CalibrationDisplay.from_predictions(labels == p.argmax(1), p.max(1), n_bins=10, name=name, ax=ax["b"])
     sns.histplot(probabilities(logits, labels).max(1), bins=np.linspace(0, 1, 11), ax=ax["c"], color="gray")
     ax["b"].set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right", title="reliability")
     ax["c"].set(xlim=(0, 1), xlabel="largest probability", ylabel="samples")
@@ -128,8 +127,8 @@ samples of the target; <em>local</em> is a client's own model after its local tr
 are known. <em>ece</em> is the expected calibration error, 0 at best; <em>ece_calibrated</em> is after the logits are
 divided by the temperature $heat, fitted on the sources' validation samples. It is off unless asked for, as by
 <code>predict --calibrated</code>.</p>$sections</html>""")
-MISSING = ("No predictions are kept, so only what was measured in training is shown: a federation's samples stay at its "
-           "sites, and an earlier version kept none.")
+MISSING = ("No predictions are kept, so only what was measured in training is shown: a federation's samples stay "
+           "at its sites, and an earlier version kept none.")
 PLACE = ["client", "split", "point"]
 
 
@@ -137,8 +136,7 @@ def score_frame(run, round, heat):
     "(scores, scores by class) of a round, tidy, of the history and from predictions. heat: its temperature, or None."
     parts = [run.history[run.history.split.isin(["target", "test"])], measure(run, metrics_of(run))]
     if heat and not run.multilabel: parts.append(measure(run, ["ece"], heat).assign(metric="ece_calibrated"))
-    t = pd.concat(parts)
-    t = t[t["round"] == round].drop_duplicates([*PLACE, "metric"]).sort_values(["split", "point"], kind="stable")
+    t = pd.concat(parts).query("round == @round").drop_duplicates([*PLACE, "metric"]).sort_values(PLACE[1:], kind="stable")
     t[["metric", "class"]] = t.metric.str.extract(r"^([^\[]*)(?:\[(.*)\])?$").to_numpy()
     is_class = t["class"].notna()
     return t[~is_class & ~t.metric.isin(t.metric[is_class])], t[is_class]
