@@ -114,11 +114,12 @@ def prose(cell, page, used=None):
 
 
 def shown(output, page=ROOT/"page"):
-    """An output for the site; None for a widget, which no page can show. Styled tables look like the others.
+    """An output for the site; of a widget its picture, or None where it has none. Styled tables look like the others.
 
     Links of a table to notebooks lead to their pages: MyST does not touch what is HTML already."""
     data = output.get("data", {})
-    if WIDGET in data: return None
+    if WIDGET in data:
+        return dict(output, data={k: v for k, v in data.items() if k != WIDGET}) if is_picture(output) else None
     if "text/html" not in data: return output
     html = re.sub(r'<table id="T_', '<table class="dataframe" id="T_', "".join(data["text/html"]))
     def to_page(m):

@@ -138,8 +138,24 @@ def test_predictions_are_those_of_the_run(tmp_path, files, capsys):
         assert found.file.tolist() == files
         assert found["class"].tolist() == [kept.classes[i] for i in best.indices]
         assert found.probability.tolist() == pytest.approx(best.values.tolist(), abs=1e-5)
+        assert found[kept.classes].to_numpy() == pytest.approx(model.predict(files).softmax(1).numpy(), abs=1e-5)
     assert main(["predict", tmp_path/"run", files[0], "--adapt"]) == 1
     assert "single image" in capsys.readouterr().err
+
+
+def test_predictions_go_on_after_a_file_that_is_no_image_and_may_be_calibrated(tmp_path, files, capsys):
+    kept = train("fedavg", tmp_path/"run")
+    (tmp_path/"torn.png").write_text("no image")
+    words = ["predict", tmp_path/"run", files[0], tmp_path/"torn.png", files[1], "--csv", "--calibrated"]
+    assert main(words) == 1
+    assert main([*words, "--on-error", "skip"]) == 0
+    (tmp_path/"found.csv").write_text(capsys.readouterr().out)
+    found = pd.read_csv(tmp_path/"found.csv", dtype={"class": str})
+    assert found.file.tolist() == [files[0], str(tmp_path/"torn.png"), files[1]]
+    assert "torn.png" in found.error[1] and found.error[[0, 2]].isna().all() and pd.isna(found.probability[1])
+    assert found["class"].notna().tolist() == [True, False, True] and list(found)[3:-1] == kept.classes
+    assert main([*words[:2], tmp_path/"torn.png", "--on-error", "skip"]) == 1
+    assert main(["report", tmp_path/"run"]) == 0 and (tmp_path/"run/report.html").exists()
 
 
 # ---- the page `compare`, by papermill and make

@@ -1,6 +1,5 @@
 "Selection rules by hand, tables, metrics against scikit-learn, records and pictures of a run."
 import json, re
-from importlib.util import find_spec
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
@@ -118,7 +117,6 @@ def test_metrics_are_those_of_scikit_learn(present):
 
 def test_expected_calibration_error_by_hand():
     "Two bins: 80 % sure and right half of the time, 60 % sure and always right."
-    if not find_spec("torchmetrics"): pytest.skip("torchmetrics is not installed")
     p, y = np.array([[.8, .2]]*4 + [[.4, .6]]*4), np.array([0, 0, 1, 1] + [1]*4)
     assert METRICS.get("ece")(p, y) == pytest.approx((.3 + .4)/2, abs=1e-6)
 
@@ -166,3 +164,47 @@ def test_names_are_words_on_a_page_and_in_pictures():
     one = fdgnb.fit("fedavg", data, odd[0], 1, backbone="cnn2", local_steps=1, progress=False)
     assert not re.search(r"<img|<a |\$\\", show(one.table()).to_html())
     for draw in (plots.overview_plot, plots.confusion, plots.domain_bars): draw(one).draw_without_rendering()
+
+
+# ---- what a saved run tells afterwards: any metric, the report, the temperature
+
+@pytest.fixture(scope="module")
+def kept(small, tmp_path_factory):
+    "A run that measured nothing but accuracy and loss, its folder, and the run as it is read back."
+    out = tmp_path_factory.mktemp("kept")
+    done = run("bnstats", small, eval_every=1, rounds=4, lr=.3, out=out)
+    done.save()
+    return done, out, fdgnb.load(out)
+
+
+def test_a_saved_run_has_any_metric_as_if_it_had_been_measured(kept, small):
+    done, _, back = kept
+    named = run("bnstats", small, eval_every=1, rounds=4, lr=.3, callbacks=[Metrics("macro_f1", "recall")])
+    for metric in ("macro_f1", "recall[3]"):
+        wanted = named.table(metric=metric).drop("top5")
+        for model in (done, back): pd.testing.assert_frame_equal(model.table(metric=metric), wanted)
+    says(lambda: back.table(metric="macro_f1", rules="top5"), "mean over several rounds")
+
+
+def test_the_report_is_one_page_whose_numbers_are_scikit_learns(kept):
+    _, out, back = kept
+    page = back.report()
+    assert page == out/"report.html" and f"temperature {back.temperature():.3f}" in page.read_text()
+    scores, errors = (pd.read_csv(out/f"report{name}.csv") for name in ("", "-confusion"))
+    logits, y = back.predictions[4, "blended", "target", "adapted"]
+    of = scores[(scores.client == "blended") & (scores.point == "adapted")].set_index("metric").value
+    assert of["macro_f1"] == pytest.approx(sk.f1_score(y, logits.argmax(1), average="macro"))
+    mine = errors[(errors.client == "blended") & (errors.point == "adapted")].set_index(["true", "predicted"]).samples
+    assert mine.get((3, 3), 0) == ((logits.argmax(1) == 3) & (y == 3)).sum() and mine.sum() == len(y)
+
+
+def test_the_temperature_is_the_best_on_source_validation(kept, small):
+    done, _, back = kept
+    pairs = [pair for (r, _, split, _), pair in back.predictions.items() if (r, split) == (4, "val")]
+    z, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*pairs))
+    loss = [torch.nn.functional.cross_entropy(z/(back.temperature()*f), y) for f in (1, .98, 1.02)]
+    assert loss[0] == min(loss) and done.temperature() == back.temperature()
+    x = small["blended"].x
+    assert torch.equal(back.predict(x, calibrated=True), back.predict(x)/back.temperature())
+    assert back.record["temperatures"]["4"] == back.temperature()
+    says(lambda: back.adapt(x).predict(x, calibrated=True), "no temperature")

@@ -65,6 +65,8 @@ def test_a_run_is_read_back_and_predicts(run, ward, tmp_path, capsys):
     back = fdgnb.load(run.out)
     assert back.multilabel and back.table().equals(run.table())
     assert back.predict(ward["t"], rule="last").equal(run.predict(ward["t"]))
+    page = back.report(tmp_path/"page").read_text()
+    assert "auroc" in page and "<img" not in page and .1 <= back.temperature() <= 10
     x = np.random.default_rng(0).random((12, 3, 8, 8))
     pictures = fdgnb.from_arrays({d: (np.roll(x, i, 0), vectors(i, 12)[1]) for i, d in enumerate("ab")}, CLASSES)
     shown = fdgnb.fit("fedbn", pictures, None, 1, out=tmp_path/"run", **USUAL)

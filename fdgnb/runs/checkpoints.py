@@ -61,7 +61,7 @@ def load_checkpoint(path):
 
 # %% ../../nbs/runs/07_checkpoints.ipynb #sweepcode1
 WRITTEN = ("args.json", "checkpoint.safetensors", "selected.json", "record.json", "history.csv", "ledger.csv",
-           "arrays.npz")
+           "arrays.npz", "report.html", "report.csv", "report-confusion.csv")
 
 
 def is_alive(pid):

@@ -285,8 +285,8 @@ def scored_clients(run): return [run.fed.target_client] if run.fed.target_client
 
 def scored_labels(run):
     "Classes (N,), or labels (N, C), int64 of what is scored in the end; none of what has neither data nor arrays."
-    if hasattr(run, "arrays"): return run.arrays["label"]                            # read from a folder
-    if not hasattr(run, "fed") or not run.fed.nodes: return np.empty(0, "int64")
+    if not hasattr(run, "fed"): return run.arrays["label"] if hasattr(run, "arrays") else np.empty(0, "int64")
+    if not run.fed.nodes: return np.empty(0, "int64")
     splits = [c._scored[split_of(c)] for c in scored_clients(run)]
     return np.concatenate([s.y.cpu().numpy().astype("int64") for s in splits])
 
@@ -405,8 +405,7 @@ def auc(p, y):
 def ece(p, y):
     "Expected calibration error, 15 bins (torchmetrics' multiclass_calibration_error)."
     torchvision_models()                                              # torchmetrics imports torchvision
-    try: from torchmetrics.functional.classification import multiclass_calibration_error
-    except ImportError as e: raise FdgnbError(f"{e}: pip install fdgnb[track]") from None
+    from torchmetrics.functional.classification import multiclass_calibration_error
     return float(multiclass_calibration_error(torch.as_tensor(p), torch.as_tensor(y), p.shape[1], n_bins=15))
 ece.lower_is_better = True
 balanced_accuracy.single_label = auc.single_label = ece.single_label = True              # one class a sample
@@ -451,24 +450,3 @@ def compute_metrics(names, p, y, classes=None):
             if not score.ndim: continue
             out |= {f"{name}[{c}]": float(v) for c, v in zip(range(len(score)) if classes is None else classes, score)}
     return out
-
-# %% ../../nbs/runs/02_metrics.ipynb #recallcode
-def confusion_counts(label, predicted, n_classes):
-    "(C, C) int64: samples of class i (row) that were predicted as j (column)."
-    pair = np.asarray(label)*n_classes + np.asarray(predicted)
-    return np.bincount(pair, minlength=n_classes**2).reshape(n_classes, n_classes)
-
-
-def recalls(counts, classes):
-    """By class, from a confusion matrix: samples, how many are right, recall (NaN of no sample), predicted.
-
-    counts: (C, C), true classes by rows; the mean of recall is the balanced accuracy."""
-    counts = np.asarray(counts)
-    return tabulate_recalls(counts.sum(1), counts.diagonal(), counts.sum(0), classes)
-
-
-def tabulate_recalls(samples, right, predicted, classes):
-    "The table of `recalls` from numbers by class."
-    recall = np.where(samples > 0, right/np.maximum(samples, 1), np.nan)
-    columns = dict(samples=samples, right=right, recall=recall, predicted=predicted)
-    return pd.DataFrame(columns, pd.Index(list(map(str, classes)), name="class"))

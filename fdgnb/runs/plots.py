@@ -13,9 +13,8 @@ from functools import lru_cache, wraps
 from ..core import FdgnbError
 from ..data.domain import has_class
 from ..vectors import KINDS, flatten
-from .metrics import BOTH, POINTS, RULES, args_of, column, confusion_counts, domains_of, format_bytes
+from .metrics import BOTH, POINTS, RULES, args_of, column, domains_of, format_bytes
 from .metrics import oracle_column, score_row, scored_labels, select, source_and_target, traffic, values
-from .records import arrays
 
 # %% ../../nbs/runs/04_plots.ipynb #ba138a42
 MARKS, MANY = "osD^vPX*<>", 15          # past MANY domains a figure no longer names each
@@ -344,24 +343,13 @@ def describe_samples(run):
     return "test samples of all clients" if target is None else f"target {target}"
 
 
-@styled
-def confusion(run):
-    "Confusion matrix of the final model on the target, or of each client's model on its test samples."
-    import matplotlib.pyplot as plt
-    found, classes = arrays(run), run.classes
-    check_single(found["label"], "a confusion matrix")
-    n, many = len(classes), len(classes) > 15
-    counts = confusion_counts(found["label"], found["predicted"], n)
-    right = f"{100*counts.trace()/counts.sum():.1f} % of {counts.sum()} right"
-    words = [describe_run(run), f"{describe_samples(run)}, round {run.round}: {right}"]
-    lines = [line for w in words for line in textwrap.wrap(w, 56)]
+def draw_confusion(ax, counts, classes):
+    "Draw a confusion matrix on `ax`: numbers of samples where there is room, shares of the true class as colors."
+    n, longest = len(classes), max(map(len, classes))
     share = counts/np.maximum(counts.sum(1, keepdims=True), 1)
-    longest = max(map(len, classes))
-    side = (5.4 if many else 1.6 + .36*max(n, 3)) + .06*(min(longest, 30) if longest > 2 else 0)     # inches
-    fig, ax = plt.subplots(figsize=(max(side + .4, .1 + .072*max(map(len, lines))), side))
     image = ax.imshow(share, cmap="cividis", vmin=0, vmax=1)
     for (i, j), k in np.ndenumerate(counts):
-        if k and not many: ax.text(j, i, k, ha="center", va="center", color="k" if share[i, j] > .5 else "w")
+        if k and n <= 15: ax.text(j, i, k, ha="center", va="center", color="k" if share[i, j] > .5 else "w")
     ticks = np.unique(np.linspace(0, n - 1, min(n, 30)).round().astype(int))
     labels = [classes[t] for t in ticks]
     ax.set_xticks(ticks, labels, rotation=90 if longest > 2 else 0)
@@ -369,7 +357,25 @@ def confusion(run):
     ax.set(xlabel="predicted class", ylabel="true class")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
-    fig.colorbar(image, ax=ax, shrink=.7, label="share of its class")
+    ax.figure.colorbar(image, ax=ax, shrink=.7, label="share of its class")
+
+
+@styled
+def confusion(run):
+    "Confusion matrix of the final model on the target, or of each client's model on its test samples."
+    import matplotlib.pyplot as plt
+    from sklearn.metrics import confusion_matrix
+    found, classes = run.arrays, run.classes
+    check_single(found["label"], "a confusion matrix")
+    n, many = len(classes), len(classes) > 15
+    counts = confusion_matrix(found["label"], found["predicted"], labels=range(n))
+    right = f"{100*counts.trace()/counts.sum():.1f} % of {counts.sum()} right"
+    words = [describe_run(run), f"{describe_samples(run)}, round {run.round}: {right}"]
+    lines = [line for w in words for line in textwrap.wrap(w, 56)]
+    longest = max(map(len, classes))
+    side = (5.4 if many else 1.6 + .36*max(n, 3)) + .06*(min(longest, 30) if longest > 2 else 0)     # inches
+    fig, ax = plt.subplots(figsize=(max(side + .4, .1 + .072*max(map(len, lines))), side))
+    draw_confusion(ax, counts, classes)
     fig.suptitle("\n".join(lines), fontsize=9)                          # above the color bar too
     return fig
 
@@ -396,7 +402,7 @@ def scatter_classes(ax, z, labels, classes):
 def embedding(run):
     "t-SNE of at most 600 features of the final model, by class and by domain."
     import matplotlib.pyplot as plt
-    a, classes, target = arrays(run), run.classes, source_and_target(run.sizes)[1]
+    a, classes, target = run.arrays, run.classes, source_and_target(run.sizes)[1]
     check_single(a["feature_label"], "an embedding by class")
     z = tsne(a["features"], args_of(run)["seed"])
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.2, 3.4))

@@ -264,26 +264,34 @@ class Deployable:
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
     multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
     made, batchwise = None, False                            # of a site's model: how, and whether anew for every batch
+    temperatures = {}                                            # {round: temperature} of what a run's own data say
 
     def round_of(self, rule):
         "The round that a rule names, from 1."
         return chosen_rounds(self.history, self.sizes, self.round)[check_rule(rule)]
+
+    def temperature(self, rule: str | None = None) -> float:
+        "What logits are divided by, so that the probabilities fit the sources' validation samples best."
+        found = self.temperatures                                     # none: what has no rounds is not asked for one
+        if found and self.round_of(rule or "last") in found: return found[self.round_of(rule or "last")]
+        raise FdgnbError("no temperature is kept: a run that has validation samples on its machine fits one in save()")
 
     def predict(
         self,
         images,                      # pixels of the run's size and scale, image files, PIL's images, texts, a Domain
         rule: str | None = None,     # whose round: source_val or last, the default; target is an oracle's
         domain: str | None = None,   # whose network: a client's; None: an unseen client's
+        calibrated: bool = False,    # logits divided by `temperature()`
     ) -> torch.Tensor:               # logits (N, n_classes); `classes` names the columns
         """Logits of images, or of a run's vectors or maps; FdgnbError on what does not fit its samples.
 
         Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid()."""
-        x = as_batch(images, self.about)
+        x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
         scale = SCALES.get(self.about["args"]["settings"]["normalize"], ())
         net = Deployed(self.model_of(domain, rule), *scale).to(self.device)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(), one_thread():
-            return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()
+            return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()/heat
 
     def export(
         self,
@@ -302,7 +310,7 @@ class Deployable:
         write, play = WRITERS[path.suffix]
         net = copy.deepcopy(self.model_of(domain, rule)).cpu()
         if self.about["args"]["settings"]["precision"] != "float32": to_float32(net)
-        program = Program(self.about, net, self.temperature() if calibrated else 1.).eval()
+        program = Program(self.about, net, self.temperature(rule) if calibrated else 1.).eval()
         source = self.made or rule or "last"
         recipe = program.recipe() | dict(rule=source, round=None if self.made else self.round_of(source))
         x = torch.rand(3, *picture_shape(self.about), generator=generator(0, purpose="export"))
@@ -446,14 +454,19 @@ class Adapted(OfSite):
         where = "to a single image: give several, or" if len(x) == 1 else "in this network:"
         raise FdgnbError(f"{args['method']} finds nothing to adapt {where} use predict")
 
-    def predict(self, images, rule=None, domain=None):
+    def predict(self, images, rule=None, domain=None, calibrated=False):
         "Logits (N, n_classes) of images, as `Deployable.predict` takes them."
-        if not self.batchwise: return super().predict(images, rule, domain)
+        if calibrated or not self.batchwise: return super().predict(images, rule, domain, calibrated)
         x = as_batch(images, self.about)
         asked = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
         self.client.splits["asked"] = self.client._scored["asked"] = asked
         answer = lambda x: self.method.predict(self.net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
+
+    def export(self, path, rule=None, floats=False, domain=None):
+        "Write the adapted model as a program, as `Deployable.export` does."
+        if not self.batchwise: return super().export(path, rule, floats, domain)
+        raise FdgnbError(f"{self.method.name} adapts with every batch: there is no fixed model to export")
 
 # %% ../../nbs/runs/09_selected.ipynb #4e22f87e
 class NoResults(FdgnbError, AttributeError): "Results are asked of a folder that holds models alone."
