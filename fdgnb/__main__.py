@@ -305,6 +305,7 @@ def export(
     "Write a run as one program from pictures to probabilities."
     import fdgnb
     from fdgnb.runs.imports import import_modules
+    from fdgnb.runs.selected import input_of
     import_modules(imports)
     kept = fdgnb.load(run)
     print(f"made: {kept.export(file, rule, calibrated)}")

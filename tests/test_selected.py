@@ -138,7 +138,7 @@ def test_an_exported_program_gives_predicts_probabilities(method, suffix, temper
     "From pictures in [0, 1], bytes or not, in batches of any size; its recipe says what it is."
     if suffix == ".onnx": pytest.importorskip("onnxscript")
     done = run(method, tiny, normalize="imagenet", **SHORT | dict(rounds=1))
-    monkeypatch.setattr(type(done), "temperature", lambda self: temperature, raising=False)
+    monkeypatch.setattr(type(done), "temperature", lambda self, rule: temperature, raising=False)
     path = done.export(tmp_path/f"m{suffix}", rule="source_val", calibrated=temperature != 1)
     x = torch.cat([tiny["blended"].x[:5]/255, tiny["blended"].x[5:10]/256])
     for n in (1, 10):
