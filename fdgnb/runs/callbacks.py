@@ -16,6 +16,7 @@ from ..core import FdgnbError, echo, exists, nearest, path_of, writing
 from ..vectors import flatten
 from ..settings import check_value, hp
 from ..federation.node import collect_logits
+from ..federation.rounds import choose_scored
 from .metrics import METRICS, POINTS, RULES, compute_metrics, ranking_metric, select, values, write_csv
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
@@ -165,7 +166,8 @@ class Metrics(Callback):
         for_rules = [n for n in self.names if self.select or n in {rule.metric for rule in RULES.values()}]
         there = {row[:5] for row in rows}                         # measured by another one
         out = []
-        for client in run.fed.everyone:
+        scored = {*choose_scored(run.fed), run.fed.target}
+        for client in [client for client in run.fed.everyone if client.id in scored]:
             splits = dict(target=self.names) if client.n("target") else dict(test=self.names, val=for_rules)
             for split, names in splits.items():
                 if not names or not client.n(split): continue

@@ -28,7 +28,8 @@ from .imports import import_modules
 from .plan import PLAYED, Playing, plan
 from .setup import Federation, explain_mps
 from .checkpoints import load_checkpoint, of_ours, save_checkpoint, start_again, sweep
-from .callbacks import Callback, Csv, Metrics, as_callbacks, has_scores, start_and_end, stop_line, tell, warn_of_gaps
+from .callbacks import (Callback, Csv, Metrics, as_callbacks, has_scores, start_and_end, stop_line, tell,
+                                  warn_of_gaps)
 from .metrics import chosen_rounds, check_rule, rules_table
 from .plots import overview_plot
 from .records import save
@@ -319,6 +320,7 @@ def rows_so_far(rows, fed):
         r, _, split, point, *_ = row
         plan, last = plan_scores(fed.settings, r - 1, fed.rounds), r == fed.rounds
         if point == "training": return True
+        if point == "everyone": return last
         if point == "adapted": return "aggregated" in plan and (last or fed.settings.adapt == "every")
         return point in plan and (split != "train" or "train" in plan)
     return [tuple(row) for row in rows if due(row)]

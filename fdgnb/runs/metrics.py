@@ -89,9 +89,10 @@ def ranking_metric(history):
 FEW = 30                                                         # validation samples, below which the best is luck
 
 
-def count_validation(sizes):
-    "The validation samples of all source domains."
-    return sum(sizes[d].get("val", 0) for d in source_and_target(sizes)[0])
+def count_validation(history, sizes):
+    "The validation samples of all source domains that are scored."
+    scored = set(history.client[history.split == "val"])
+    return sum(sizes[d].get("val", 0) for d in source_and_target(sizes)[0] if d in scored)
 
 
 @RULES.register("last")
@@ -109,7 +110,7 @@ class SourceValidation(Rule):
 
     def select(self, history, sizes):
         score = values(history, sizes, split="val", metric=ranking_metric(history))["ALL"]
-        n = count_validation(sizes)
+        n = count_validation(history, sizes)
         if 0 < n < FEW: return score.index[score > score.max() - 1.5/n][-1:]
         return best_rounds(score)
 
@@ -204,14 +205,24 @@ def chosen_rounds(history, sizes, last):
 MEANS = ("accuracy", "loss")           # in every run, and over samples: of other metrics ALL is left blank
 
 
+def describe_sample(history, sizes):
+    "'; 50 of 1000 clients' where a sample of the clients was scored; else ''."
+    scored = set(history.client[history.point == "aggregated"])
+    there = [d for d in source_and_target(sizes)[0] if sizes[d].get("test") or sizes[d].get("val")]
+    n = len(scored.intersection(there))
+    return f"; {n} of {len(there)} clients" if 0 < n < len(there) else ""
+
+
 def score_row(run, rule, point, metric="accuracy"):
     "One row of the table: mean over the rounds that the rule selects; what the rule uses, whether the run diverged."
-    rounds = select(run.history, run.sizes, rule, point)
-    mean = values(run.history, run.sizes, point, metric=metric).reindex(rounds).mean()
+    rounds, h = select(run.history, run.sizes, rule, point), run.history
+    of_all = (rule, point) == ("last", "aggregated") and ((h.point == "everyone") & (h.metric == metric)).any()
+    mean = values(h, run.sizes, "everyone" if of_all else point, metric=metric).reindex(rounds).mean()
     sources, target = source_and_target(run.sizes)
     if metric not in MEANS and len(sources) > 1: mean["ALL"] = np.nan
     uses = RULES[rule].uses
     if RULES[rule].uses_target: uses = f"ORACLE: labels of the {'test samples' if target is None else 'target'}"
+    if point == "aggregated" and not of_all: uses += describe_sample(h, run.sizes)
     if (point, rule) == ("adapted", "last"): uses = "target's images without labels"
     diverged = getattr(run, "diverged", None)
     if diverged: uses += f"; DIVERGED in round {diverged}"
@@ -344,7 +355,7 @@ REMEDIES = f'pretrained features of pictures (--load "{{encoder: lite0}}"), or {
 
 def remarks(run):
     "What whoever reads a run's accuracy should know, in lines: that nothing was learned, not all, or chosen by little."
-    t, n, out = rules_table(run, rules=("last", "source_val")), count_validation(run.sizes), []
+    t, n, out = rules_table(run, rules=("last", "source_val")), count_validation(run.history, run.sizes), []
     rule, share = "source_val" if t["rounds"]["source_val"] else "last", largest_share(run)
     score = t["target" if "target" in t else "ALL"][rule]
     if score <= share and score < 1:
