@@ -28,8 +28,7 @@ from .imports import import_modules
 from .plan import PLAYED, Playing, plan
 from .setup import Federation, explain_mps
 from .checkpoints import load_checkpoint, of_ours, save_checkpoint, start_again, sweep
-from .callbacks import (Callback, Csv, Metrics, as_callbacks, has_scores, start_and_end, stop_line, tell,
-                                  warn_of_gaps)
+from .callbacks import Callback, Csv, Metrics, as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
 from .metrics import chosen_rounds, check_rule, rules_table
 from .plots import overview_plot
 from .records import save
@@ -189,21 +188,14 @@ def is_quiet(how):
     return bool(os.environ.get("CI")) if how.progress is None else not how.progress
 
 
-def begin_log(run):
-    "What writes history.csv in a run's folder after each round; a record of fewer rounds there goes."
-    if not run.out: return Callback()
-    (run.out/"record.json").unlink(missing_ok=True)
-    log = Csv(run.out/"history.csv")
-    log.start(run)
-    return log
-
-
 def play(run, how, open_engine):
     "The rounds of a run that are still to be done."
     from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
     fed, quiet = run.fed, is_quiet(how)
     down = downloads(fed.method, fed.server)
-    log = begin_log(run)
+    log = Csv(run.out/"history.csv") if run.out else Callback()
+    log.start(run)
+    if run.out: (run.out/"record.json").unlink(missing_ok=True)                  # of fewer rounds
     with open_engine(fed, how.workers) as engine:
         bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}",
                    initial=run.round, total=fed.rounds, disable=quiet, unit="round")
@@ -272,7 +264,7 @@ def save_with_weights(run, out):
 # %% ../../nbs/runs/05_fit.ipynb #afterround
 def after_round(run, rows, callbacks):
     "After a round: keep the weights that a rule selects, tell the callbacks; whether one stops the run."
-    if has_scores(rows): keep_weights(run, partial(network_of, run.fed))
+    if any(r[3:5] == ("aggregated", "accuracy") for r in rows): keep_weights(run, partial(network_of, run.fed))
     before = len(run.rows)
     who = tell(callbacks, run, rows)
     run.stopped, run.reason = bool(who), stop_line(who, run) if who else ""

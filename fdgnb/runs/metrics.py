@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RULES', 'FEW', 'Rules', 'Rule', 'best_rounds', 'ranking_metric', 'count_validation', 'Last', 'SourceValidation',
-           'BestFive', 'BestOnTarget', 'rule_by', 'rules_of', 'rules_table']
+           'BestFive', 'BestOnTarget', 'rules_of', 'rules_table']
 
 # %% ../../nbs/runs/02_metrics.ipynb #f138afe0
 import torch, warnings
@@ -55,10 +55,12 @@ def values(history, sizes, point="aggregated", split="test", metric="accuracy"):
 
 # %% ../../nbs/runs/02_metrics.ipynb #0e3218b3
 class Rules(Registry):
-    "The rules by name; under the name of a metric the rule that goes by it (`rule_by`)."
+    "The rules by name; under the name of a metric `source_val` by that metric."
     def get(self, name): return self[name] if isinstance(name, str) and name in METRICS else super().get(name)
 
-    def __missing__(self, metric): return rule_by(metric)
+    def __missing__(self, metric):
+        words = dict(uses=f"source validation, {metric}", words=f"round of best source validation by {metric}")
+        return type(metric, (SourceValidation,), dict(words, metric=metric))
 
 
 RULES = Rules("selection rule")
@@ -109,7 +111,9 @@ class SourceValidation(Rule):
     words = "round of best source validation"
 
     def select(self, history, sizes):
-        score = values(history, sizes, split="val", metric=ranking_metric(history))["ALL"]
+        metric = self.metric if self.metric in METRICS else ranking_metric(history)
+        score = values(history, sizes, split="val", metric=metric)["ALL"]
+        if lower_is_better(metric): score = -score
         n = count_validation(history, sizes)
         if 0 < n < FEW: return score.index[score > score.max() - 1.5/n][-1:]
         return best_rounds(score)
@@ -129,18 +133,6 @@ class BestFive(Rule):
 class BestOnTarget(BestFive):
     one_round, most = True, 1
     words = "best round on the target (oracle)"
-
-
-def rule_by(metric_name):
-    "The rule of the best round by a metric: of its mean over the sources' validation samples."
-    class BestByMetric(Rule):
-        uses, words = f"source validation, {metric_name}", f"round of best source validation by {metric_name}"
-        metric = metric_name
-
-        def select(self, history, sizes):
-            scores = values(history, sizes, split="val", metric=metric_name)["AVG"]
-            return best_rounds(-scores if lower_is_better(metric_name) else scores)
-    return BestByMetric
 
 
 def rules_of(history):
@@ -205,24 +197,18 @@ def chosen_rounds(history, sizes, last):
 MEANS = ("accuracy", "loss")           # in every run, and over samples: of other metrics ALL is left blank
 
 
-def describe_sample(history, sizes):
-    "'; 50 of 1000 clients' where a sample of the clients was scored; else ''."
-    scored = set(history.client[history.point == "aggregated"])
-    there = [d for d in source_and_target(sizes)[0] if sizes[d].get("test") or sizes[d].get("val")]
-    n = len(scored.intersection(there))
-    return f"; {n} of {len(there)} clients" if 0 < n < len(there) else ""
-
-
 def score_row(run, rule, point, metric="accuracy"):
     "One row of the table: mean over the rounds that the rule selects; what the rule uses, whether the run diverged."
     rounds, h = select(run.history, run.sizes, rule, point), run.history
     of_all = (rule, point) == ("last", "aggregated") and ((h.point == "everyone") & (h.metric == metric)).any()
-    mean = values(h, run.sizes, "everyone" if of_all else point, metric=metric).reindex(rounds).mean()
+    shown = "everyone" if of_all else point
+    mean = values(h, run.sizes, shown, metric=metric).reindex(rounds).mean()
     sources, target = source_and_target(run.sizes)
     if metric not in MEANS and len(sources) > 1: mean["ALL"] = np.nan
     uses = RULES[rule].uses
     if RULES[rule].uses_target: uses = f"ORACLE: labels of the {'test samples' if target is None else 'target'}"
-    if point == "aggregated" and not of_all: uses += describe_sample(h, run.sizes)
+    n = h.client[(h.point == shown) & h.client.isin(sources)].nunique()
+    if point == "aggregated" and 0 < n < len(sources): uses += f"; {n} of {len(sources)} clients scored"
     if (point, rule) == ("adapted", "last"): uses = "target's images without labels"
     diverged = getattr(run, "diverged", None)
     if diverged: uses += f"; DIVERGED in round {diverged}"

@@ -311,10 +311,9 @@ def outcome(rec):
     "What a record says was run and came of it; not where, when and by which versions."
     apart = "format versions provenance metrics reached largest privacy sizes files".split()
     told = {k: v for k, v in rec.items() if k not in apart}
-    if "scores" in told:                                       # rules of metrics are there where these were measured
-        told["scores"] = {point: {rule: line for rule, line in lines.items() if rule not in METRICS}
-                          for point, lines in told["scores"].items()}
-    return told
+    ours = {point: {rule: line for rule, line in lines.items() if rule not in METRICS}          # else it was measured
+            for point, lines in rec.get("scores", {}).items()}
+    return told | dict(scores=ours)
 
 # %% ../../nbs/runs/03_records.ipynb #8eab63d9
 def file_name(args):
