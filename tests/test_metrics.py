@@ -94,7 +94,6 @@ def test_a_rule_of_ones_own_is_known_everywhere(small, tmp_path, capsys):
 
 
 def test_of_many_clients_a_sample_is_scored_and_all_in_the_last_round(small, tmp_path):
-    "Rounds are chosen by the sample alone, `last` is of all; no bit of the training and no resume depends on it."
     how = dict(data=small, method="fedavg", per_round=3, eval_every=1, local_steps=1, target=None, rounds=3,
                partition=("split", 12), fractions=(.4, .2, .4))
     with pytest.warns(UserWarning, match="50 of 60 clients"): some = run(**how)
