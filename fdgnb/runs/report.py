@@ -141,8 +141,8 @@ def score_frame(run, round, heat):
 
 def to_markup(scores, rows):
     "Scores as a table of HTML: metrics side by side, everything in its own order."
-    table = scores.pivot(index=rows, columns="metric", values="value")
-    table = table.loc[scores.set_index(rows).index.unique(), scores.metric.unique()].rename_axis(columns=None).reset_index()
+    table = scores.pivot(index=rows, columns="metric", values="value").rename_axis(columns=None)
+    table = table.loc[scores.set_index(rows).index.unique(), scores.metric.unique()].reset_index()
     return table.to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)
 
 
