@@ -29,20 +29,22 @@ from .plan import PLAYED, Playing, plan
 from .setup import Federation, explain_mps
 from .checkpoints import load_checkpoint, of_ours, save_checkpoint, start_again, sweep
 from .callbacks import Callback, Csv, Metrics, as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
-from .metrics import chosen_rounds, check_rule, rules_table
+from .metrics import chosen_rounds, check_rule
 from .plots import overview_plot
-from .records import save
+from .records import arrays, save
+from .report import Reported, collect_predictions
 from .selected import (Deployable, about_of, file_of, has_own, keep_weights, name_weights, read_states,
                                  refuse_site, state_for, states_of, write_weights)
 
 # %% ../../nbs/runs/05_fit.ipynb #runclass01
-class Run(Deployable):
+class Run(Reported, Deployable):
     "A run and what came of it: history, ledger, model, tables and pictures."
     def __init__(self, fed, rows=(), ledger=(), seconds=(), out=None):
         self.fed, self.rows, self.book = fed, [tuple(r) for r in rows], Ledger(ledger)
         self.seconds, self.out, self.stopped = list(seconds), out, False
         self.reason, self.grown = "", False        # why it was stopped; taken up to be played to more rounds
         self.kept, self.chosen, self.written = {}, {}, set()                       # see "The selected model"
+        self.made = {}                             # {function: (round, what it gave)}
 
     @property
     def round(self) -> int:
@@ -83,9 +85,13 @@ class Run(Deployable):
         "The network of a domain's client, or of an unseen one, now or in the round that a rule selects."
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
-    def table(self, **kw) -> pd.DataFrame:
-        "Accuracy of every domain under every selection rule (fdgnb.runs.metrics.rules_table)."
-        return rules_table(self, **kw)
+    predictions = property(lambda self: self.keep(collect_predictions), doc="See `collect_predictions`.")
+    arrays = property(lambda self: self.keep(arrays), doc="All arrays behind the figures.")
+
+    def keep(self, make):
+        "What `make(run)` gives, made once a round."
+        if self.made.get(make, (None,))[0] != self.round: self.made[make] = self.round, make(self)
+        return self.made[make][1]
 
     def plot(self, **kw):
         "Learning curves and bars by domain (fdgnb.runs.plots.overview_plot)."
@@ -383,7 +389,7 @@ def take_up(run, states, meta):
     fed.diverged = meta.get("diverged")
     fed.start = {k: v for k, v in meta.get("start", {}).items() if v is not None}
     run.chosen = chosen_rounds(run.history, run.sizes, run.round)
-    for who in (fed.server, *fed.clients): who.round = len(run.seconds) - 1
+    for who in (fed.server, *fed.everyone): who.round = len(run.seconds) - 1
     for r in sorted(set(run.chosen.values())):                # no other run's weights lie under their names
         if file_of(run.out, r).exists(): read_states(run.out, r, run.args)
 

@@ -23,13 +23,14 @@ from ..settings import is_given
 from ..data.domain import Split
 from ..federation.loop import client_update
 from ..federation.engine import cores, one_thread
-from ..federation.node import scored_batches
 from .checkpoints import of_ours
 from .metrics import METRICS, domains_of, format_bytes, largest_share, oracle_column, rules_table
 from .metrics import scored_clients, seconds, source_and_target, split_of, traffic, values, write_csv
 from .finetune import TUNED, Tuned
+from .report import Reported
 from .selected import Kept
-from .versions import is_ours, name_object, source_digest, versions_of
+from .imports import IMPORTED, words_for
+from .versions import is_ours, name_object, own_modules, source_digest, versions_of
 
 # %% ../../nbs/runs/03_records.ipynb #acd9dd36
 def client_flops(fed, client, net):
@@ -90,20 +91,17 @@ def count_costs(run):
     return spent | dict(parameters=models.n_parameters(run.fed.net))
 
 # %% ../../nbs/runs/03_records.ipynb #dbe95563
-@torch.inference_mode()
 def predictions(run, rule=None):
     """int64 arrays predicted, label, domain (index into the run's domains) of the target or all test samples.
 
     Of several labels a sample predicted and label are zeros and ones (N, C), at a probability of a half.
     rule: of a run with a target, the model that it selects; None: the last."""
-    out = dict(predicted=[], label=[], domain=[])
+    round, out = run.round if rule is None else run.round_of(rule), dict(predicted=[], label=[], domain=[])
     for c in scored_clients(run):
-        net, where = run.model_of(c.id, rule), domains_of(run).index(c.id)
-        for x, y in scored_batches(c, split_of(c)):
-            logits = net(x)
-            called = logits > 0 if c.multilabel else logits.argmax(1)
-            batch = called, y, torch.full((len(y),), where)
-            for k, v in zip(out, batch): out[k].append(v.cpu().numpy())
+        logits, labels = run.predictions[round, c.id, split_of(c), "aggregated"]
+        called = logits > 0 if c.multilabel else logits.argmax(1)
+        parts = called, labels, np.full(len(labels), domains_of(run).index(c.id))
+        for k, v in zip(out, parts): out[k].append(v)
     return {k: np.concatenate(v).astype("int64") for k, v in out.items()}
 
 
@@ -140,16 +138,12 @@ def features(run, most=600):
 
 def arrays(run):
     "All arrays behind the figures: predictions, features, and the names of classes and domains."
-    if isinstance(run, Saved): return run.arrays
-    kept = vars(run).setdefault("_arrays", {})
-    if run.round in kept: return kept[run.round]
     made = {name: np.empty(0, "int64") for name in "predicted label domain feature_label feature_domain".split()}
     made["features"] = np.empty((0, 1), "float32")                                      # the samples are elsewhere
     if run.fed.nodes:
         with one_thread(): made = predictions(run) | features(run)
     names = dict(classes=np.array(run.fed.data.classes, str), domains=np.array(domains_of(run), str))
-    kept[run.round] = made | names
-    return kept[run.round]
+    return made | names
 
 # %% ../../nbs/runs/03_records.ipynb #9dad382c
 def digest_of(value, size=8):
@@ -188,18 +182,21 @@ def hardware():
 
 @cache
 def commit():
-    "The commit of the folder one works in, with a + where files differ from it; None without one."
-    git = lambda *w: subprocess.run(["git", "-C", root(), *w], capture_output=True, text=True).stdout
+    "The commit of the folder one works in, else of the library's, with a + where files differ; None without one."
+    folder = root() if (root()/".git").exists() else Path(models.__file__).parent
+    git = lambda *w: subprocess.run(["git", "-C", folder, *w], capture_output=True, text=True).stdout
     try: head, changed = git("rev-parse", "--short=10", "HEAD").strip(), git("status", "--porcelain", "-uno")
     except OSError: return None
     return head + "+"*bool(changed) if head else None
 
 
 def provenance_of(run):
-    "Where a record comes from: commit, libraries, hardware, date, seconds. No two runs are compared by it."
+    "Where a record comes from: commit, libraries, hardware, date, seconds, own modules. Runs are not compared by it."
     took = {k: round(v, 3) for k, v in seconds(run).items() if v is not None}
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    return dict(commit=commit(), libraries=libraries(), hardware=hardware(), made=made, seconds=took)
+    words = words_for({*IMPORTED, *own_modules(type(run.fed.method))})
+    imports = dict(imports=words) if words else {}
+    return dict(commit=commit(), libraries=libraries(), hardware=hardware(), made=made, seconds=took) | imports
 
 
 MOST = 20                                                     # points of a curve; clients that are scored by name
@@ -309,7 +306,7 @@ class Record(dict):
 
 def outcome(rec):
     "What a record says was run and came of it; not where, when and by which versions."
-    apart = "format versions provenance metrics reached largest privacy sizes files".split()
+    apart = "format versions provenance metrics reached largest privacy sizes files temperatures".split()
     told = {k: v for k, v in rec.items() if k not in apart}
     ours = {point: {rule: line for rule, line in lines.items() if rule not in METRICS}          # else it was measured
             for point, lines in rec.get("scores", {}).items()}
@@ -354,10 +351,12 @@ def save(
     "Write history.csv, ledger.csv, arrays.npz and, last, record.json into a folder; returns the record's path."
     out = path_of(out or None, "out", "the path of a folder")
     npz, rec = io.BytesIO(), Record.of(run)
-    np.savez_compressed(npz, **arrays(run))
+    flat = {json.dumps([*key, i]): v for key, pair in run.predictions.items() for i, v in enumerate(pair)}
+    np.savez_compressed(npz, **run.arrays, **flat)
     files = {"history.csv": write_csv(run.history).encode(), "ledger.csv": write_csv(run.ledger).encode(),
              "arrays.npz": npz.getvalue()}
-    rec |= dict(sizes=run.sizes, files={name: file_digest(data) for name, data in files.items()})
+    rec |= dict(sizes=run.sizes, files={name: file_digest(data) for name, data in files.items()},
+                temperatures=to_json(run.temperatures))
     with writing(out):
         for name, data in files.items(): atomic_write(out/name, data)
         return rec.write(out/"record.json")
@@ -373,7 +372,7 @@ def read_frame(data):
     return t
 
 # %% ../../nbs/runs/03_records.ipynb #savedcls01
-class Saved(Kept):
+class Saved(Reported, Kept):
     "A run read back from its folder: history, sizes, ledger, args, domains, classes, round, record, arrays."
     def __init__(
         self,
@@ -391,12 +390,11 @@ class Saved(Kept):
             self.diverged = self.record.get("diverged")
             self.history, self.ledger = read_frame(files["history.csv"]), read_frame(files["ledger.csv"])
             with np.load(io.BytesIO(files["arrays.npz"]), allow_pickle=False) as f: self.arrays = dict(f)
+            self.predictions = {}                                         # an earlier version kept none
+            for *key, _ in (json.loads(name) for name in self.arrays if name.startswith("[")):
+                self.predictions[tuple(key)] = [self.arrays[json.dumps([*key, i])] for i in range(2)]
             self.domains, self.classes = self.arrays["domains"].tolist(), self.arrays["classes"].tolist()
             check_words("the name", [*self.sizes, *self.classes])
-
-    def table(self, **kw):
-        "Accuracy of every domain under every selection rule."
-        return rules_table(self, **kw)
 
     def __repr__(self):
         a = self.args
