@@ -152,8 +152,10 @@ def code(cell, page=ROOT/"page"):
     caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
     metadata = {"tags": [*tags, kind_of(named, source, tags) if source else "remove-input"]}
     if "hide-cell" in tags: metadata["mystnb"] = {"code_prompt_show": folded_title(source)}
-    if not caption or not any(map(is_picture, outputs)): caption = ""
-    if caption: metadata.setdefault("mystnb", {})["image"] = {"alt": re.sub(r"[`$\\]", "", caption)}
+    has_picture = any(map(is_picture, outputs))
+    if not has_picture: caption = ""
+    spoken = re.sub(r"[`$\\]", "", caption or source.split("\n")[-1])
+    if has_picture: metadata.setdefault("mystnb", {})["image"] = {"alt": spoken}
     this = dict(cell, source=source, outputs=outputs, execution_count=None, metadata=metadata)
     below = dict(cell_type="markdown", id=f"{cell.get('id', 'cell')}-caption", metadata={},
                  source=f":::{{container}} caption\n{caption}\n:::")
