@@ -138,6 +138,12 @@ def folded_title(source):
     return "Check: " + first.strip("# ") if first.startswith("#") else "Check"
 
 
+def only_imports(source):
+    "Whether a cell only imports: the site folds it."
+    lines = source.split("\n")
+    return bool(source) and all(re.match(r"(import |from \w|\s|[)])", line) for line in lines if line)
+
+
 def kind_of(named, source, tags):
     "What a code cell is for: it goes into the package (`exported`), it is a `check`, or it is an `example`."
     if {"export", "exporti", "exports"} & named.keys(): return "exported"
@@ -152,6 +158,9 @@ def code(cell, page=ROOT/"page"):
     caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
     metadata = {"tags": [*tags, kind_of(named, source, tags) if source else "remove-input"]}
     if "hide-cell" in tags: metadata["mystnb"] = {"code_prompt_show": folded_title(source)}
+    if only_imports(source):
+        metadata["tags"].append("hide-input")
+        metadata["mystnb"] = {"code_prompt_show": "Imports"}
     has_picture = any(map(is_picture, outputs))
     if not has_picture: caption = ""
     spoken = re.sub(r"[`$\\]", "", caption or source.split("\n")[-1])
