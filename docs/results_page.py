@@ -14,6 +14,8 @@ ASSETS = f'''<link rel="stylesheet" href="../{STYLE}">
 TOP = 12                                                            # rows of a table that is read first
 SMALL = 60                                                          # rows of a table that a page shows whole
 STATES = ("reproduced", "not reproduced", "not run")
+PLAIN = {"features": "PACS, frozen", "features_in_domain": "PACS, own domains", "office_features": "Office, frozen",
+         "digits": "digits", "finetuned": "PACS, fine-tuned", "finetuned_office": "Office, fine-tuned"}
 BETTER, WORSE, TRAINED = "▲", "▼", "T"                              # the marks of the comparison's tables
 ADAPTED = " (adapted)"
 
@@ -197,21 +199,20 @@ def best_rows(lines, costs, most=TOP):
         row = {"method": method, "target data": own.target.iloc[0] or "none"}
         text = {r.setting: f"{r.points:+.1f} {re.sub('[^▲▼]', '', r.mark)}".strip() for r in own.itertuples()
                 if r.points == r.points}
-        row |= {words(s): text.get(s, "") for s in names}
+        row |= {PLAIN[s]: text.get(s, "") for s in names}
         row |= costs_of(method.removesuffix(ADAPTED), costs)
         rows.append((worse - better, -own.points.mean(), row))
     rows = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
     first = {"method": "fedavg", "target data": "none"}
-    first |= {words(r.setting): f"{r.accuracy} %" for r in base.itertuples()} | dict(bytes="1", seconds="1")
+    first |= {PLAIN[r.setting]: f"{r.accuracy} %" for r in base.itertuples()} | dict(bytes="1")
     return pd.DataFrame([first, *rows[:most - 1]]).fillna("")
 
 
 def costs_of(method, costs):
-    "A method's bytes and seconds of a round, times FedAvg's: the mean over the settings."
+    "A method's bytes of a round, times FedAvg's: the mean over the settings."
     own = costs[costs.label == method] if len(costs) else costs
     if own.empty: return {}
-    means = {c: pd.to_numeric(own[c], errors="coerce").mean() for c in ("bytes", "seconds")}
-    return {c: "" if pd.isna(mean) else f"{mean:.2g}" for c, mean in means.items()}   # '': no processor ran both
+    return dict(bytes=f"{pd.to_numeric(own.bytes, errors='coerce').mean():.2g}")
 
 
 def picture(file, folder, alt):
@@ -228,7 +229,7 @@ def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) 
 READ = """Points over FedAvg, as the mean over targets and seeds, in the round with the best validation accuracy of the
 clients. ▲: better than FedAvg at each learning rate that its validation leaves open. ▼: worse than FedAvg at its
 searched rate. Both by a paired t test at 5 % after Holm's correction; without a mark no difference is shown. The first
-row is FedAvg's accuracy. Bytes and seconds of a round are multiples of FedAvg's."""
+row is FedAvg's accuracy. The bytes of a round are multiples of FedAvg's."""
 GAINS = """Gains over FedAvg with 95 % intervals, of the five systems and of each method that is better somewhere.
 A dot is filled where Holm's test shows the gain. Methods below the dotted line adapt to unlabeled samples of the target
 at test time."""
@@ -247,7 +248,7 @@ def describe_setting(here, folder):
     facts = [counted(given["runs"], "run") if "runs" in given else "",
              counted(given["rounds"][0], "round") if given.get("rounds") else "",
              f"seeds {listed(given['seeds'])}" if given.get("seeds") else ""]
-    lines = [f"### {words(here.name)}", f"{what}. {', '.join(filter(None, facts))}."]
+    lines = [f"### {PLAIN[here.name]}", f"{what}. {', '.join(filter(None, facts))}."]
     for stem, title in POINTS.items():
         rows = read_if(here/f"{stem}.csv")
         if rows.empty: continue
@@ -270,8 +271,10 @@ def comparison(folder):
         title, quotation, sentences(lines), raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
         picture(here/"gains_short.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
         folded("The same for all methods", picture(here/"gains.png", folder, "Gains over FedAvg of all methods")),
-        picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"), caption(BYTES),
-        picture(here/"local.png", folder, "FedAvg and local training on their own domains, by round"), caption(LOCAL),
+        folded("Gain against bytes", picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"),
+               caption(BYTES)),
+        folded("Clients that train alone", picture(here/"local.png", folder, "FedAvg and local training, by round"),
+               caption(LOCAL)),
         "## By setting", *[describe_setting(s, folder) for s in settings(folder)],
         "## Files", links(files, folder), "[All methods](../methods/list.md) · [How it was measured](measured.md)")
 
