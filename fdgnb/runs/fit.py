@@ -44,7 +44,7 @@ class Run(Reported, Deployable):
         self.seconds, self.out, self.stopped = list(seconds), out, False
         self.reason, self.grown = "", False        # why it was stopped; taken up to be played to more rounds
         self.kept, self.chosen, self.written = {}, {}, set()                       # see "The selected model"
-        self.made = {}                             # {function: (round, what it gave)}
+        self.computed = {}                         # {function: (round, what it gave)}
 
     @property
     def round(self) -> int:
@@ -90,8 +90,8 @@ class Run(Reported, Deployable):
 
     def keep(self, make):
         "What `make(run)` gives, made once a round."
-        if self.made.get(make, (None,))[0] != self.round: self.made[make] = self.round, make(self)
-        return self.made[make][1]
+        if self.computed.get(make, (None,))[0] != self.round: self.computed[make] = self.round, make(self)
+        return self.computed[make][1]
 
     def plot(self, **kw):
         "Learning curves and bars by domain (fdgnb.runs.plots.overview_plot)."

@@ -357,7 +357,8 @@ class Program(nn.Module):
         about, shape = self.about, picture_shape(self.about)
         first = self.encoder if self.encoder.scales else self.net
         scale = {name: value.flatten().tolist() for name, value in first.named_buffers(recurse=False)}
-        return dict(input=input_of(about), channels=shape[0], size=shape[1:], range=[0, 1] if shape[1:] else None,
+        ranges = dict(range=[0, 1], resize="Pillow's bicubic") if shape[1:] else dict(range=None)
+        return ranges | dict(input=input_of(about), channels=shape[0], size=shape[1:],
                     normalization=scale, encoder=about["encoder"], temperature=self.temperature,
                     output="probabilities", classes=about["classes"], multilabel=about["multilabel"],
                     method=about["args"]["method"], versions=dict(fdgnb=__version__, torch=torch.__version__))

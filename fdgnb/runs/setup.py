@@ -78,9 +78,9 @@ def make_clients(splits, unseen, plan, target, classes):
 # %% ../../nbs/runs/01_setup.ipynb #readplan01
 def drawn_first(plan):
     "(limit, seed) where a run draws the samples of each domain before all else, so that an encoder needs no others."
-    limit = plan.given.get("limit")
+    limit, seed = plan.given.get("limit"), plan.given.get("split_seed")
     is_plain = not plan.given.get("partition") and (isinstance(plan.target, str) or len(plan.target) < 2)
-    return (limit, plan.seed) if limit and is_plain and encodes_images(plan.load) else None
+    return (limit, plan.seed if seed is None else seed) if limit and is_plain and encodes_images(plan.load) else None
 
 
 def read_data(plan):
