@@ -1,4 +1,4 @@
-"""FDSE: golden numbers of both releases, Eqs. 4 to 9 and Algorithm 3 by hand, its network, who keeps what, refusals."""
+"""FDSE: golden numbers of both releases, Eq. 8 and Algorithm 3 by hand, its network, who keeps what, switches."""
 import copy, math
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedBR: golden numbers, two steps by hand, its pseudo-data and what travels of them, switches, refusals."""
+"""FedBR: golden numbers, two steps by hand, its pseudo-data and what travels of them, switches."""
 import pytest
 import torch
 import torch.nn.functional as F

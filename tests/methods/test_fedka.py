@@ -1,4 +1,4 @@
-"""FedKA and its parts: golden numbers, its losses and a step by hand, votes, what travels, switches, refusals."""
+"""FedKA and its parts: golden numbers, its losses by hand, votes, what travels, switches."""
 import math
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_two_rounds_as_released(golden, monkeypatch, name, count):
     assert len(found) == count and max(found) < 1e-9
 
 
-# ---- Eqs. 2 to 8
+# ---- Eqs. 5 and 6
 def mmd_by_double_loop(hs, ht):
     "Eqs. 5 and 6, pair by pair; the bandwidths are numbers, without gradient."
     z, n, m = torch.cat([hs, ht]), len(hs), len(ht)

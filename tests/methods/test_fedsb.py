@@ -1,4 +1,4 @@
-"""FedSB: golden numbers, its equations by hand, its parts, its switches, what it refuses."""
+"""FedSB: golden numbers, its equations by hand, its parts, its switches."""
 import pytest
 import torch
 import torch.nn.functional as F
