@@ -16,18 +16,10 @@ from fdgnb.federation.toys import slice_of
 from fdgnb.vectors import digest
 
 
-cut = slice_of
-
-
 def sized(data, **sizes):
     "The named domains alone, each with so many of its first images: clients of different sizes."
     first = lambda d, n: type(d)(d.name, d.x[:n], d.y[:n])
     return dataclasses.replace(data, domains={k: first(data[k], n) for k, n in sizes.items()})
-
-
-def zero_vectors(texts, *_):
-    "In place of `_vectors_of`: a domain of zeros."
-    return fdgnb.Domain("own", torch.zeros(len(texts), 4), torch.zeros(len(texts)).long())
 
 
 def run(method, data, **given):

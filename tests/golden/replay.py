@@ -174,7 +174,7 @@ REPLAY = dict(fednova=fednova, fedcm=fedcm, arfl=arfl, fedheal=fedheal, groupdro
 
 def compare(key):
     "AssertionError where ours differs from the numbers of tests/golden/<key>.json."
-    golden = json.loads((HERE/f"{key}.json").read_text())
+    golden = read(key)
     REPLAY[key](golden["given"], golden["made"])
 
 

@@ -1,16 +1,16 @@
-"""FedBR: golden numbers, two steps by hand, its pseudo-data and what travels of them, switches, refusals."""
+"""FedBR: golden numbers, two steps by hand, its pseudo-data and what travels of them, switches."""
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from conftest import bits, run as short_run
 from golden import replay
-from fdgnb.core import FdgnbError, generator, seeded
+from fdgnb.core import generator, seeded
 from fdgnb.data.domain import Dataset, Domain
 from fdgnb.federation.loop import Client, client_update
 from fdgnb.methods import fedbr
 from fdgnb.methods.fedbr import FedBR
-from fdgnb.methods.fedbr_pseudo import mixture, random_sample_mean
+from fdgnb.methods.fedbr_pseudo import random_sample_mean
 from fdgnb.models import Net, chain
 from fdgnb.settings import Settings
 from fdgnb.vectors import tagged
@@ -168,14 +168,6 @@ def test_a_mean_is_of_different_samples():
     assert random_sample_mean(torch.full((4, 2), 255, dtype=torch.uint8), 3, 1, generator(0)).tolist() == [[1., 1.]]
 
 
-def test_a_mixture_by_hand():
-    "Eq. 4 with K = 2, of labels that are classes or distributions."
-    xp, x, y = torch.tensor([[3.]]), torch.tensor([[6.], [9.]]), torch.tensor([0, 3])
-    for labels in (y, F.one_hot(y, 4)):
-        image, label = mixture(xp, x, labels, 4)
-        assert image.tolist() == [[6.]] and label[0].tolist() == pytest.approx([1.25/3, .25/3, .25/3, 1.25/3])
-
-
 @pytest.mark.parametrize("h, sizes", [({}, [8, 8, 4]), (dict(batches="replacement"), [8, 8]),
                                       (dict(first_round="step"), [8])], ids=str)
 def test_batches_of_the_first_round(h, sizes):
@@ -213,19 +205,6 @@ def test_once_reaches_those_who_come_late():
 
 
 # ---- switches
-@pytest.mark.parametrize("h", [dict(lam=0., mu=0.), dict(component1=False, component2=False),
-                               dict(lam=1e-30, mu=1e-30)], ids=str)
-def test_neutral_is_fedavg(h):
-    "To the bit: pseudo-data leave no trace in BatchNorm's statistics, unless they are kept."
-    average = run("fedavg").fed.server.model
-
-    def is_average(r):
-        return all(torch.equal(r.fed.server.model[k], v) for k, v in average.items())
-
-    assert is_average(run(**h))
-    assert not is_average(run(lam=1e-30, mu=1e-30, statistics="kept"))
-
-
 SWITCHES = [dict(component1=False), dict(component2=False), dict(max_step=False), dict(projection=False),
             dict(refresh="once"), dict(pseudo="mixture"), dict(pseudo="mixture", K=0),
             dict(pseudo="mixture", reference="first"), dict(pseudo="mixture", partners="batch"),
@@ -240,16 +219,3 @@ def test_every_switch_is_finite_and_does_something(h, whole):
     r = run(**h)
     assert r.history.value.abs().max() < 1e6 and r.history.value.notna().all()
     assert bits(r) != bits(whole)
-
-
-# ---- refusals
-REFUSED = [
-    (lambda: run(refresh="onec"), "did you mean 'once'"), (lambda: run(lam=-1), "lam=-1"),
-    (lambda: run(pseudo="mixture", proxy="digitz"), "unknown"),
-    (lambda: mixture(torch.eye(4), torch.eye(7), torch.arange(7), 7), "multiple of 4")]
-
-
-@pytest.mark.parametrize("ask, says", REFUSED, ids=[says for _, says in REFUSED])
-def test_refused(ask, says):
-    with pytest.raises(FdgnbError, match=says):
-        ask()

@@ -1,4 +1,4 @@
-"""GA: golden numbers, its update by hand, who has a gap and a weight, other methods beneath, what it refuses."""
+"""GA: golden numbers, its update by hand, who has a gap and a weight, other methods beneath."""
 import math
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ from torch import nn
 from conftest import bits, run as short_run, sized
 from golden import replay
 from golden.replay import exact
-from fdgnb.core import FdgnbError, seeded
+from fdgnb.core import seeded
 from fdgnb.data.domain import Split
-from fdgnb.federation.loop import Client, Server, client_update, weigh
+from fdgnb.federation.loop import Server, weigh
 from fdgnb.federation.steps import index_batches
-from fdgnb.methods.ga import DIFFERENCES, GA, adjust_reporting, adjust_weights, initial_weights, step_size, trace
+from fdgnb.methods.ga import DIFFERENCES, GA, adjust_reporting, adjust_weights, initial_weights, trace
 from fdgnb.settings import Settings
 
 RELEASED = dict(center=False, absolute=True, capped=True)
@@ -75,50 +75,13 @@ def by_equation_6(a, gaps, d):
 @pytest.mark.parametrize("K", [2, 3, 6])
 @pytest.mark.parametrize("step", [.02, .2, .9])
 def test_the_update_is_the_formula(K, step):
-    "As printed and as released, for gaps of either sign; neither their level nor their size matters as printed."
+    "As printed and as released, for gaps of either sign."
     rng = np.random.default_rng(K)
     a, gaps = rng.dirichlet(np.ones(K)), rng.normal(size=K)
-    new = adjust_weights(a, gaps, step)
-    assert new.tolist() == pytest.approx(by_equation_5(a, gaps, step), abs=1e-9)
     for other in (gaps, -gaps, abs(gaps), -abs(gaps) + .1*(gaps > 0)):
         printed, released = by_equation_5(a, other, step), by_equation_6(a, other, step)
         assert adjust_weights(a, other, step).tolist() == pytest.approx(printed, abs=1e-9)
         assert adjust_weights(a, other, step, **RELEASED).tolist() == pytest.approx(released, abs=1e-9)
-    assert adjust_weights(a, 3 + 1e-6*gaps, step).tolist() == pytest.approx(new.tolist(), abs=1e-8)
-    assert adjust_weights(a, np.full(K, -7.3), step).tolist() == a.tolist()
-
-
-def test_the_step_falls_linearly():
-    assert [step_size(r, 4, .2) for r in range(5)] == pytest.approx([.2, .15, .1, .05, 0.])
-    assert [3*step_size(r, 4, .2, 3., True) for r in range(1, 6)] == pytest.approx([.25, .2, .15, .1, .05])
-
-
-class Pull(GA):
-    "The loss (theta - 1)^2; theta stands for the accuracy."
-    def loss(self, model, x, y, client):
-        return ((model.theta - 1)**2).mean()
-
-    def _scores(self, model, client):
-        return model.theta.item(), ((model.theta - 1)**2).item()
-
-
-@pytest.mark.parametrize("gap, want", [("loss", 1.5**2 - .8**2), ("accuracy", .2 - -.5)])
-def test_the_gap_is_what_arrives_against_what_was_reached(gap, want):
-    "theta = 0 becomes 0.2, then -0.5 arrives; in accuracy the sign is turned; a gap that is no number ends the run."
-    data = dict(train=(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)))
-    client = Client("a", data, Settings(lr=.1, batch_size=4))
-    net, rule = nn.Module(), Pull(gap=gap)
-    net.theta = nn.Parameter(exact(0.))
-
-    def update(theta, round):
-        return client_update(rule, net, client, {"model.theta": exact(theta)}, round)
-
-    assert "scalars.ga.gap" not in update(0., 0)
-    assert update(-.5, 1)["scalars.ga.gap"].item() == pytest.approx(want)
-    assert "scalars.ga.gap" not in update(0., 3)                                             # round 2 was missed
-    if gap == "loss":
-        with pytest.raises(FdgnbError, match="gap of client 'a' is inf in round 5"):
-            update(1e200, 4)
 
 
 def make_server(rule, **given):
@@ -202,13 +165,6 @@ def test_it_takes_the_place_of_any_weights_beneath(few, adjusted):
         assert bits(run(name, few), "model") != bits(adjusted, "model")
 
 
-@pytest.mark.parametrize("name, plain, h", [
-    ("ga", "uniform", {}), ("fedprox+ga", "fedprox+uniform", dict(mu=.5)), ("fedsb+ga", "fedsb", dict(S=16))])
-def test_without_a_step_it_is_the_uniform_average(few, name, plain, h):
-    still = run(name, few, rounds=2, d=0., **h)
-    assert bits(still, "model") == bits(run(plain, few, rounds=2, **h), "model")
-
-
 @pytest.mark.parametrize("label", [label for label in DIFFERENCES if label != "as printed"])
 def test_each_difference_changes_the_run(few, adjusted, label):
     "Of the list of differences from the slides; the weights stay weights."
@@ -216,16 +172,3 @@ def test_each_difference_changes_the_run(few, adjusted, label):
     r = run(name, few, **h)
     assert bits(r) != bits(adjusted)
     assert trace(r).weight.groupby(trace(r)["round"]).sum().tolist() == pytest.approx([1]*3)
-
-
-# ---- refusals
-REFUSED = [
-    (lambda data: GA(d=-1), "should be"), (lambda data: GA(gap="los"), "did you mean 'loss'"),
-    (lambda data: adjust_weights([1.], [0., 1.], .1), "1 weights but 2 gaps"),
-    (lambda data: run("ga", data, variant="released", fractions=(.9, 0., .1)), "no val samples")]
-
-
-@pytest.mark.parametrize("ask, says", REFUSED, ids=[says for _, says in REFUSED])
-def test_refused(few, ask, says):
-    with pytest.raises(FdgnbError, match=says):
-        ask(few)

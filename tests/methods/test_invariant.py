@@ -1,6 +1,5 @@
 """Invariant features: golden updates of DANN, RSC, FedSR and FedIIR."""
-import copy, json
-from pathlib import Path
+import copy
 from types import SimpleNamespace
 import torch
 from torch import nn
@@ -8,8 +7,9 @@ from fdgnb.core import generator, seeded
 from fdgnb.methods import invariant
 from golden import invariant as given
 from golden.invariant import BATCH, CMI, EMA, GAMMA, L2R, LAM, inputs, sgd
+from golden.replay import read
 
-GOLDEN = json.loads((Path(__file__).parent.parent/"golden"/"invariant.json").read_text())["found"]
+GOLDEN = read("invariant")["found"]
 X, Y, _ = inputs()
 
 

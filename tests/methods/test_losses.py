@@ -1,18 +1,11 @@
 """Golden numbers of released losses: MOON, FedNTD, FedDecorr, AM, FedMix and VHL; Mixup's labels; constant features."""
-import json
-from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
 from fdgnb.core import generator
 from fdgnb.methods import contrast, mixing
 from golden.mixing import LABELS, SOFT, inputs
-
-HERE = Path(__file__).parent.parent/"golden"
-exact = lambda v: torch.tensor(v, dtype=torch.float64)
-
-
-def golden(key): return json.loads((HERE/f"{key}.json").read_text())
+from golden.replay import exact, read
 
 
 def near(ours, theirs, atol=1e-12): torch.testing.assert_close(ours.detach(), exact(theirs), rtol=0, atol=atol)
@@ -28,7 +21,7 @@ def check(loss, x, value, gradient, atol=1e-12):
 
 
 def test_golden_moon():
-    g = golden("moon")
+    g = read("moon")
     z, near_to, far, logits = (exact(g[k]) for k in ("z", "near", "far", "logits"))
     flgo, ntd = g["flgo"], g["fedntd"]
     check(lambda z: contrast.model_contrast(z, near_to, far, flgo["tau"]), z, flgo["value"], flgo["gradient"])
@@ -37,7 +30,7 @@ def test_golden_moon():
 
 
 def test_golden_fedntd():
-    g = golden("fedntd")
+    g = read("fedntd")
     teacher, y = exact(g["teacher"]), torch.tensor(g["y"])
     for case in g["losses"]:
         loss = lambda v: F.cross_entropy(v, y) + case["beta"]*contrast.not_true_distillation(v, teacher, y, case["tau"])
@@ -46,7 +39,7 @@ def test_golden_fedntd():
 
 def test_golden_feddecorr():
     "The authors' code is our released form; the printed form is about a batch size smaller."
-    g = golden("feddecorr")
+    g = read("feddecorr")
     z = exact(g["z"])
     N, d = z.shape
     check(contrast.released_decorrelation, z, g["value"], g["gradient"], 1e-5)
@@ -63,7 +56,7 @@ def test_decorrelation_of_constant_features_is_finite(z):
 
 def test_golden_mixing():
     "Of FedMix's loss with one sample the released code is ours; with four, its third term is a quarter of ours."
-    v, g = inputs(), golden("mixing")["found"]
+    v, g = inputs(), read("mixing")["found"]
     for x, other, own, there in zip(v["x"], v["other"], (.25, .5, .9), g["am"]):
         near(mixing.amplitude_mix(x, other, 1 - own), there)
     for there in g["fedmix"]:

@@ -1,6 +1,4 @@
 """Personal parts: golden steps of released code; Ditto's personal steps by hand."""
-import json
-from pathlib import Path
 import pytest
 import torch
 from torch import nn
@@ -8,12 +6,9 @@ from fdgnb.core import seeded
 from fdgnb.federation.loop import Client, Server, client_update, weigh
 from fdgnb.methods.personal import DSBN, Ditto, FedBN, LGFedAvg, entries_of
 from fdgnb.settings import Settings
-
-GOLDEN = Path(__file__).parent.parent/"golden"
-exact = lambda v: torch.tensor(v, dtype=torch.float64)
+from golden.replay import exact, read
 
 
-def golden(key): return json.loads((GOLDEN/f"{key}.json").read_text())
 def tensors(state, of=""): return {of + k: exact(v) for k, v in state.items()}
 
 
@@ -33,7 +28,7 @@ class Toy(nn.Module):
 
 def test_golden_fedbn():
     "The official averaging of two networks: shared entries alike, BatchNorm each its own."
-    g, net, uploads = golden("fedbn"), Toy(), []
+    g, net, uploads = read("fedbn"), Toy(), []
     class Given(FedBN):
         def weight(self, server, k, upload): return g["weights"]["ab".index(k)]
     method, clients, server = Given(unseen="initial"), [Client(k, {}) for k in "ab"], Server(tensors(g["server"]), "ab",
@@ -52,7 +47,7 @@ def test_golden_fedbn():
 
 def test_golden_ditto():
     "PFLlib's optimizer of the personal model, its anchor held at the received model."
-    g = golden("ditto")
+    g = read("ditto")
     with seeded(0): net = nn.Linear(3, 2).double()
     x, y = exact(g["x"]), torch.tensor(g["y"])
     class WholeBatch(Ditto):
@@ -66,7 +61,7 @@ def test_golden_ditto():
 
 def test_golden_lgfedavg():
     "FLGo's client: what it makes of a new global model."
-    g, client, net = golden("lgfedavg"), Client("a", {}), Toy()
+    g, client, net = read("lgfedavg"), Client("a", {}), Toy()
     client.state |= {f"lgfedavg.{k}": v for k, v in tensors(g["own"]).items() if k in entries_of(net, "features")}
     LGFedAvg().receive(net, client, tensors(g["sent"], "model."))
     assert_near(net.state_dict(), tensors(g["held"]))
@@ -74,7 +69,7 @@ def test_golden_lgfedavg():
 
 def test_golden_dsbn():
     "The official layer with two branches: what the client of each domain and an unseen one compute."
-    g = golden("dsbn")
+    g = read("dsbn")
     net = nn.Sequential(nn.BatchNorm2d(2).double(), nn.Flatten()).eval()
     server, method = Server(net.state_dict(), "ab", net=net), DSBN()
     for i, branch in enumerate(g["branches"]): server.state |= tensors(branch, f"dsbn.{i}.0.")

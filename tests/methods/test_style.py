@@ -1,15 +1,14 @@
 """Style: golden numbers of ELCFS, HarmoFL, CCST and FedFA; HarmoFL's layer; VGG's weights from disk."""
-import json
-from pathlib import Path
 import torch
 from torch import nn
 from fdgnb.federation.loop import Client
 from fdgnb.methods import style
 from fdgnb.settings import Settings
+from golden.replay import read
 from golden.style import SPECTRA, filled, inputs
 from bars import short
 
-GOLDEN = json.loads((Path(__file__).parent.parent/"golden"/"style.json").read_text())["found"]
+GOLDEN = read("style")["found"]
 V = inputs()
 
 

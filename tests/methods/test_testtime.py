@@ -1,7 +1,5 @@
 """Test time: golden batches of Tent and BatchNorm statistics, a sorted target."""
-import json
 from dataclasses import replace
-from pathlib import Path
 import torch
 from torch import nn
 from fdgnb.core import seeded
@@ -9,13 +7,12 @@ from fdgnb.federation.compose import METHODS
 from fdgnb.federation.loop import Client
 from fdgnb.methods.testtime import Tent, reestimate, use_batch_statistics
 from bars import bars, short
-
-GOLDEN = Path(__file__).parent.parent/"golden"
+from golden.replay import read
 
 
 def golden(key):
     "The numbers of a file, and its network."
-    g = json.loads((GOLDEN/f"{key}.json").read_text())
+    g = read(key)
     with seeded(0):
         net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 2),
                             nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
