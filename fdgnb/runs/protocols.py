@@ -90,13 +90,6 @@ def resolve(protocol, scale=None, dataset=None, method=None):
     if scale not in [*SCALES]: raise FdgnbError(f"unknown scale {echo(scale)}{nearest(scale, SCALES)}")
     return known.values(scale, dataset, method)
 
-# %% ../../nbs/runs/06_protocols.ipynb #dcbcfcf3
-def list_protocols():
-    "DataFrame of the protocols: paper, selection rule (of `metrics.RULES`), point of evaluation, metric."
-    import pandas as pd
-    columns = ["name", "paper", "select", "point", "metric"]
-    return pd.DataFrame(PROTOCOLS.values(), columns=columns).rename(columns=dict(name="protocol")).set_index("protocol")
-
 # %% ../../nbs/runs/06_protocols.ipynb #87c4a938
 SB_SETS = "pacs vlcs officehome terra_incognita"
 SB_ROWS = (

@@ -119,13 +119,3 @@ def row_run(paper, table, method, dataset, backbone="", target=None):
     net = dict(backbone=NETS.get(backbone, backbone)) if backbone else {}
     data = DATA.get(dataset, dataset) or "office_caltech10"           # FDSE's Table 4 names none
     return dict(method=key, dataset=data, target=target, protocol=paper) | net | given
-
-
-def row_map():
-    "DataFrame of every published row (paper, table, method, data set): key, what is given, why left out."
-    rows = []
-    for r in published()[["paper", "table", "method", "dataset"]].drop_duplicates().itertuples(index=False):
-        try: key, given, why = *key_of(*r), ""
-        except FdgnbError as e: key, given, why = "", {}, str(e).rpartition(": ")[2]
-        rows.append(dict(r._asdict(), key=key, given=given, why=why))
-    return pd.DataFrame(rows)
