@@ -6,7 +6,7 @@ shown word by word.
 import ast, json, re
 from functools import cache
 from pathlib import Path
-from notebook_pages import ROOT, place, title_of
+from notebook_pages import NBS, ROOT, directives, place, text_of, title_of
 
 PACKAGE = ROOT/"fdgnb"
 # a page's name, what one does with it, and the modules it has, the first ones first; the longest name decides
@@ -174,14 +174,14 @@ def entry(node, module, tree):
     text = plain(ast.get_docstring(node) or "")
     if isinstance(node, ast.FunctionDef):
         rows = parameters(node, tree)
-        return described("function", signature(node, bool(rows)), f"{text}\n{rows}", module, 3)
+        return described("function", signature(node, bool(rows)), f"{text}\n{rows}", module, 6)
     key, init = method_key(node), init_of(node)
     rows = parameters(init, tree) if init else ""
     inside = [f"`\"{key}\"`: {text}\n" if key else f"{text}\n", rows, options(node)]
     members = [n for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_") and not key]
     first = {n.name: n for n in reversed(members)}                    # of a property, not its setter
     inside += [member(n, node.name, module, tree) for n in members if first[n.name] is n]
-    return described("class", node.name if key else signature(node, bool(rows)), "\n".join(inside), module, 4)
+    return described("class", node.name if key else signature(node, bool(rows)), "\n".join(inside), module, 7)
 
 
 def page_in(path):
@@ -201,13 +201,49 @@ def documented(tree):
     return {n: nodes[n] for n in public(tree) if n in nodes and ast.get_docstring(nodes[n])}
 
 
+@cache
+def read(page):
+    "A notebook."
+    return json.loads(page.read_text())
+
+
+LONGEST = 16                                                         # lines of an example
+
+
+@cache
+def examples(page):
+    "The code cells of a page that show how something is used: not exported, not hidden, and short."
+    cells = [c for c in read(page)["cells"] if c["cell_type"] == "code"]
+    shown = [source for named, source in (directives(text_of(c)) for c in cells)
+             if not {"export", "exporti", "exports", "hide"} & named.keys()]
+    return [source for source in shown if source.count("\n") < LONGEST]
+
+
+def example(name, node, page):
+    "The first cell that calls a name, or fits a method by its key, on its page or those for use; '' where none does."
+    key = method_key(node) if isinstance(node, ast.ClassDef) else None
+    calls = rf"(?<![\w.]){name}\(|\bfdgnb\.{name}\("
+    wanted = re.compile(rf'{calls}|fit\("{key}"' if key else calls)
+    for where in filter(None, (page, *(NBS/f"{stem}.ipynb" for stem in ("index", "own_data", "add")))):
+        found = next((source for source in examples(where) if wanted.search(source)), "")
+        title = title_of(read(where))[0]
+        if found: return f"Example, from [{title}](../{place(where)}):\n\n`````python\n{found}\n`````\n"
+    return ""
+
+
+def with_example(described, text):
+    "An entry with its example before the closing fence."
+    body, fence = described.rstrip("\n").rsplit("\n", 1)
+    return f"{body}\n\n{text}\n{fence}\n" if text else described
+
+
 def section(module, tree):
     "The reference of one module."
     page, found = page_in(path_of(module)), documented(tree)
     lines = [f"## {module}", "", f"```{{py:module}} {module}\n```", "",
              plain(ast.get_docstring(tree) or "").replace("\n", " "), ""]
-    if page: lines += [f"Notebook: [{title_of(json.loads(page.read_text()))[0]}](../{place(page)})", ""]
-    lines += [entry(node, module, tree) for node in found.values()]
+    if page: lines += [f"Notebook: [{title_of(read(page))[0]}](../{place(page)})", ""]
+    lines += [with_example(entry(node, module, tree), example(name, node, page)) for name, node in found.items()]
     rest = [n for n in public(tree) if n not in found]
     if rest: lines += ["Also: " + ", ".join(f"`{n}`" for n in rest) + ".", ""]
     return "\n".join(lines)

@@ -138,6 +138,12 @@ def folded_title(source):
     return "Check: " + first.strip("# ") if first.startswith("#") else "Check"
 
 
+def only_imports(source):
+    "Whether a cell only imports: the site folds it."
+    lines = source.split("\n")
+    return bool(source) and all(re.match(r"(import |from \w|\s|[)])", line) for line in lines if line)
+
+
 def kind_of(named, source, tags):
     "What a code cell is for: it goes into the package (`exported`), it is a `check`, or it is an `example`."
     if {"export", "exporti", "exports"} & named.keys(): return "exported"
@@ -152,8 +158,13 @@ def code(cell, page=ROOT/"page"):
     caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
     metadata = {"tags": [*tags, kind_of(named, source, tags) if source else "remove-input"]}
     if "hide-cell" in tags: metadata["mystnb"] = {"code_prompt_show": folded_title(source)}
-    if not caption or not any(map(is_picture, outputs)): caption = ""
-    if caption: metadata.setdefault("mystnb", {})["image"] = {"alt": re.sub(r"[`$\\]", "", caption)}
+    if only_imports(source):
+        metadata["tags"].append("hide-input")
+        metadata["mystnb"] = {"code_prompt_show": "Imports"}
+    has_picture = any(map(is_picture, outputs))
+    if not has_picture: caption = ""
+    spoken = re.sub(r"[`$\\]", "", caption or source.split("\n")[-1])
+    if has_picture: metadata.setdefault("mystnb", {})["image"] = {"alt": spoken}
     this = dict(cell, source=source, outputs=outputs, execution_count=None, metadata=metadata)
     below = dict(cell_type="markdown", id=f"{cell.get('id', 'cell')}-caption", metadata={},
                  source=f":::{{container}} caption\n{caption}\n:::")

@@ -17,7 +17,7 @@ from .settings import SETTINGS, Settings, format_value, kind_of, read_word, read
 from .federation.compose import method_class
 from .runs.callbacks import Callback
 from .runs.metrics import RULES, args_of, remarks
-from .runs.selected import as_batch, can_adapt, input_of
+from .runs.selected import as_batch, can_adapt
 from .runs.plan import RunPage, read_hyper, read_page
 from .runs.versions import is_installed
 from .experiments.grid import ComparePage, plan_comparison
@@ -305,6 +305,7 @@ def export(
     "Write a run as one program from pictures to probabilities."
     import fdgnb
     from fdgnb.runs.imports import import_modules
+    from fdgnb.runs.selected import input_of
     import_modules(imports)
     kept = fdgnb.load(run)
     print(f"made: {kept.export(file, rule, calibrated)}")

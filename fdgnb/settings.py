@@ -272,6 +272,9 @@ class Settings(DataSettings, LocalSettings):
                          "and test samples, target); 0: never", low=0)
     eval_local: int = hp(5, "rounds between scorings of local models, and at the end; 0: only then", low=0)
     eval_train: int = hp(0, "rounds between scorings of the training samples; 0: after the last only", low=0)
+    eval_clients: int = hp(None, "clients, drawn by the seed, that are scored before the last round, which scores all; "
+                           "None: 50 where fewer than half of more than 50 train in a round, else all", low=1,
+                           added=True)
     adapt: str = hp("last", "when a label-free adaptation is tried on the target",
                     choices=("never", "last", "every"))
     diverge: str = hp("stop", "what becomes of a run whose loss explodes: it stops, or goes on and is marked",

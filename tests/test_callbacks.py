@@ -6,7 +6,7 @@ import pytest
 import fdgnb
 from conftest import bits, says
 from fdgnb.runs.callbacks import Csv, Metrics, MLflow, Patience, WandB
-from fdgnb.runs.metrics import METRICS
+from fdgnb.runs.metrics import METRICS, write_csv
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,16 @@ def test_a_file_holds_the_history_whatever_the_order_and_after_a_resume(short, t
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fdgnb.fit(**short, out=tmp_path/"run", callbacks=[Csv(file), *adding, Patience(1)])
+
+
+def test_the_history_in_a_run_s_folder_grows_with_the_run(short, tmp_path):
+    def fail(run, rows): return 1/(3 - run.round) < 0                                         # in round 3
+    with pytest.raises(ZeroDivisionError): fdgnb.fit(**short, out=tmp_path, checkpoint_every=4, callbacks=[fail])
+    assert pd.read_csv(tmp_path/"history.csv")["round"].max() == 2
+    fdgnb.fit(**short | dict(rounds=3), out=tmp_path/"more").save()
+    for out in (tmp_path, tmp_path/"more"):
+        run = fdgnb.fit(**short, out=out)
+        assert (out/"history.csv").read_text() == write_csv(run.history) and not (out/"record.json").exists()
 
 
 def test_metrics_join_the_table_from_the_rounds_that_measured_them(short, tmp_path):

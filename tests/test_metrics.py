@@ -7,7 +7,7 @@ import pytest
 import sklearn.metrics as sk
 import torch
 import fdgnb
-from conftest import run, says
+from conftest import bits, run, says
 from fdgnb.runs import plots
 from fdgnb.runs.callbacks import Metrics
 from fdgnb.__main__ import main
@@ -90,6 +90,22 @@ def test_a_rule_of_ones_own_is_known_everywhere(small, tmp_path, capsys):
         right = (logits.argmax(1) == small["blended"].y).float().mean().item()
         assert done.table()["target"]["val_f1"] == pytest.approx(right)
     finally: RULES.pop("val_f1", None)
+
+
+def test_of_many_clients_a_sample_is_scored_and_all_in_the_last_round(small, tmp_path):
+    how = dict(data=small, method="fedavg", per_round=3, eval_every=1, local_steps=1, target=None, rounds=3,
+               partition=("split", 12), fractions=(.4, .2, .4))
+    with pytest.warns(UserWarning, match="50 of 60 clients"): some = run(**how)
+    every = run(**how, eval_clients=60)
+    assert bits(some) == bits(every) and "eval_clients" not in some.fed.args()["settings"]
+    n = some.history.query("metric == 'accuracy'").groupby(["point", "round"])["client"].nunique()
+    assert n["aggregated"].tolist() == [50]*3 and n["everyone"].to_dict() == {3: 60}
+    said = some.table()["uses"]
+    assert said["source_val"] == "source validation; 50 of 60 clients scored" and said["last"] == "nothing"
+    assert some.table().loc["last", "ALL"] == every.table().loc["last", "ALL"]
+    with pytest.warns(UserWarning):
+        run(**how | dict(rounds=2), out=tmp_path)
+        assert run(**how, out=tmp_path).rows == some.rows
 
 
 # ---- metrics

@@ -77,6 +77,8 @@ def test_a_run_is_read_back_and_predicts(run, ward, tmp_path, capsys):
     assert header == "file,edema,nodule,effusion"
     wanted = shown.predict(pictures["a"].x[:1]).sigmoid()[0].tolist()
     assert list(map(float, row.split(",")[1:])) == pytest.approx(wanted, abs=1e-5)
+    program = torch.export.load(shown.export(tmp_path/"several.pt2")).module()
+    assert program(pictures["a"].x[:1]/255)[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 def test_finetune_finds_the_columns_by_their_names(run, ward):

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 import fdgnb
 from conftest import run, says
 from fdgnb import load
+from fdgnb.runs.callbacks import Metrics
+from fdgnb.runs.metrics import values
 from PIL import Image
 
 RULES = ("last", "source_val", "target")
@@ -40,6 +42,18 @@ def test_a_rules_models_are_those_of_a_run_of_so_many_rounds(tiny, tmp_path):
     assert not equal(state(done, "inked"), state(done))
     assert {f.name for f in tmp_path.glob("round-*")} == {f"round-{int(r):04}.safetensors" for r in
                                                           table.loc[[*RULES], "rounds"]}
+
+
+def test_a_round_is_selected_by_any_metric(tiny, tmp_path):
+    how = VARY | dict(data=tiny, method="fedavg", eval_every=2, fractions=(.4, .4, .2), select=["macro_f1", "ece"])
+    done = run(**how)
+    run(**how, out=tmp_path, callbacks=[Metrics("macro_f1"), lambda run, rows: run.round == 3])
+    again = run(**how, out=tmp_path)
+    for rule, best in (("macro_f1", "idxmax"), ("ece", "idxmin")):
+        score, line = values(done.history, done.sizes, split="val", metric=rule)["ALL"], done.table().loc[rule]
+        assert (line["rounds"], line["uses"]) == (str(getattr(score, best)()), f"source validation, {rule}")
+        assert list(score.index) == [2, 4, 5] and again.table().loc[rule].equals(line)
+        assert load(tmp_path).predict(tiny["blended"].x, rule=rule).equal(done.predict(tiny["blended"].x, rule=rule))
 
 
 @pytest.mark.parametrize("method, given", [("fedsb+ga", dict(S=8, precision="bfloat16")), ("fdse", {}), ("fedsr", {})])
@@ -138,7 +152,7 @@ def test_an_exported_program_gives_predicts_probabilities(method, suffix, temper
     "From pictures in [0, 1], bytes or not, in batches of any size; its recipe says what it is."
     if suffix == ".onnx": pytest.importorskip("onnxscript")
     done = run(method, tiny, normalize="imagenet", **SHORT | dict(rounds=1))
-    monkeypatch.setattr(type(done), "temperature", lambda self: temperature, raising=False)
+    monkeypatch.setattr(type(done), "temperature", lambda self, rule: temperature, raising=False)
     path = done.export(tmp_path/f"m{suffix}", rule="source_val", calibrated=temperature != 1)
     x = torch.cat([tiny["blended"].x[:5]/255, tiny["blended"].x[5:10]/256])
     for n in (1, 10):

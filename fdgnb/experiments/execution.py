@@ -82,11 +82,13 @@ def make_record(made, args, versions, store, work, retry=False, metrics=()):
     mine.parent.mkdir(parents=True, exist_ok=True)
     try:
         with hold_lock(store.folder, args):
-            state, _ = store.find(args, versions, metrics)
+            state, old = store.find(args, versions, metrics)
             if state == "done" or state == "failed" and not retry: return state
+            measured = [m for m in (old or {}).get("metrics", {}) if m in METRICS]
+            metrics = list(dict.fromkeys([*metrics, *measured]))          # each is shown under the rules of all
             set_torn_aside(mine)
             how = Playing(mine, workers=1, checkpoint_every=max(1, args["rounds"]//10), progress=False,
-                          resume=state != "failed", callbacks=[Metrics(*metrics)] if metrics else [])
+                          resume=state != "failed", callbacks=[Metrics(*metrics, select=True)] if metrics else [])
             try: played = start_run(Federation(made), how)
             except Exception as e:                            # it ends this run alone, and is recorded
                 if is_machines_fault(e): raise

@@ -157,7 +157,7 @@ class ComparePage(Shared):
     hyper: object = hp(None, "a dict of hyper-parameters and settings; None: no more than is named")
     methods: object = hp("fedavg", "names of list_methods(), also with values, parted by commas or blanks")
     seeds: int = hp(2, "how many seeds, from 0", low=1)
-    rule: str = hp("source_val", "how a round is selected: last, source_val, top5, target, or one that you registered")
+    rule: str = hp("source_val", "how a round is selected: last, source_val, top5, target, a metric, or your own")
     metric: str = hp("accuracy", "what is compared, accuracy or a name of runs.metrics.METRICS")
     base: str = hp("fedavg", "the label that gains are over")
     pooled: bool = hp(True, "a row of one network trained on all sources' data together: the price of not moving them")

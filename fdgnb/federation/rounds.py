@@ -38,6 +38,16 @@ def draw_clients(fed, round):
     return [clients[i] for i in sorted(drawn.tolist())]
 
 
+def choose_scored(fed):
+    "The clients that are scored before the last round, in their order: all, or a sample that the seed draws."
+    s, clients = fed.settings, fed.server.clients
+    is_rare = s.per_round and 2*s.per_round < len(clients)
+    n = s.eval_clients or (50 if is_rare else len(clients))
+    if n >= len(clients): return clients
+    drawn = torch.randperm(len(clients), generator=generator(fed.seed, purpose="scored"))[:n]
+    return [clients[i] for i in sorted(drawn.tolist())]
+
+
 def try_selection(fed, round, attempt=0):
     "(drawn, available): the clients drawn in a round, and those of them that will answer."
     clients = draw_clients(fed, round)
@@ -141,13 +151,19 @@ class Round:
             raise FdgnbError(f"round {self.number + 1} failed: nobody answered; the last checkpoint is kept")
 
     def score(self, down):
-        """Score every client, and the unseen one, with the model that it would now be sent: losses (client, loss).
+        """Score clients (`choose_scored`), and the unseen one, with what each would now be sent: losses (client, loss).
 
+        Where that is a sample, the scores of all in the last round have a point of their own, `everyone`.
         In a round that is not scored the loss of one batch of one client, another one each round."""
         if "aggregated" in self.scoring:
-            target = self.fed.target
+            target, sample = self.fed.target, choose_scored(self.fed)
+            is_sample, is_last = len(sample) < len(down), self.number + 1 == self.fed.rounds
+            if is_sample and not is_last: down = {k: down[k] for k in sample}
             if target: down = down | {target: self.fed.method.download(self.fed.server, target)}
-            self.rows += [row for _, _, said in self.ask("score", down) for row in said["rows"]]
+            rows = [row for _, _, said in self.ask("score", down) for row in said["rows"]]
+            self.rows += [row for row in rows if row[0] in (*sample, target)]
+            if is_sample and is_last:
+                self.rows += [(k, split, "everyone", m, v) for k, split, p, m, v in rows if p == "aggregated"]
             return []
         there = list(self.changes)
         if not there: return []

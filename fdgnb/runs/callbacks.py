@@ -16,6 +16,7 @@ from ..core import FdgnbError, echo, exists, nearest, path_of, writing
 from ..vectors import flatten
 from ..settings import check_value, hp
 from ..federation.node import collect_logits
+from ..federation.rounds import choose_scored
 from .metrics import METRICS, POINTS, RULES, compute_metrics, ranking_metric, select, values, write_csv
 
 # %% ../../nbs/runs/10_callbacks.ipynb #cbcode0001
@@ -137,16 +138,18 @@ class MetricError(FdgnbError): "What a metric raised; no fault of the run."
 
 
 class Metrics(Callback):
-    "Measure further metrics on test samples and target; what a rule of `RULES` selects by, on validation samples too."
+    "Measure further metrics on test samples and target; what a rule goes by, on validation samples too."
     def __init__(
         self,
         *names: str,          # of fdgnb.runs.metrics.METRICS, such as recall, precision, auroc (by class), macro_f1
         every: int = 1,       # rounds from one measurement to the next; the last round always
+        select: bool = False, # whether a round is selected by each; then they are measured in all scored rounds
     ):
         for n in names: METRICS.get(n)
-        self.names, self.every = names, check_value("every", every, hp(1, "rounds", low=1))
+        self.select, self.names, self.every = select, names, check_value("every", every, hp(1, "rounds", low=1))
 
     def start(self, run):
+        if self.select: self.every = run.fed.settings.eval_every or run.fed.rounds
         single = [n for n in self.names if getattr(METRICS[n], "single_label", False)]
         if single and run.fed.data.multilabel:
             raise FdgnbError(f"metric {single[0]!r} is defined for one class a sample, and those of "
@@ -154,9 +157,11 @@ class Metrics(Callback):
 
     def round(self, run, rows):
         if run.round % self.every and run.round != run.fed.rounds: return
-        for_rules = [n for n in self.names if n in {rule.metric for rule in RULES.values()}]
+        for_rules = [n for n in self.names if self.select or n in {rule.metric for rule in RULES.values()}]
+        there = {row[:5] for row in rows}                         # measured by another one
         out = []
-        for client in run.fed.everyone:
+        scored = {*choose_scored(run.fed), run.fed.target}
+        for client in [client for client in run.fed.everyone if client.id in scored]:
             splits = dict(target=self.names) if client.n("target") else dict(test=self.names, val=for_rules)
             for split, names in splits.items():
                 if not names or not client.n(split): continue
@@ -166,7 +171,7 @@ class Metrics(Callback):
                     if predict is None: continue
                     scores = self.measure(names, predict, client, split, run.fed.data.classes)
                     out += [(run.round, client.id, split, point, name, v) for name, v in scores.items() if v == v]
-        return out
+        return [row for row in out if row[:5] not in there]
 
     def measure(self, names, predict, client, split, classes):
         "{name: value} on a client's samples; MetricError where a metric raises."

@@ -28,7 +28,7 @@ from .imports import import_modules
 from .plan import PLAYED, Playing, plan
 from .setup import Federation, explain_mps
 from .checkpoints import load_checkpoint, of_ours, save_checkpoint, start_again, sweep
-from .callbacks import as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
+from .callbacks import Callback, Csv, Metrics, as_callbacks, start_and_end, stop_line, tell, warn_of_gaps
 from .metrics import chosen_rounds, check_rule
 from .plots import overview_plot
 from .records import arrays, save
@@ -127,6 +127,7 @@ def fit(
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
     groups: dict | None = None,                 # {domain: a name per sample, as of a patient}: each group in one part
     split: dict | None = None,                  # {domain: {"train": rows, "val": rows, "test": rows}}: one's own
+    select: str | list | None = None,           # metrics, by each of which a round is selected too, as macro_f1
     callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
     hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
     **options,                                  # fields of `Settings` and of the method's own `Hyper`
@@ -137,7 +138,7 @@ def fit(
     same arguments and versions, or with more rounds. A callback that returns True stops the run and prints who
     stopped it and why (`run.reason`); of a finished run callbacks are told nothing."""
     how = read_playing(dict(out=out, engine=engine, workers=workers, checkpoint_every=checkpoint_every,
-                            progress=progress, resume=resume, callbacks=callbacks))
+                            progress=progress, resume=resume, select=select, callbacks=callbacks))
     made = plan(method, dataset, target, rounds, seed, protocol=protocol, scale=scale, device=device, groups=groups,
                 split=split, hyper=hyper, **options)
     return start_run(Federation(made), how)
@@ -150,7 +151,10 @@ def read_playing(given):
     if torch.get_default_dtype() != torch.float32:
         raise FdgnbError(f"torch's default type is {torch.get_default_dtype()}, a run computes in float32: "
                          "call torch.set_default_dtype(torch.float32) first")
-    return replace(how, out=folder_of(how.out), callbacks=as_callbacks(how.callbacks))
+    callbacks = as_callbacks(how.callbacks)
+    chosen = [how.select] if isinstance(how.select, str) else how.select
+    if chosen: callbacks = as_callbacks([*callbacks, Metrics(*chosen, select=True)])
+    return replace(how, out=folder_of(how.out), callbacks=callbacks)
 
 
 def start_run(fed, how) -> Run:
@@ -195,17 +199,21 @@ def play(run, how, open_engine):
     from tqdm import tqdm                      # text: it stays in an executed notebook, and a terminal can show it
     fed, quiet = run.fed, is_quiet(how)
     down = downloads(fed.method, fed.server)
+    log = Csv(run.out/"history.csv") if run.out else Callback()
+    log.start(run)
+    if run.out: (run.out/"record.json").unlink(missing_ok=True)                  # of fewer rounds
     with open_engine(fed, how.workers) as engine:
         bar = tqdm(range(run.round, fed.rounds), desc=f"{fed.method.name} {fed.data.name}",
                    initial=run.round, total=fed.rounds, disable=quiet, unit="round")
         for r in bar:
-            start = time.perf_counter()
+            start, before = time.perf_counter(), len(run.rows)
             down, rows = run_round(fed, engine, down, r, run.book)
             run.rows += rows
             run.seconds.append(time.perf_counter() - start)
             stop = after_round(run, rows, how.callbacks)
             due = (r + 1) % how.checkpoint_every == 0 or r + 1 == fed.rounds or stop
             if run.out and due: checkpoint(run)
+            log.round(run, run.rows[before:])
             if not quiet: bar.set_postfix(progress_postfix(fed, rows))
             if stop: break
 
@@ -263,10 +271,12 @@ def save_with_weights(run, out):
 def after_round(run, rows, callbacks):
     "After a round: keep the weights that a rule selects, tell the callbacks; whether one stops the run."
     if any(r[3:5] == ("aggregated", "accuracy") for r in rows): keep_weights(run, partial(network_of, run.fed))
+    before = len(run.rows)
     who = tell(callbacks, run, rows)
     run.stopped, run.reason = bool(who), stop_line(who, run) if who else ""
     final = run.stopped or run.round == run.fed.rounds
-    if final: keep_weights(run, partial(network_of, run.fed))      # a rule may go by what a callback added
+    if final or len(run.rows) > before:                            # a rule may go by what a callback added
+        keep_weights(run, partial(network_of, run.fed))
     return run.stopped
 
 
@@ -308,6 +318,7 @@ def rows_so_far(rows, fed):
         r, _, split, point, *_ = row
         plan, last = plan_scores(fed.settings, r - 1, fed.rounds), r == fed.rounds
         if point == "training": return True
+        if point == "everyone": return last
         if point == "adapted": return "aggregated" in plan and (last or fed.settings.adapt == "every")
         return point in plan and (split != "train" or "train" in plan)
     return [tuple(row) for row in rows if due(row)]

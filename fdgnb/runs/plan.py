@@ -55,6 +55,8 @@ class Playing:
     checkpoint_every: int = hp(1, "rounds from one checkpoint to the next", low=1)
     progress: bool = hp(None, "show a bar; None: unless CI is set")
     resume: bool = hp(True, "go on with the run in `out`")
+    select: str = hp(None, "a metric, as macro_f1, or several, by each of which a round is selected too; None: none",
+                     also=tuple[str, ...])
     callbacks: object = hp((), "functions f(run, rows) or callbacks, told after each round")
 
 

@@ -307,7 +307,10 @@ class Record(dict):
 def outcome(rec):
     "What a record says was run and came of it; not where, when and by which versions."
     apart = "format versions provenance metrics reached largest privacy sizes files temperatures".split()
-    return {k: v for k, v in rec.items() if k not in apart}
+    told = {k: v for k, v in rec.items() if k not in apart}
+    ours = {point: {rule: line for rule, line in lines.items() if rule not in METRICS}          # else it was measured
+            for point, lines in rec.get("scores", {}).items()}
+    return told | dict(scores=ours)
 
 # %% ../../nbs/runs/03_records.ipynb #8eab63d9
 def file_name(args):

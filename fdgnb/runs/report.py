@@ -136,7 +136,7 @@ def score_frame(run, round, heat):
     "(scores, scores by class) of a round, tidy, of the history and from predictions. heat: its temperature, or None."
     parts = [run.history[run.history.split.isin(["target", "test"])], measure(run, metrics_of(run))]
     if heat and not run.multilabel: parts.append(measure(run, ["ece"], heat).assign(metric="ece_calibrated"))
-    t = pd.concat(parts).query("round == @round").drop_duplicates([*PLACE, "metric"]).sort_values(PLACE[1:], kind="stable")
+    t = pd.concat(parts).query("round == @round").drop_duplicates([*PLACE, "metric"]).sort_values(PLACE[1:])
     t[["metric", "class"]] = t.metric.str.extract(r"^([^\[]*)(?:\[(.*)\])?$").to_numpy()
     is_class = t["class"].notna()
     return t[~is_class & ~t.metric.isin(t.metric[is_class])], t[is_class]
@@ -144,7 +144,7 @@ def score_frame(run, round, heat):
 
 def to_markup(scores, rows):
     "Scores as a table of HTML: metrics side by side, everything in its own order."
-    table = scores.pivot(index=rows, columns="metric", values="value")
+    table = scores.pivot(index=rows, columns="metric", values="value").rename_axis(columns=None)
     table = table.loc[scores.set_index(rows).index.unique(), scores.metric.unique()].reset_index()
     return table.to_html(index=False, float_format="{:.3f}".format, na_rep="", border=0)
 

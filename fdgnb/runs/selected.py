@@ -35,12 +35,12 @@ from .metrics import chosen_rounds, check_rule
 # %% ../../nbs/runs/09_selected.ipynb #selcode001
 class Deployed(nn.Module):
     "A network of bytes or floats in [0, 1], which it scales as its run does; vectors pass as they are."
-    def __init__(self, net, mean=None, std=None):
+    def __init__(self, net, normalize="none"):               # or the channels' mean and deviation themselves
         super().__init__()
-        self.net, self.scales = net, mean is not None
-        if not self.scales: return
-        self.register_buffer("mean", torch.as_tensor(mean).reshape(-1, 1, 1))
-        self.register_buffer("std", torch.as_tensor(std).reshape(-1, 1, 1))
+        self.net, self.scales = net, normalize != "none"
+        scale = SCALES.get(normalize, ()) if isinstance(normalize, str) else normalize
+        for name, value in zip(("mean", "std"), scale):
+            self.register_buffer(name, torch.as_tensor(value).reshape(-1, 1, 1))
 
     def forward(self, x):
         x = to_float(x)
@@ -258,12 +258,12 @@ def read_states(folder, round, args=None):
 # %% ../../nbs/runs/09_selected.ipynb #selcode006
 class Deployable:
     "What needs a network and nothing else; `model_of` comes from the class that inherits."
+    made, batchwise = None, False                            # of a site's model: how, and whether anew for every batch
     about = property(lambda self: about_of(self.fed), doc="What its networks are built from.")
     device = property(lambda self: self.fed.device, doc="Where its networks compute.")
     model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
     classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
     multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
-    made, batchwise = None, False                            # of a site's model: how, and whether anew for every batch
     temperatures = {}                                            # {round: temperature} of what a run's own data say
 
     def round_of(self, rule):
@@ -287,8 +287,8 @@ class Deployable:
 
         Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid()."""
         x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
-        scale = SCALES.get(self.about["args"]["settings"]["normalize"], ())
-        net = Deployed(self.model_of(domain, rule), *scale).to(self.device)
+        scaling = self.about["args"]["settings"]["normalize"]
+        net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(), one_thread():
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()/heat
@@ -341,12 +341,11 @@ class Program(nn.Module):
     "A run from end to end: pictures in [0, 1], or a run's vectors, to probabilities."
     def __init__(self, about, net, temperature=1.):
         super().__init__()
-        self.about, self.temperature, self.encoder = about, temperature, nn.Identity()
-        self.scale = SCALES.get(about["args"]["settings"]["normalize"], ())
-        self.net = Deployed(net, *self.scale)
+        self.about, self.temperature = about, temperature
+        self.encoder, self.net = Deployed(nn.Identity()), Deployed(net, about["args"]["settings"]["normalize"])
         if "size" not in (about["encoder"] or {}): return
-        frozen, *self.scale = build_encoder(**about["encoder"])
-        self.encoder = Deployed(frozen.features, *self.scale)
+        frozen, *scale = build_encoder(**about["encoder"])
+        self.encoder = Deployed(frozen.features, scale)
 
     def forward(self, x):
         if len(x.shape) == 4: x = (x*255).round()/255                  # as bytes, which the run's pictures are
@@ -356,7 +355,8 @@ class Program(nn.Module):
     def recipe(self):
         "What it takes, computes and gives, as JSON."
         about, shape = self.about, picture_shape(self.about)
-        scale = {k: torch.as_tensor(v).flatten().tolist() for k, v in zip(("mean", "std"), self.scale)}
+        first = self.encoder if self.encoder.scales else self.net
+        scale = {name: value.flatten().tolist() for name, value in first.named_buffers(recurse=False)}
         return dict(input=input_of(about), channels=shape[0], size=shape[1:], range=[0, 1] if shape[1:] else None,
                     normalization=scale, encoder=about["encoder"], temperature=self.temperature,
                     output="probabilities", classes=about["classes"], multilabel=about["multilabel"],

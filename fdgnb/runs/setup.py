@@ -26,6 +26,7 @@ from ..data.splits import attach_splits
 from ..federation.compose import hyper_of
 from ..federation.loop import Client, Server
 from ..federation.node import Node
+from ..federation.rounds import choose_scored
 from ..federation.shared import require_batchnorm
 from ..federation.steps import batchnorm_momenta
 from ..federation.uploads import describe_oddity
@@ -318,6 +319,10 @@ class Federation(Part):
         check_needs(self)
         check_batches(self)
         self.server = make_server(self, self.target_client)
+        n, clients = len(choose_scored(self)), len(self.clients)
+        if n < clients and self.settings.eval_clients is None:
+            warnings.warn(f"{n} of {clients} clients, always the same, are scored after a round, all after the last: "
+                          f"eval_clients={clients} always scores all")
         with explain_mps(): self.method.setup(self.server)
 
     @property
