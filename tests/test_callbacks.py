@@ -108,7 +108,7 @@ def test_the_history_in_a_run_s_folder_grows_with_the_run(short, tmp_path):
 
 def test_metrics_join_the_table_from_the_rounds_that_measured_them(short, tmp_path):
     once = short | dict(rounds=2, out=tmp_path)
-    first = fdgnb.fit(**once)
+    fdgnb.fit(**once)
     with pytest.warns(UserWarning, match="no ece of rounds 1"): fdgnb.fit(**once, callbacks=[Metrics("ece")])
     metrics = Metrics("macro_f1", "recall", every=2)
     run = fdgnb.fit(**short | dict(rounds=3), callbacks=[metrics])
