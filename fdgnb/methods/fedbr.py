@@ -91,7 +91,7 @@ class FedBR(FedBRRounds):
 
     def step(self, model, x, y, client):
         now = client.scratch
-        now["fedbr.max"] = self.h.max_step and self.h.projection         # one per step, taken in `loss`
+        now["fedbr.max"] = self.h.max_step and self.h.projection         # one per step, taken in `contrast`
         if self.h.mixup:
             rng = now.setdefault("fedbr.mixup", client.rng("fedbr.mixup"))
             x, y = mix_pairs(x, y, model.n_classes, *mixup_draw(len(x), rng))
