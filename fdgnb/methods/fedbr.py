@@ -48,22 +48,9 @@ class FedBRHyper(PseudoHyper):
                           source="Algorithm 1; released: DomainBed's loader")
     variant: str = variant()
 
-# %% ../../nbs/methods/04_fedbr.ipynb #be0d9613
-@method("fedbr")
-class FedBR(PseudoData):
-    "Pseudo-data on which the classifier stays undecided and the features stay near the global ones."
-    Hyper = FedBRHyper
-    paper = "Guo et al., ICML 2023"
-    tune = {"lam": (.1, .3, 1.)}
-    single_label = True
-
-    def build(self, model):
-        model, d = super().build(model), model.feature_dim
-        if self.h.component2 and self.h.projection:
-            width, n_out = (256, 128) if self.h.width == "printed" else (2*d, d)
-            model.projection = projection(d, width, n_out).requires_grad_(False)
-        return model
-
+# %% ../../nbs/methods/04_fedbr.ipynb #brrounds01
+class FedBRRounds(PseudoData):
+    "FedBR around its local steps, as the switches say: first weights, batches, weights of the average."
     def setup(self, server):
         super().setup(server)
         if self.h.first == "each": server.state["fedbr.apart"] = 1             # until the first average
@@ -79,9 +66,32 @@ class FedBR(PseudoData):
 
     def _short(self, client): return self.h.first_round == "step" and client.round == 0
 
+    def weight(self, server, k, upload):
+        return super().weight(server, k, upload) if self.h.average == "size" else 1.
+
+    def aggregate(self, server, uploads):
+        super().aggregate(server, as_updates(server, uploads) if server.state.get("fedbr.apart") else uploads)
+        server.state.pop("fedbr.apart", None)
+
+# %% ../../nbs/methods/04_fedbr.ipynb #be0d9613
+@method("fedbr")
+class FedBR(FedBRRounds):
+    "Pseudo-data on which the classifier stays undecided and the features stay near the global ones."
+    Hyper = FedBRHyper
+    paper = "Guo et al., ICML 2023"
+    tune = {"lam": (.1, .3, 1.)}
+    single_label = True
+
+    def build(self, model):
+        model, d = super().build(model), model.feature_dim
+        if self.h.component2 and self.h.projection:
+            width, n_out = (256, 128) if self.h.width == "printed" else (2*d, d)
+            model.projection = projection(d, width, n_out).requires_grad_(False)
+        return model
+
     def step(self, model, x, y, client):
         now = client.scratch
-        now["fedbr.max"] = self.h.max_step and self.h.projection               # one per step, taken in `loss`
+        now["fedbr.max"] = self.h.max_step and self.h.projection         # one per step, taken in `contrast`
         if self.h.mixup:
             rng = now.setdefault("fedbr.mixup", client.rng("fedbr.mixup"))
             x, y = mix_pairs(x, y, model.n_classes, *mixup_draw(len(x), rng))
@@ -89,21 +99,17 @@ class FedBR(PseudoData):
 
     def loss(self, model, x, y, client):
         if "fedbr.xp" not in client.scratch: return super().loss(model, x, y, client)
-        h, (lam, mu), (xp, q) = self.h, strengths(self.h), pseudo_batch(self.h, model, x, y, client)
+        h = self.h
+        lam, mu = strengths(h)
+        xp, q = pseudo_batch(h, model, x, y, client)
         if h.order == "pseudo": zp = pseudo_features(h, model, xp)
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
         if h.order == "local": zp = pseudo_features(h, model, xp)
-        with aside(model, h.statistics):
-            if lam: loss = loss + lam*F.cross_entropy(model.head(zp), q)
+        if lam:
+            with aside(model, h.statistics): loss = loss + lam*F.cross_entropy(model.head(zp), q)
         if not mu: return loss
-        return loss + mu*contrast(h, model, z[0], zp, global_features(zp, xp, client), client)
-
-    def weight(self, server, k, upload):
-        return super().weight(server, k, upload) if self.h.average == "size" else 1.
-
-    def aggregate(self, server, uploads):
-        super().aggregate(server, as_updates(server, uploads) if server.state.get("fedbr.apart") else uploads)
-        server.state.pop("fedbr.apart", None)
+        zg = global_features(zp, xp, client)
+        return loss + mu*contrast(h, model, z[0], zp, zg, client)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #1e1cbc47
 def contrastive_loss(
@@ -139,6 +145,19 @@ def ascend(adversary, loss, lr):
     with torch.no_grad():
         for p, g in zip(theta, up): p.add_(g, alpha=lr)
 
+# %% ../../nbs/methods/04_fedbr.ipynb #brcontcd01
+def contrast(h, model, z, zp, zg, client):
+    """Return L_con, after a max step if due.
+
+    z: features of local data; zp, zg: of pseudo-data, local and global."""
+    n = min(len(z), len(zp))
+    P = model.projection if h.projection else nn.Identity()
+    def con(z, zp):
+        near, fixed, far = P(zp[:n]), P(zg[:n]), P(z[:n])
+        return contrastive_loss(near, fixed, far, h.tau1, h.tau2, h.similarity)
+    if client.scratch.pop("fedbr.max", False): ascend(P, lambda: con(z.detach(), zp.detach()), client.lr)
+    return con(z, zp)
+
 # %% ../../nbs/methods/04_fedbr.ipynb #6f51c1a1
 @contextmanager
 def aside(model, statistics="own"):
@@ -165,19 +184,12 @@ def pseudo_features(h, model, xp):
 
 
 def global_features(zp, xp, client):
-    "Return phi_g of a step's pseudo-data, without gradient: by the frozen copy, else the round's first features."
+    """Return phi_g of a step's pseudo-data, without gradient.
+
+    By the frozen copy if there is one, else the round's first features."""
     frozen = client.scratch.get("fedbr.phi_g")
     if frozen is None: return client.scratch.setdefault("fedbr.zg", zp.detach())
     with torch.no_grad(), aside(frozen): return frozen(xp)
-
-
-def contrast(h, model, z, zp, zg, client):
-    "Return L_con, after a max step if due. z: features of local data; zp, zg: of pseudo-data, local and global."
-    n = min(len(z), len(zp))
-    P = model.projection if h.projection else nn.Identity()
-    def con(z, zp): return contrastive_loss(P(zp[:n]), P(zg[:n]), P(z[:n]), h.tau1, h.tau2, h.similarity)
-    if client.scratch.pop("fedbr.max", False): ascend(P, lambda: con(z.detach(), zp.detach()), client.lr)
-    return con(z, zp)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #mixupcode0
 def mixup_draw(n, rng, a=.2):

@@ -28,7 +28,7 @@ class PseudoHyper:
     proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR")
     refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
                           label="pseudo-data once", source="Section 5.1")
-    begins: str = switch("the first pseudo-data: sent with the first round's models, or before it",
+    begins: str = switch("clients send their first means: after the first round, or before it",
                          paper="after", released="before", label="pseudo-data from the first step",
                          source="Algorithm 1; released: made before step 0")
     means: str = switch("a mean's samples: different ones, of each client in turn, or drawn with "
