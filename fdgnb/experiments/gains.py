@@ -8,23 +8,12 @@ __all__ = []
 # %% ../../nbs/experiments/12_gains.ipynb #gaincd0001
 import numpy as np
 import pandas as pd
-from .statistics import holm
+from .statistics import estimate_error, holm
 
 # %% ../../nbs/experiments/12_gains.ipynb #gaincd0003
 LEVEL = .05                     # of a test, and of a family
 MARGIN = 1.                     # points within which two methods are alike
 FEWEST = 3                      # whole repetitions below which nothing is tested
-
-
-def estimate_gain(differences):
-    "(gain, standard error, degrees of freedom) of differences by (target, repetition)."
-    targets = [own.to_numpy() for _, own in differences.groupby(level=0, sort=False)]
-    gain = np.mean([own.mean() for own in targets])
-    variances = np.array([own.var(ddof=1)/len(own) for own in targets])       # of the targets' means
-    freedoms = np.array([len(own) - 1 for own in targets])
-    total = variances.sum()
-    if total < 1e-12: return gain, 0., np.inf
-    return gain, total**.5/len(targets), total**2/(variances**2/freedoms).sum()
 
 
 def tail_above(distance, error, freedom):
@@ -42,11 +31,11 @@ def leave_each_out(differences):
 
 def hangs_on_one(differences):
     "Whether the gain is lost without some one of the targets: then a one-sided p of the others is above `LEVEL`."
-    whole_gain, _, _ = estimate_gain(differences)
+    whole_gain, _, _ = estimate_error(differences)
     side = np.sign(whole_gain)
     for others in leave_each_out(differences):
         if others.empty: return False                                         # one target alone
-        gain, error, freedom = estimate_gain(others)
+        gain, error, freedom = estimate_error(others)
         if tail_above(side*gain, error, freedom) > LEVEL: return True
     return False
 
@@ -56,7 +45,7 @@ def measure_gain(differences, margin=MARGIN):
 
     p_within is the larger of two one-sided p, against -margin and against +margin."""
     from scipy.stats import t as student
-    gain, error, freedom = estimate_gain(differences)
+    gain, error, freedom = estimate_error(differences)
     half = student.ppf(1 - LEVEL/2, freedom)*error if error else 0.
     p = min(1., 2*tail_above(abs(gain), error, freedom))
     p_below, p_above = tail_above(margin - gain, error, freedom), tail_above(gain + margin, error, freedom)
