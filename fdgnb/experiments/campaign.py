@@ -17,6 +17,7 @@ from .grid import grid
 from .search import defaults_of
 from .store import Planner, Store
 from .studies import choose_studies, missing_data, read_studies
+from .tuning import FURTHER, RATES, list_further, list_rates
 from ..federation.compose import hyper_names, method_class
 from ..runs.plan import vary
 from ..runs.records import read_study, write_study
@@ -89,27 +90,6 @@ def read_comparison(name=None):
     declared = {key: study for key, study in read_studies().items() if "repeated" in study}
     return [Study(key, study) for key, study in choose_studies(declared, name).items()]
 
-# %% ../../nbs/experiments/11_campaign.ipynb #campcd0004
-RATES = 1., .3, 3.              # times the protocol's learning rate; of equals the first is taken
-FURTHER = .1, 10.               # of a method without an option
-
-
-def scale_rate(lr, factor):
-    "A learning rate times a factor, in three digits."
-    return float(f"{lr*factor:.3g}")
-
-
-def list_rates(usual, factors=RATES):
-    "Trials of the learning rate alone. usual: {option: value} of the protocol."
-    return [dict(lr=scale_rate(usual["lr"], factor)) for factor in factors]
-
-
-def list_further(tune, usual, best):
-    "The trials that follow: the option of `tune` at the best rate, or further rates. best: values of the best trial."
-    if not tune: return list_rates(usual, FURTHER)
-    (option, values), = tune.items()
-    return [best | {option: value} for value in values if value != usual[option]]
-
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0006
 FIFTH = 5
 
@@ -147,7 +127,7 @@ def rank_target(trials, target):
 def play_repetition(study, method, s, play):
     "Search and report of a method in repetition s, on all targets; {target: values of its report}."
     usual = study.usual_values(method)
-    rates = [(target, values) for values in list_rates(usual) for target in study.targets]
+    rates = [(target, values) for values in list_rates(usual["lr"], RATES) for target in study.targets]
     trials = play_trials(study, method, s, rates, play)
     further = []
     for target in study.targets if study.further_trials else ():

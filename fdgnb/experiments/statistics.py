@@ -38,11 +38,11 @@ def split_by_target(differences):
     return [g.to_numpy() for _, g in differences.dropna().groupby(level=0, sort=False)]
 
 
-def estimate_error(scores, base):
-    """(mean of targets' mean differences, its standard error, degrees of freedom after Satterthwaite).
+def estimate_error(differences):
+    """(mean of the targets' mean differences, its standard error, degrees of freedom after Satterthwaite).
 
     The error is NaN where a target has one seed, 0 where no seed differs from another (but by a record's rounding)."""
-    groups = split_by_target(scores.iloc[:, 0] - base)
+    groups = split_by_target(differences)
     if not groups: return np.nan, np.nan, np.nan
     mean = np.mean([g.mean() for g in groups])
     if min(map(len, groups)) < 2: return mean, np.nan, np.nan
@@ -58,7 +58,7 @@ def p_value(scores, base):
 
     NaN where a target has one seed, or where no seed differs from another (but by a record's rounding)."""
     from scipy.stats import t as student
-    mean, error, freedom = estimate_error(scores, base)
+    mean, error, freedom = estimate_error(scores.iloc[:, 0] - base)
     if error == 0: return 1. if abs(mean) < 1e-6 else np.nan
     return float(2*student.sf(abs(mean)/error, freedom))
 
@@ -66,7 +66,7 @@ def p_value(scores, base):
 def t_interval(scores, base, level=.95):
     "(mean, low, high) of a difference as `paired_gain` has it, its interval by Student's t: p below .05 excludes zero."
     from scipy.stats import t as student
-    mean, error, freedom = estimate_error(scores, base)
+    mean, error, freedom = estimate_error(scores.iloc[:, 0] - base)
     half = student.ppf((1 + level)/2, freedom)*error
     return float(mean), float(mean - half), float(mean + half)
 

@@ -202,11 +202,11 @@ def provenance_of(run):
 MOST = 20                                                     # points of a curve; clients that are scored by name
 
 
-def thin(several):
-    "At most `MOST` of several things, evenly spread, the last among them."
+def thin(several, most=MOST):
+    "At most so many of several things, evenly spread, the first and the last among them; None: all."
     several = list(several)
-    if len(several) <= MOST: return several
-    return [several[i] for i in sorted({round(i*(len(several) - 1)/(MOST - 1)) for i in range(MOST)})]
+    if most is None or len(several) <= most: return several
+    return [several[i] for i in sorted({round(i*(len(several) - 1)/max(1, most - 1)) for i in range(most)})]
 
 
 def to_six(v): return round(float(v), 6) if v == v else None

@@ -16,8 +16,9 @@ from ..experiments.table import curves_of
 from ..runs.fit import fit
 from ..runs.metrics import RULES
 from ..runs.plots import colors, styled
+from ..runs.records import thin
 from .ledger import SEEDS, Records, called, fits, made_by, plan_of, read_as, spread
-from .paper import at_hand, grid_of, play, spaced
+from .paper import at_hand, grid_of, play
 
 # %% ../../nbs/tables/06_figures.ipynb #35cb00fa
 def save_figure(figure, folder, stem, vector=False):
@@ -263,7 +264,7 @@ class Study:
 
 def fill(report, todo, most=None, jobs=None):
     "Run what a report's store lacks of a grid, at most so many, spread; then its records are read again."
-    todo = todo.iloc[spaced(list(range(len(todo))), most)]
+    todo = todo.iloc[thin(range(len(todo)), most)]
     play(todo, report.records.store, jobs)
     report.records = Records(report.records.store)
 

@@ -20,6 +20,7 @@ from ..experiments.statistics import verdicts
 from ..experiments.table import TEX, latex_of, table
 from ..experiments.store import Store
 from ..runs.metrics import RULES, style_names
+from ..runs.records import thin
 from .ledger import PRICES, SEEDS, Records, begins, fits, measure, prices, read_as
 from .ledger import runs_behind, short_of, targets_in, wanted
 from .overview import MEANS, published
@@ -78,12 +79,6 @@ def calls_of(lines, scale, here=True):
     return list(calls.values())
 
 
-def spaced(some, most):
-    "At most so many of a list, evenly spread, the first and the last among them."
-    if most is None or len(some) <= most: return list(some)
-    return [some[i] for i in sorted({round(i*(len(some) - 1)/max(1, most - 1)) for i in range(most)})]
-
-
 def grid_of(label, call, target, seeds, scale, **hyper):
     "The grid of a call of `fit` at a scale. hyper: what is changed."
     given = {k: v for k, v in call.items() if k not in ("method", "dataset", "protocol")} | hyper
@@ -93,7 +88,7 @@ def grid_of(label, call, target, seeds, scale, **hyper):
 
 def runs_of(lines, scale="smoke", seeds=range(3), most=None):
     "The grid of the runs behind some rows. most: so many runs, spread over the rows."
-    wanted = spaced([(label, call, target, seed) for label, call, target, _ in calls_of(lines, scale)
+    wanted = thin([(label, call, target, seed) for label, call, target, _ in calls_of(lines, scale)
                      for seed in seeds], most)
     return pd.concat([grid_of(*one, scale) for one in wanted], ignore_index=True) if wanted else pd.DataFrame()
 
