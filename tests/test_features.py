@@ -58,7 +58,7 @@ def test_threads_do_not_change_the_bits(photos, monkeypatch):
 
 
 def test_a_limit_encodes_what_a_run_draws_with_the_same_bits(tmp_path, monkeypatch):
-    "A seed and a split seed draw 10 of 70 images a domain; what was encoded is kept; all 70 encoded give the same runs."
+    "A seed and a split seed draw 10 of 70 images a domain; what was encoded is kept; all 70 give the same runs."
     photos, load, sizes = write_shop(tmp_path/"photos", n=35), dict(encoder="lite0", size=32), []
     encode = features.encode_pixels
     monkeypatch.setattr(features, "encode_pixels", lambda x, *a, **k: (sizes.append(len(x)), encode(x, *a, **k))[1])
