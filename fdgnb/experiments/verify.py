@@ -17,7 +17,7 @@ from ..vectors import flatten
 from ..federation.compose import hyper_of, method_class
 from ..runs.fit import fit
 from ..runs.imports import import_modules, pack_modules
-from ..runs.metrics import write_csv
+from ..runs.metrics import METRICS, write_csv
 from ..runs.plan import find_fixed
 from ..runs.records import Record, commit, file_digest, file_name, hardware, libraries, read_study
 from ..runs.versions import versions_of
@@ -47,7 +47,9 @@ def call_for(rec):
     hyper = hyper_of(cls(**args["hyper"]))                                       # all of them: some follow settings
     fixed = find_fixed(cls, hyper)
     same["hyper"] = {k: v for k, v in hyper.items() if k.rpartition(".")[2] not in fixed} | settings
-    return json.loads(json.dumps(same | (dict(imports=words) if words else {})))
+    chosen = [rule for rule in rec.get("scores", {}).get("aggregated", {}) if rule in METRICS]
+    beside = dict(imports=words, select=chosen)
+    return json.loads(json.dumps(same | {k: v for k, v in beside.items() if v}))
 
 # %% ../../nbs/experiments/09_verify.ipynb #veri0013
 COSTS = ("bytes", "flops_round", "steps_round", "parameters", "samples")
