@@ -226,7 +226,6 @@ def caption(text): return f":::{{container}} caption\n{text}\n:::"
 def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) for stem in stems)))
 
 
-FOUND_BY = "```{index} which method, choose a method\n```\n"                      # words of the search
 EXPLORATORY = """These results are exploratory, because values were chosen with pictures of the domain that is held out
 later. A comparison whose choice never sees that domain is running, by [a protocol](protocol.md) that was written before
 its first run."""
@@ -272,7 +271,7 @@ def comparison(folder):
     more = f"The other {counted(rest, 'row')} are [below](#by-setting)." if rest > 0 else ""
     files = [here/stem for stem in ("comparison", "gains", "which", "costs", "values", "rules")]
     return page(
-        title, quotation, FOUND_BY, sentences(lines), EXPLORATORY, raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
+        title, quotation, sentences(lines), EXPLORATORY, raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
         picture(here/"gains_short.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
         folded("The same for all methods", picture(here/"gains.png", folder, "Gains over FedAvg of all methods")),
         folded("Gain against bytes", picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"),
