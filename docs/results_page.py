@@ -164,13 +164,15 @@ def list_lines(folder):
 
 
 def shown_better(lines):
-    "'these are better than FedAvg: `a` and `b` (+1.2 to +4.3 points)' of some lines, or that none is."
+    "'these are better than FedAvg: `a` and `b` (+1.2 to +4.3 points; shown in 1 of 5 settings: *digits*)', or none."
     better = lines[lines.mark.str.contains(BETTER)].sort_values("over_best", ascending=False)
     if better.empty: return "no method is shown to be better than FedAvg"
     low, high = better.over_best.min(), better.over_best.max()
     span = f"{low:+.1f}" if low == high else f"{low:+.1f} to {high:+.1f}"
     names = listed(f"`{m}`" for m in dict.fromkeys(better.method.str.removesuffix(ADAPTED)))
-    return f"these are better than FedAvg: {names} ({span} points)"
+    where = list(dict.fromkeys(f"*{PLAIN[s]}*" for s in better.setting))
+    shown = f"shown in {len(where)} of {counted(lines.setting.nunique(), 'setting')}: {listed(where)}"
+    return f"these are better than FedAvg: {names} ({span} points; {shown})"
 
 
 def sentences(lines):
@@ -232,10 +234,12 @@ its first run."""
 READ = """Points over FedAvg, as the mean over targets and seeds, in the round with the best validation accuracy of the
 clients. ▲: better than FedAvg at each learning rate that its validation leaves open. ▼: worse than FedAvg at its
 searched rate. Both by a paired t test at 5 % after Holm's correction; without a mark no difference is shown. The first
-row is FedAvg's accuracy. The bytes of a round are multiples of FedAvg's."""
+row is FedAvg's accuracy. The bytes of a round are multiples of FedAvg's. These gains are over FedAvg at its searched
+rate; those in the sentences above are over the best of the rates that its validation leaves open."""
 GAINS = """Gains over FedAvg with 95 % intervals, of the five systems and of each method that is better somewhere.
-A dot is filled where Holm's test shows the gain. Methods below the dotted line adapt to unlabeled samples of the target
-at test time."""
+A dot is filled where a difference is shown after Holm's correction, and missing where a method was not run. Methods
+below the dotted line adapt to unlabeled samples of the target at test time; which of the others see such samples in
+training is in the table."""
 LOCAL = """Clients that train alone (local) against FedAvg, each on its own domain, over the rounds of FDSE's paper:
 Office-Caltech10, a LeNet at 32 pixels."""
 BYTES = """Gain against the bytes of a round. Filled marks are shown to be better, triangles adapt at test time, and a
