@@ -225,7 +225,8 @@ def test_a_run_comes_again_from_its_record_and_from_a_pack(tmp_path, capsys, mon
     (lib/"again_helper.py").write_text("FACTOR = .5\n")
     words = ["run", "again_own", "--imports", lib/"again_own.py", "--limit", 30, "--rounds", 2, "--out", tmp_path/"a"]
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("fdgnb.runs.imports.IMPORTED", [])
+    imported = []                                                       # of this test alone
+    for place in ("imports", "records"): monkeypatch.setattr(f"fdgnb.runs.{place}.IMPORTED", imported)
     assert main(words) == 0 and main(["run", "--from", tmp_path/"a"]) == 0
     assert main(["run", "--from", tmp_path/"a", "--seed", 1]) == 1
     told = capsys.readouterr().out

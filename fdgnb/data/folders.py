@@ -21,6 +21,7 @@ from .splits import PARTS, build_dataset, name_files
 
 # %% ../../nbs/data/03_folders.ipynb #76bfb730
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+MANY = 10                               # with so few classes or fewer, samples may be as few as one likes
 VOLUMES = (".nii", ".nii.gz", ".nrrd", ".mha")
 NO_VOLUMES = "a volume, which is not supported: save its slices as images (groups= keeps a patient's together)"
 FORMATS = ("BMP", "JPEG", "MPO", "PNG", "TIFF", "WEBP")               # MPO: the JPEG of some phones
@@ -172,9 +173,25 @@ def list_images(folder):
     return [f for f in list_below(folder) if is_image(f)]
 
 
+def refuse_volumes(files):
+    "FdgnbError where a file is a volume."
+    volumes = [str(f) for f in files if str(f).lower().endswith(VOLUMES)]
+    if volumes: raise FdgnbError(f"{volumes[0]!r} is {NO_VOLUMES}")
+
+
+def refuse_numbers(tree):
+    "FdgnbError where class folders are named by so many whole numbers that they may be ages. tree: of `find_images`."
+    names = {c for classes in tree.values() for c in classes}
+    n = sum(len(files) for classes in tree.values() for files in classes.values())
+    if not all(name.isdecimal() for name in names) or len(names) <= max(MANY, n/10): return
+    raise FdgnbError(f"{len(names)} class folders are whole numbers, with {n} images: if they are classes, name them "
+                     f"in classes=; to predict numbers, as ages, is regression, which is not supported")
+
+
 def warn_of_others(folders):
-    "Warn of what lies in class folders and is not taken for an image."
+    "Warn of what lies in class folders and is not taken for an image; FdgnbError on volumes."
     others = [f for folder in folders for f in list_below(folder) if not is_image(f)]
+    refuse_volumes(others)
     if others:
         warnings.warn(f"passed over {len(others)} files whose names do not end like an image's ({' '.join(IMAGES)}), "
                       f"dangling links or special files, the first: {str(others[0])!r}")
@@ -198,14 +215,14 @@ def find_images(folders, has_parts, wanted):
         for c in (c for place in above for c in list_subfolders(place)):
             files = list_images(c)
             if not files and (wanted is None or c.name in wanted):
-                volumes = [str(f) for f in list_below(c) if str(f).lower().endswith(VOLUMES)]
-                if volumes: raise FdgnbError(f"{volumes[0]!r} is {NO_VOLUMES}")
+                refuse_volumes(list_below(c))
                 raise FdgnbError(f"class folder {str(c)!r} has no images ({' '.join(IMAGES)}); remove the folder or "
                                  f"fill it")
             tree[d].setdefault(c.name, []).extend(files)
             seen.append(c)
         if not tree[d]: raise FdgnbError(f"domain folder {str(folder)!r} has no class folders: {wanted_form}")
     warn_of_others(seen)
+    if wanted is None: refuse_numbers(tree)
     return tree
 
 # %% ../../nbs/data/03_folders.ipynb #scaledfold

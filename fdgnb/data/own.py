@@ -14,7 +14,7 @@ from ..core import FdgnbError, echo, is_folder, nearest, path_of
 from ..settings import arg, check_value
 from .domain import Dataset, Domain, check_on_error, check_size
 from .files import asking, list_below, placed, read_text, reading, warn_of_alike, warn_of_lost
-from .folders import list_subfolders, read_folders, read_levels, scale_levels, skip_unread
+from .folders import MANY, list_subfolders, read_folders, read_levels, scale_levels, skip_unread
 from .scale import WHITE, check_range, decide_white, to_bytes
 from .found import Found, encode_domain
 from .splits import ask_each, build_dataset, name_files
@@ -206,7 +206,6 @@ def read_domains(name, samples, white, kind=None):
     return made, white
 
 # %% ../../nbs/data/16_own.ipynb #4bc771eb
-MANY = 10                               # with so few classes or fewer, samples may be as few as one likes
 WANTED = "wanted (N,), one class a sample, or of several labels zeros and ones, (N, C); no masks, no boxes"
 
 

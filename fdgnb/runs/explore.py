@@ -30,9 +30,17 @@ def samples_of(run, dataset=None):
     except FdgnbError as e: warnings.warn(f"no pictures: {e}; explore(dataset) takes the data", stacklevel=3)
     return {}
 
+
+def pixels_of(run, dataset=None):
+    "{domain: images} of data that an encoder has read, read again without it; none where that cannot be."
+    args = run.fed.args() if hasattr(run, "fed") else run.args
+    try: data = get_dataset(args["dataset"] if dataset is None else dataset, size=96, encoder="none")
+    except FdgnbError: return {}
+    return {name: domain.x for name, domain in data.domains.items() if domain.x.dtype == torch.uint8}
+
 # %% ../../nbs/runs/15_explore.ipynb #expdraw001
 @styled
-def choice_plot(run, samples, round, domain, chosen=None):
+def choice_plot(run, samples, pixels, round, domain, chosen=None):
     "Curves, confusion matrix and wrong samples of a domain in a round. chosen: the one true class that is shown."
     import matplotlib.pyplot as plt
     from sklearn.metrics import confusion_matrix
@@ -58,8 +66,8 @@ def choice_plot(run, samples, round, domain, chosen=None):
     for ax, i in zip(axes, wrong):
         row = split.index[i] if split else i
         ax.set_title(f"{row}: {classes[label[i]]}\n→ {classes[predicted[i]]}, {100*sure[i]:.0f} %", fontsize=8)
-        if split is None or holds_floats(run.about): continue
-        x = split.take(torch.tensor([i]))[0][0, :3]
+        if split is None or holds_floats(run.about) and domain not in pixels: continue
+        x = pixels[domain][row] if domain in pixels else split.take(torch.tensor([i]))[0][0, :3]
         ax.imshow(x.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())                    # a gray one in all colors
     below.suptitle(f"{len(wrong)} wrong samples, the surest first (number: true class → predicted class, probability)")
     return fig
@@ -72,13 +80,16 @@ def explore(run, dataset=None):
     if run.multilabel: raise FdgnbError("explore is for one label a sample, and samples of this run have several")
     if not run.predictions: raise FdgnbError("explore: the samples of this run, and its predictions, are not here")
     samples, rounds = samples_of(run, dataset), {round for round, *_ in run.predictions}
+    pixels = pixels_of(run, dataset) if holds_floats(run.about) else {}
     choices = {"round": sorted(rounds, reverse=True),
                "domain": sorted(run.sizes, key=lambda name: "target" not in run.sizes[name]),
                "class": [("all", None), *((name, i) for i, name in enumerate(run.classes))]}
     menus = [Dropdown(options=options, description=name) for name, options in choices.items()]
     picture = Image(format="png")
 
-    def redraw(change=None): picture.value = small_png(choice_plot(run, samples, *(menu.value for menu in menus)))
+    def redraw(change=None):
+        chosen = [menu.value for menu in menus]
+        picture.value = small_png(choice_plot(run, samples, pixels, *chosen))
 
     for menu in menus: menu.observe(redraw, "value")
     redraw()
