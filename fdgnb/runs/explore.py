@@ -33,8 +33,8 @@ def samples_of(run, dataset=None):
 
 def pixels_of(run, dataset=None):
     "{domain: images} of data that an encoder has read, read again without it; none where that cannot be."
-    args = run.fed.args() if hasattr(run, "fed") else run.args
-    try: data = get_dataset(args["dataset"] if dataset is None else dataset, size=96, encoder="none")
+    if dataset is None: dataset = run.fed.plan.dataset if hasattr(run, "fed") else run.args["dataset"]
+    try: data = get_dataset(dataset, size=96, encoder="none")
     except FdgnbError: return {}
     return {name: domain.x for name, domain in data.domains.items() if domain.x.dtype == torch.uint8}
 
