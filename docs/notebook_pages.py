@@ -158,6 +158,7 @@ def code(cell, page=ROOT/"page"):
     caption, tags = named.get("fig-cap", ""), cell["metadata"].get("tags", [])
     metadata = {"tags": [*tags, kind_of(named, source, tags) if source else "remove-input"]}
     if "hide-cell" in tags: metadata["mystnb"] = {"code_prompt_show": folded_title(source)}
+    if "hide-input" in tags: metadata["mystnb"] = {"code_prompt_show": "Code of the picture" if caption else "Code"}
     if only_imports(source):
         metadata["tags"].append("hide-input")
         metadata["mystnb"] = {"code_prompt_show": "Imports"}
