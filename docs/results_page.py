@@ -191,6 +191,24 @@ def sentences(lines):
     return " ".join(said)
 
 
+SITUATIONS = {"": "no data of the new place", "at test time": "its unlabeled pictures, when the model is used",
+              "in training": "its unlabeled pictures, already in training"}
+
+
+def list_situations(lines):
+    "What one has of the target, and which methods are shown better than FedAvg in which settings: a row each."
+    rivals, rows = lines[lines.method != "fedavg"], []
+    outside = rivals[~rivals.inside]
+    cases = {what: outside[outside.target == given] for given, what in SITUATIONS.items()}
+    for what, own in (cases | {"only the clients' own places count": rivals[rivals.inside]}).items():
+        better = own[own.mark.str.contains(BETTER)]
+        named = [f"{method} ({', '.join(PLAIN[s] for s in part.setting)})" for method, part in better.groupby("method")]
+        where = f"{better.setting.nunique()} of {own.setting.nunique()}"
+        rows.append({"what you have": what, "shown better than FedAvg, and where": "; ".join(named) or "none",
+                     "settings": where})
+    return pd.DataFrame(rows)
+
+
 def best_rows(lines, costs, most=TOP):
     "FedAvg's accuracy, then the methods shown better in most settings, then by mean gain: a column a setting."
     base = lines[lines.method == "fedavg"]
@@ -231,6 +249,8 @@ def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) 
 EXPLORATORY = """These results are exploratory, because values were chosen with pictures of the domain that is held out
 later. A comparison whose choice never sees that domain is running, by [a protocol](protocol.md) that was written before
 its first run."""
+COMPARE = """Whatever the table names, [compare on your own data](../compare.ipynb), and have `uniform` among the methods:
+where places differ much in size, equal weights alone may be the gain."""
 READ = """Points over FedAvg, as the mean over targets and seeds, in the round with the best validation accuracy of the
 clients. ▲: better than FedAvg at each learning rate that its validation leaves open. ▼: worse than FedAvg at its
 searched rate. Both by a paired t test at 5 % after Holm's correction; without a mark no difference is shown. The first
@@ -275,7 +295,8 @@ def comparison(folder):
     more = f"The other {counted(rest, 'row')} are [below](#by-setting)." if rest > 0 else ""
     files = [here/stem for stem in ("comparison", "gains", "which", "costs", "values", "rules")]
     return page(
-        title, quotation, sentences(lines), EXPLORATORY, raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
+        title, quotation, sentences(lines), EXPLORATORY, raw(small(list_situations(lines))), COMPARE,
+        raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
         picture(here/"gains_short.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
         folded("The same for all methods", picture(here/"gains.png", folder, "Gains over FedAvg of all methods")),
         folded("Gain against bytes", picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"),
