@@ -202,9 +202,9 @@ def list_situations(lines):
     cases = {what: outside[outside.target == given] for given, what in SITUATIONS.items()}
     for what, own in (cases | {"only the clients' own places count": rivals[rivals.inside]}).items():
         better = own[own.mark.str.contains(BETTER)]
-        named = [f"{method} ({', '.join(PLAIN[s] for s in part.setting)})" for method, part in better.groupby("method")]
+        named = [f"{method} ({'; '.join(PLAIN[s] for s in part.setting)})" for method, part in better.groupby("method")]
         where = f"{better.setting.nunique()} of {own.setting.nunique()}"
-        rows.append({"what you have": what, "shown better than FedAvg, and where": "; ".join(named) or "none",
+        rows.append({"what you have": what, "shown better than FedAvg, and where": " · ".join(named) or "none",
                      "settings": where})
     return pd.DataFrame(rows)
 
@@ -249,7 +249,7 @@ def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) 
 EXPLORATORY = """These results are exploratory, because values were chosen with pictures of the domain that is held out
 later. A comparison whose choice never sees that domain is running, by [a protocol](protocol.md) that was written before
 its first run."""
-COMPARE = """Whatever the table names, [compare on your own data](../compare.ipynb), and have `uniform` among the methods:
+COMPARE = """Whatever the table names, [compare on your own data](../compare.ipynb), with `uniform` among the methods:
 where places differ much in size, equal weights alone may be the gain."""
 READ = """Points over FedAvg, as the mean over targets and seeds, in the round with the best validation accuracy of the
 clients. ▲: better than FedAvg at each learning rate that its validation leaves open. ▼: worse than FedAvg at its
