@@ -29,7 +29,7 @@ from ..runs.metrics import METRICS, compute_metrics
 from ..federation.engine import cores
 from ..runs.plan import Plan, Playing, plan
 from ..runs.records import Record, digest_of, file_name, metric_version
-from ..runs.setup import Federation
+from ..runs.setup import Federation, read_data
 from .grid import check_grid
 from .store import Planner, Store, metric_names, results
 
@@ -75,7 +75,7 @@ def is_machines_fault(e):
     return False
 
 # %% ../../nbs/experiments/03_execution.ipynb #d582248a
-def make_record(made, args, versions, store, work, retry=False, metrics=()):
+def make_record(made, args, versions, store, read, work, retry=False, metrics=()):
     "Play a run and file its record; its state, or differs: another result is filed, busy: another process plays it."
     begun_as = digest_of([versions, {m: metric_version(m) for m in metrics}], 4)      # of other versions: begun anew
     mine = Path(work)/f"{file_name(args).removesuffix('.json')}-{begun_as}"
@@ -87,9 +87,9 @@ def make_record(made, args, versions, store, work, retry=False, metrics=()):
             measured = [m for m in (old or {}).get("metrics", {}) if m in METRICS]
             metrics = list(dict.fromkeys([*metrics, *measured]))          # each is shown under the rules of all
             set_torn_aside(mine)
-            how = Playing(mine, workers=1, checkpoint_every=max(1, args["rounds"]//10), progress=False,
+            how = Playing(mine, workers=1, checkpoint_every=max(5, args["rounds"]//10), progress=False,
                           resume=state != "failed", callbacks=[Metrics(*metrics, select=True)] if metrics else [])
-            try: played = start_run(Federation(made), how)
+            try: played = start_run(Federation(made, read(made)), how)
             except Exception as e:                            # it ends this run alone, and is recorded
                 if is_machines_fault(e): raise
                 why = str(e) if isinstance(e, FdgnbError) else f"{type(e).__name__}: {e}"
@@ -215,10 +215,11 @@ def run_within(clock, planner, grid, store, jobs=None, work=None, retry=False, i
         planner.check(row)
         todo[files[-1]] = row["plan"], args, versions
     needs = None if jobs == 1 else list_needs(todo, metrics)
+    read = planner.read if jobs == 1 else read_data               # other processes read for themselves
     differ = set()
     with tqdm(total=sum(args["rounds"] for _, args, _ in todo.values()), desc=f"0 of {len(todo)} runs", bar_format=BAR,
               disable=is_hidden or not todo) as bar:
-        for ended, (key, state) in enumerate(play_all(todo, clock, store, jobs, needs, work, retry, metrics), 1):
+        for ended, (key, state) in enumerate(play_all(todo, clock, store, jobs, needs, read, work, retry, metrics), 1):
             args = todo[key][1]
             bar.set_description_str(f"{ended} of {len(todo)} runs", refresh=False)
             name = f"{args['method']}, {args['target'] or 'in-domain'}, seed {args['seed']}"

@@ -53,12 +53,15 @@ def choose(records, versions=None, metrics=()):
     return min(states, key=lambda pair: order.index(pair[0]), default=("missing", None))
 
 # %% ../../nbs/experiments/02_store.ipynb #7483a69c
+DRAWS = 8                         # of a data set that are held at once
+
+
 class Planner:
     "What identifies the runs of a grid: (args, versions) of a line. Data are read and digested once for many lines."
     def __init__(self):
         DATASETS.load()            # in every process, for a data set that has a loader's name has its version
         self.known, self.checked = {}, set()
-        self.asked = self.data = self.digest = None                   # of the data that were read last
+        self.asked, self.data, self.digest = None, {}, None           # of the data that were read last
         self.sources = []
 
     def __call__(self, row: pd.Series) -> tuple:                  # a line of a grid
@@ -74,13 +77,14 @@ class Planner:
         return id(made.method), made.rounds, "one" if len(made.target) == 1 else made.target
 
     def read(self, made):
-        "The data of a plan, or those read last, where they are the same."
+        "The data of a plan, read once for all that ask the same; of several draws of one data set, eight at most."
         if isinstance(made.dataset, Dataset): return read_data(made)
-        beside = made.words.groups, made.words.split, drawn_first(made)
-        asked = repr((made.dataset, made.given.get("size"), made.load, beside))
-        if asked != self.asked: self.data = read_data(made)
-        self.asked = asked
-        return self.data
+        asked = repr((made.dataset, made.given.get("size"), made.load, made.words.groups, made.words.split))
+        drawn = drawn_first(made)
+        if asked == self.asked and drawn in self.data: return self.data[drawn]
+        if asked != self.asked or len(self.data) == DRAWS: self.data = {}
+        self.asked, self.data[drawn] = asked, read_data(made)
+        return self.data[drawn]
 
     def identify(self, made):
         "(args, versions) of a plan."

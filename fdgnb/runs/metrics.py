@@ -42,15 +42,19 @@ def values(history, sizes, point="aggregated", split="test", metric="accuracy"):
     Rounds: those in which the point was scored on any split. What was not scored in a round is NaN."""
     sources, target = source_and_target(sizes)
     rows = history[(history.point == point) & (history.metric == metric)]
-    own = rows[(rows.split == split) & rows.client.isin(sources)]
-    own = own.pivot(index="round", columns="client", values="value")
-    own = own.reindex(index=sorted(rows["round"].unique()), columns=sources)
-    n = own.notna()*[sizes[d].get(split, 0) for d in sources]               # samples behind each score
-    total = n.sum(axis=1)
-    out = own.rename(columns=column).rename_axis(index="round", columns=None)
-    if target is not None: out["target"] = rows[rows.split == "target"].groupby("round")["value"].mean()
-    out["ALL"] = (own*n).sum(axis=1, min_count=1)/total.where(total > 0)
-    out["AVG"] = own.mean(axis=1)
+    rounds, row = np.unique(rows["round"], return_inverse=True)
+    splits, domains, value = (rows[name].to_numpy() for name in ("split", "client", "value"))
+    own = np.full((len(sources), len(rounds)), np.nan)
+    for scores, domain in zip(own, sources):
+        is_shown = (splits == split) & (domains == domain)
+        scores[row[is_shown]] = value[is_shown]
+    is_scored = ~np.isnan(own)
+    n = is_scored*np.array([[sizes[d].get(split, 0)] for d in sources])     # samples behind each score
+    out = pd.DataFrame(own.T, index=pd.Index(rounds, name="round"), columns=[column(d) for d in sources])
+    if target is not None: out["target"] = rows[splits == "target"].groupby("round")["value"].mean()
+    with np.errstate(invalid="ignore"):                                     # 0/0 where nothing was scored
+        out["ALL"] = np.where(is_scored, own*n, 0.).sum(axis=0)/n.sum(axis=0)
+        out["AVG"] = np.where(is_scored, own, 0.).sum(axis=0)/is_scored.sum(axis=0)
     return out
 
 # %% ../../nbs/runs/02_metrics.ipynb #0e3218b3
