@@ -17,7 +17,6 @@ from .grid import grid
 from .search import defaults_of
 from .store import Planner, Store
 from .studies import choose_studies, missing_data, read_studies
-from .tuning import FURTHER, RATES, list_further, list_rates
 from ..federation.compose import hyper_names, method_class
 from ..runs.plan import vary
 from ..runs.records import read_study, write_study
@@ -89,6 +88,22 @@ def read_comparison(name=None):
     "The studies of the comparison, or one of them, in the order in which they are run."
     declared = {key: study for key, study in read_studies().items() if "repeated" in study}
     return [Study(key, study) for key, study in choose_studies(declared, name).items()]
+
+# %% ../../nbs/experiments/11_campaign.ipynb #campcd0004
+RATES = 1., .3, 3.              # times the protocol's learning rate
+FURTHER = .1, 10.               # of a method without an option of its own
+
+
+def list_rates(lr, factors):
+    "Trials of the learning rate alone: it times some factors, in three digits."
+    return [dict(lr=float(f"{lr*factor:.3g}")) for factor in factors]
+
+
+def list_further(tune, usual, best):
+    "The further trials: the option of `tune` at the best rate, or further rates where a method has none."
+    if not tune: return list_rates(usual["lr"], FURTHER)
+    (option, values), = tune.items()
+    return [best | {option: value} for value in values if value != usual[option]]
 
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0006
 FIFTH = 5
@@ -197,6 +212,7 @@ def is_whole(study, s, records):
 
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0011
 LIMIT = 50.                     # core hours of the whole comparison
+FIRST = 5                       # repetitions of each study before the others of any
 OFTEN = 600                     # seconds from one publishing to the next
 
 
@@ -267,10 +283,10 @@ def read_hours(folder):
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def run_study(study, clock, jobs, folder, limit):
-    "Run the repetitions that a study lacks; whether all of them are there. Past the limit none is begun."
+def run_study(study, most, clock, jobs, folder, limit):
+    "Run what the first repetitions of a study lack; whether all of these are there. Past the limit none is begun."
     published = records_of(study, folder)
-    for s in range(study.repetitions):
+    for s in range(min(most, study.repetitions)):
         if is_whole(study, s, published.get(s, [])): continue
         spent = sum(read_hours(folder).values())
         if spent >= limit and s not in published:
@@ -287,11 +303,12 @@ def run_campaign(studies, budget=None, jobs=1, folder=None, limit=LIMIT):
     clock = Clock(budget)
     folder = Path(folder or root()/"reports"/"records")
     for study in studies:
-        if study.lacking:
-            print(f"{study.name}: left out, not here: {', '.join(study.lacking)}", flush=True)
-            continue
-        if not run_study(study, clock, jobs, folder, limit): return False
-        print(f"{study.name}: whole, {study.repetitions} repetitions", flush=True)
+        if study.lacking: print(f"{study.name}: left out, not here: {', '.join(study.lacking)}", flush=True)
+    there = [study for study in studies if not study.lacking]
+    for most in (FIRST, math.inf):
+        for study in there:
+            if not run_study(study, most, clock, jobs, folder, limit): return False
+            print(f"{study.name}: {min(most, study.repetitions)} of {study.repetitions} repetitions", flush=True)
     return True
 
 # %% ../../nbs/experiments/11_campaign.ipynb #campcd0012
@@ -301,15 +318,17 @@ MARK = "<!-- made from studies.toml -->"
 def write_plan(studies, limit=LIMIT):
     "The studies in their order with what they cost, as Markdown."
     lines = ["| order | setting | methods | targets | repetitions | rounds: trial, full | trials | runs | core hours | "
-             "sum | smallest gain |", "|---:|---|---:|---:|---:|---|---:|---:|---:|---:|---|"]
+             f"of the first {FIRST} | their sum | smallest gain |",
+             "|---:|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---|"]
     total = 0.
     for place, study in enumerate(studies, 1):
-        total += study.hours
-        is_blank = total - study.hours >= limit
-        setting = f"{study.what} (blank)" if is_blank else study.what
+        first = study.hours*min(1., FIRST/study.repetitions)
+        total += first
+        setting = f"{study.what} (blank)" if total - first >= limit else study.what
         rounds = f"{study.trial_rounds}, {study.rounds}"
         values = (place, setting, len(study.methods), len(study.targets), study.repetitions, rounds,
-                  study.count_trials(), f"{study.count_runs():,}", study.hours, f"{total:.1f}", study.smallest_gain)
+                  study.count_trials(), f"{study.count_runs():,}", study.hours, f"{first:.1f}", f"{total:.1f}",
+                  study.smallest_gain)
         lines.append(f"| {' | '.join(map(str, values))} |")
     methods = [f"- *{study.what}*: {', '.join(study.methods)}." for study in studies]
     return "\n".join([*lines, "", *methods])
