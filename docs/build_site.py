@@ -24,7 +24,7 @@ LEARN = {"federation/01_loop": "The loop", "methods/06_drift": "Client drift", "
          "methods/index": "Other methods", "methods/list": "All methods"}
 USE = {"run": "One run", "own_data": "Your own data", "add": "Your own method", "compare": "A comparison",
        "deploy": "Several machines", "command": "Command line"}
-RESULTS = {"findings": "Findings", "results/comparison": "Which method?", "results/fidelity": "Paper and code",
+RESULTS = {"findings": "Findings", "tables/16_ours": "Which method?", "results/fidelity": "Paper and code",
            "results/papers": "The papers' tables", "results/first_runs": "First runs", "results/protocol": "Protocol",
            "results/measured": "How it was measured"}
 REFERENCE = {"api/index": "By task", "internals": "Internals"}

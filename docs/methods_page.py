@@ -6,8 +6,8 @@ from notebook_pages import NBS, title_of
 
 MEASURED = NBS/"tables/03_overview.ipynb"                           # its table: what a method keeps, sends and computes
 READ = """*Bytes* and *FLOPs* of a round are multiples of FedAvg's, measured on a small network
-([how](../tables/03_overview.ipynb)); *seconds* are from [the comparison](../results/comparison.md). *Better in*: the
-settings of the comparison in which the method beats FedAvg."""
+([how](../tables/03_overview.ipynb)). *Better in*: the settings of [the comparison](../tables/16_ours.ipynb) in which
+the method is better than FedAvg."""
 
 
 def cells(row):
@@ -60,26 +60,22 @@ def describe(key, cls, page, line, records):
     "The row of a method."
     title, _ = title_of(json.loads((NBS/page).read_text()))
     doc = (cls.__doc__ or "").strip().split("\n")[0]
-    own = records[records.method.str.removesuffix(results_page.ADAPTED) == key] if len(records) else records
-    better = own.setting[own.mark.str.contains(results_page.BETTER)] if len(own) else []
+    own = records[records.method.str.partition(" (")[0] == key] if len(records) else records
+    better = own.setting[own.verdict.str.startswith("better")] if len(own) else []
     link = f'<a href="../{page.replace(".ipynb", ".html")}"><code>{key}</code></a>'
     out = {"method": link, "idea": doc, "subject": title if page.startswith("methods/") else "FedAvg"}
     out |= {"sends": sends(line) if line else ""}
     out |= {"target data": line.get("target") or ("in training" if cls.uses_target else "none")}
     out |= {"cost": cost(line), "bytes": traffic(line) if line else ""}
-    out |= {"FLOPs": line.get("flops", ""), "seconds": results_page.costs_of(key, read_costs()).get("seconds", "")}
-    where = ", ".join(map(results_page.words, dict.fromkeys(better)))
-    return out | {"model": line.get("model", ""), "better in": where}
-
-
-def read_costs(): return results_page.read_if(results_page.REPORTS/"comparison/costs.csv")
+    out |= {"FLOPs": line.get("flops", ""), "model": line.get("model", "")}
+    return out | {"better in": ", ".join(dict.fromkeys(better))}
 
 
 def rows():
     "DataFrame of all registered methods, by their pages."
     from fdgnb.federation.compose import METHODS
     from fdgnb.tables.overview import home
-    lines, records = measured(), results_page.list_lines(results_page.REPORTS)
+    lines, records = measured(), results_page.read_if(results_page.REPORTS/"comparison/gains.csv")
     keys = sorted(METHODS.names(), key=lambda k: (home(k), k))
     return pd.DataFrame([describe(k, METHODS.get(k), home(k), lines.get(k, {}), records) for k in keys])
 

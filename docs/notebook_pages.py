@@ -56,11 +56,12 @@ def slug(heading):
 def reported(path):
     "The page of results that shows a folder, an executed report or a list of reports/; None for any other file."
     inside = path.relative_to(REPORTS)
-    if not inside.parts: return "results/comparison.md"
+    if not inside.parts: return "results/papers.md"
     if len(inside.parts) == 1 and inside.stem in ALONE: return f"results/{ALONE[inside.stem]}.md"
     if path.suffix not in (".ipynb", "") and path.name not in ("README.md", "which.md"): return None
     first = inside.parts[0]
-    return f"results/{first if first in ('comparison', 'fidelity', 'papers') else 'measured'}.md"
+    if first == "comparison": return "tables/16_ours.ipynb"
+    return f"results/{first if first in ('fidelity', 'papers') else 'measured'}.md"
 
 
 def place(path):
@@ -91,7 +92,7 @@ def leads_to(target, page):
     if found.exists() and found.is_relative_to(ROOT):
         at = place(found)
         to = os.path.relpath(at, os.path.dirname(place(page)) or ".")
-        if at.startswith("results/"): anchor = part_of_page(found)     # a report's own headings are not on the site
+        if found.is_relative_to(REPORTS): anchor = part_of_page(found)     # a report's own headings are not on the site
         return found, to + anchor
     return None, target
 

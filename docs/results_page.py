@@ -1,4 +1,4 @@
-"""The pages of results, made from the files of reports/: comparison, fidelity, papers, ledger, how it was measured.
+"""The pages of results, made from the files of reports/: fidelity, papers, ledger, how it was measured.
 
 No number is written here: a sentence counts what the tables hold, and a section exists where its files do.
 """
@@ -14,10 +14,6 @@ ASSETS = f'''<link rel="stylesheet" href="../{STYLE}">
 TOP = 12                                                            # rows of a table that is read first
 SMALL = 60                                                          # rows of a table that a page shows whole
 STATES = ("reproduced", "not reproduced", "not run")
-PLAIN = {"features": "PACS, frozen", "features_in_domain": "PACS, own domains", "office_features": "Office, frozen",
-         "digits": "digits", "finetuned": "PACS, fine-tuned", "finetuned_office": "Office, fine-tuned"}
-BETTER, WORSE, TRAINED = "▲", "▼", "T"                              # the marks of the comparison's tables
-ADAPTED = " (adapted)"
 
 
 # ---- files
@@ -118,123 +114,6 @@ def page(title, quotation, *parts, indexed=True):
     return f"{front}# {title}\n> {quotation}\n\n{raw(ASSETS)}\n" + "\n\n".join(p for p in parts if p) + "\n"
 
 
-# ---- comparison
-
-def points(text):
-    "The number that a gain begins with; NaN of none."
-    m = re.match(r"[+-]?\d+(?:\.\d+)?", text)
-    return float(m[0]) if m else float("nan")
-
-
-def setting_of(folder):
-    "{table: what its runs had} of a folder's setting.json."
-    file = folder/"setting.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
-    return {name: part for name, part in found.items() if isinstance(part, dict)}
-
-
-def is_inside(folder):
-    "Whether a setting tests each client on its own domain."
-    return any(part.get("targets") == ["None"] for part in setting_of(folder).values())
-
-
-def settings(folder):
-    "The folders of the comparison's settings, in the order of the studies."
-    order = [Path(s["folder"]).name for s in studies(folder).values() if s["folder"].startswith("comparison/")]
-    found = {p.parent.name: p.parent for p in sorted((folder/"comparison").glob("*/table.csv"))}
-    return [found[n] for n in dict.fromkeys([*order, *found]) if n in found]
-
-
-def list_lines(folder):
-    "A line for each method of each setting: gain in points, mark, what it needs, costs."
-    parts = []
-    for setting in settings(folder):
-        for stem in ("table", "table_adapted"):
-            rows = read_if(setting/f"{stem}.csv")
-            if rows.empty: continue
-            rows = rows.rename(columns={"gain over fedavg": "gain", "accuracy, %": "accuracy"})
-            rows = rows.assign(setting=setting.name, inside=is_inside(setting), points=rows.gain.map(points),
-                               over_best=rows["over its best rate"].map(points))
-            parts.append(rows.assign(adapts=rows.method.str.endswith(ADAPTED)))
-    lines = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    if lines.empty: return lines
-    trains = lines.mark.str.contains(TRAINED)
-    lines["target"] = ["at test time" if a else "in training" if t else "" for a, t in zip(lines.adapts, trains)]
-    return lines
-
-
-def shown_better(lines):
-    "'these are better than FedAvg: `a` and `b` (+1.2 to +4.3 points; shown in 1 of 5 settings: *digits*)', or none."
-    better = lines[lines.mark.str.contains(BETTER)].sort_values("over_best", ascending=False)
-    if better.empty: return "no method is shown to be better than FedAvg"
-    low, high = better.over_best.min(), better.over_best.max()
-    span = f"{low:+.1f}" if low == high else f"{low:+.1f} to {high:+.1f}"
-    names = listed(f"`{m}`" for m in dict.fromkeys(better.method.str.removesuffix(ADAPTED)))
-    where = list(dict.fromkeys(f"*{PLAIN[s]}*" for s in better.setting))
-    shown = f"shown in {len(where)} of {counted(lines.setting.nunique(), 'setting')}: {listed(where)}"
-    return f"these are better than FedAvg: {names} ({span} points; {shown})"
-
-
-def sentences(lines):
-    "What the comparison says, in three sentences."
-    rivals = lines[~lines.method.str.match("fedavg(, lr .*)?$")]
-    methods, where = rivals.method.str.removesuffix(ADAPTED).nunique(), lines.setting.nunique()
-    said = [f"{counted(methods, 'method')} ran beside FedAvg in {counted(where, 'setting')}, each with values searched "
-            "for it, on the same targets, rounds and seeds."]
-    outside, inside = rivals[~rivals.inside], rivals[rivals.inside]
-    if len(outside):
-        without, given = (shown_better(outside[m]) for m in (outside.target == "", outside.target != ""))
-        begin, end = ("with", ";") if len(inside) else ("With", ".")
-        said.append(f"On a domain that no client has, and without its data, {without}{end}")
-        said.append(f"{begin} unlabeled samples of that domain, {given}.")
-    if len(inside): said.append(f"On the clients' own domains, {shown_better(inside)}.")
-    return " ".join(said)
-
-
-SITUATIONS = {"": "no data of the new place", "at test time": "its unlabeled pictures, when the model is used",
-              "in training": "its unlabeled pictures, already in training"}
-
-
-def list_situations(lines):
-    "What one has of the target, and which methods are shown better than FedAvg in which settings: a row each."
-    rivals, rows = lines[lines.method != "fedavg"], []
-    outside = rivals[~rivals.inside]
-    cases = {what: outside[outside.target == given] for given, what in SITUATIONS.items()}
-    for what, own in (cases | {"only the clients' own places count": rivals[rivals.inside]}).items():
-        better = own[own.mark.str.contains(BETTER)]
-        named = [f"{method} ({'; '.join(PLAIN[s] for s in part.setting)})" for method, part in better.groupby("method")]
-        where = f"{better.setting.nunique()} of {own.setting.nunique()}"
-        rows.append({"what you have": what, "shown better than FedAvg, and where": " · ".join(named) or "none",
-                     "settings": where})
-    return pd.DataFrame(rows)
-
-
-def best_rows(lines, costs, most=TOP):
-    "FedAvg's accuracy, then the methods shown better in most settings, then by mean gain: a column a setting."
-    base = lines[lines.method == "fedavg"]
-    names = list(dict.fromkeys(lines.setting))
-    rows = []
-    for method, own in lines[lines.method != "fedavg"].groupby("method", sort=False):
-        better, worse = own.mark.str.contains(BETTER).sum(), own.mark.str.contains(WORSE).sum()
-        row = {"method": method, "target data": own.target.iloc[0] or "none"}
-        text = {r.setting: f"{r.points:+.1f} {re.sub('[^▲▼]', '', r.mark)}".strip() for r in own.itertuples()
-                if r.points == r.points}
-        row |= {PLAIN[s]: text.get(s, "") for s in names}
-        row |= costs_of(method.removesuffix(ADAPTED), costs)
-        rows.append((worse - better, -own.points.mean(), row))
-    rows = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
-    first = {"method": "fedavg", "target data": "none"}
-    first |= {PLAIN[r.setting]: f"{r.accuracy} %" for r in base.itertuples()} | dict(bytes="1")
-    return pd.DataFrame([first, *rows[:most - 1]]).fillna("")
-
-
-def costs_of(method, costs):
-    "A method's bytes of a round, times FedAvg's: the mean over the settings."
-    own = costs[costs.label == method] if len(costs) else costs
-    if own.empty: return {}
-    return dict(bytes=f"{pd.to_numeric(own.bytes, errors='coerce').mean():.2g}")
-
-
 def picture(file, folder, alt):
     "A figure, if it is there."
     return f"```{{image}} {on_site(file, folder)}\n:alt: {alt}\n:class: figure\n```\n" if file.exists() else ""
@@ -244,68 +123,6 @@ def caption(text): return f":::{{container}} caption\n{text}\n:::"
 
 
 def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) for stem in stems)))
-
-
-EXPLORATORY = """These results are exploratory, because values were chosen with pictures of the domain that is held out
-later. A comparison whose choice never sees that domain is running, by [a protocol](protocol.md) that was written before
-its first run."""
-COMPARE = """Whatever the table names, [compare on your own data](../compare.ipynb), with `uniform` among the methods:
-where places differ much in size, equal weights alone may be the gain."""
-READ = """Points over FedAvg, as the mean over targets and seeds, in the round with the best validation accuracy of the
-clients. ▲: better than FedAvg at each learning rate that its validation leaves open. ▼: worse than FedAvg at its
-searched rate. Both by a paired t test at 5 % after Holm's correction; without a mark no difference is shown. The first
-row is FedAvg's accuracy. The bytes of a round are multiples of FedAvg's. These gains are over FedAvg at its searched
-rate; those in the sentences above are over the best of the rates that its validation leaves open."""
-GAINS = """Gains over FedAvg with 95 % intervals, of the five systems and of each method that is better somewhere.
-A dot is filled where a difference is shown after Holm's correction, and missing where a method was not run. Methods
-below the dotted line adapt to unlabeled samples of the target at test time; which of the others see such samples in
-training is in the table."""
-LOCAL = """Clients that train alone (local) against FedAvg, each on its own domain, over the rounds of FDSE's paper:
-Office-Caltech10, a LeNet at 32 pixels."""
-BYTES = """Gain against the bytes of a round. Filled marks are shown to be better, triangles adapt at test time, and a
-mark on the edge lies beyond it."""
-POINTS = {"table": "the aggregated model", "table_adapted": "adapted at test time", "table_local": "after local steps"}
-
-
-def describe_setting(here, folder):
-    "The section of one setting: what was run, and its tables."
-    study = next((s for s in studies(folder).values() if folder/s["folder"] == here), {})
-    what = study.get("what", words(here.name)).removeprefix("Comparison: ")
-    given = next(iter(setting_of(here).values()), {})
-    facts = [counted(given["runs"], "run") if "runs" in given else "",
-             counted(given["rounds"][0], "round") if given.get("rounds") else "",
-             f"seeds {listed(given['seeds'])}" if given.get("seeds") else ""]
-    lines = [f"### {PLAIN[here.name]}", f"{what}. {', '.join(filter(None, facts))}."]
-    for stem, title in POINTS.items():
-        rows = read_if(here/f"{stem}.csv")
-        if rows.empty: continue
-        shown = raw(table(rows, f"{here.name}-{stem}", length=-1, code=["method"]))
-        lines += [folded(f"All {len(rows)} rows: {title}", shown), beside(here/stem, folder)]
-    return "\n\n".join(lines)
-
-
-def comparison(folder):
-    "Which method, in two minutes; below, all rows of each setting."
-    lines, here = list_lines(folder), folder/"comparison"
-    title = "Which method?"
-    quotation = "Every method at values searched for it, under one protocol: what beats FedAvg, and at what price."
-    if lines.empty: return page(title, quotation, "No run yet.")
-    rows = best_rows(lines, read_if(here/"costs.csv"))
-    rest = lines.method.nunique() - len(rows)
-    more = f"The other {counted(rest, 'row')} are [below](#by-setting)." if rest > 0 else ""
-    files = [here/stem for stem in ("comparison", "gains", "which", "costs", "values", "rules")]
-    return page(
-        title, quotation, sentences(lines), EXPLORATORY, raw(small(list_situations(lines))), COMPARE,
-        raw(small(rows, code=["method"])), caption(f"{READ} {more}"),
-        picture(here/"gains_short.png", folder, "Gains over FedAvg by setting, in points"), caption(GAINS),
-        folded("The same for all methods", picture(here/"gains.png", folder, "Gains over FedAvg of all methods")),
-        folded("Gain against bytes", picture(here/"bytes.png", folder, "Gain over FedAvg against bytes of a round"),
-               caption(BYTES)),
-        folded("Clients that train alone", picture(here/"local.png", folder, "FedAvg and local training, by round"),
-               caption(LOCAL)),
-        "## By setting", *[describe_setting(s, folder) for s in settings(folder)],
-        "## Files", links(files, folder), "[All methods](../methods/list.md) · [How it was measured](measured.md)")
-
 
 # ---- fidelity
 
@@ -496,8 +313,6 @@ round is the one with the best [validation accuracy of the clients](../runs/02_m
 [protocol](../runs/06_protocols.ipynb) says otherwise. In the comparison each method gets the same
 [search](../experiments/10_tuning.ipynb) for its learning rate and its most important value, on other seeds than those
 reported. Gains are [paired within target and seed](../experiments/05_statistics.ipynb)."""
-CHOICE = """Accuracy in percent at the last round, at the round with the best validation accuracy of the clients, and at
-an oracle's, which looks at the target's labels."""
 OTHER = {"flower/costs.csv": "Cost of a federation over Flower",
          "flower/imports.csv": "Seconds of processor time to import",
          "flower/faults.csv": "Faults of a deployment, what was expected and what came",
@@ -505,6 +320,13 @@ OTHER = {"flower/costs.csv": "Cost of a federation over Flower",
 # what setting.json says, and the heads of its columns
 FACTS = dict(protocol="protocol", scale="scale", rounds="rounds", seeds="seeds", data="data", network="network",
              size="side", limit="images", hardware="processor")
+
+
+def setting_of(folder):
+    "{table: what its runs had} of a folder's setting.json."
+    file = folder/"setting.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return {name: part for name, part in found.items() if isinstance(part, dict)}
 
 
 def list_settings(folder):
@@ -528,26 +350,13 @@ def readme(folder, used):
     return linked(text, path, used) if folder == REPORTS else text
 
 
-def rules(folder):
-    "Accuracy under three rules that choose the round, by setting: FedAvg and the mean over the methods."
-    rows, out = read_if(folder/"comparison/rules.csv"), []
-    if rows.empty: return rows
-    number = [c for c in ("last", "source_val", "oracle") if c in rows]
-    rows[number] = rows[number].apply(pd.to_numeric)
-    for setting, part in rows.groupby("setting", sort=False):
-        for name, own in {"fedavg": part[part.method == "fedavg"], "mean of the methods": part}.items():
-            out.append(dict(setting=words(setting), of=name) | {c: f"{own[c].mean():.1f}" for c in number})
-    return pd.DataFrame(out)
-
-
 def measured(folder, used):
     "What was run, on what, and how the numbers are chosen."
-    n = sum(len(gzip.decompress(p.read_bytes()).splitlines()) for p in (folder/"records").glob("*.jsonl.gz"))
+    n = sum(len(gzip.decompress(p.read_bytes()).splitlines()) for p in (folder/"records").rglob("*.jsonl.gz"))
     parts = [HOW]
     if n: parts.append(f"{n:,} runs are on record in `reports/records`. `make verify` repeats a sample of them.")
-    given, chosen = list_settings(folder), rules(folder)
+    given = list_settings(folder)
     if len(given): parts += ["## Settings", raw(table(given, "settings", length=-1))]
-    if len(chosen): parts += ["## What the choice of the round changes", CHOICE, raw(small(chosen))]
     if text := readme(folder, used): parts += ["## Studies", text]
     others = {folder/f: title for f, title in OTHER.items() if (folder/f).exists()}
     if others: parts += ["## Other measurements"]
@@ -564,7 +373,7 @@ def as_written(file, used):
 
 def pages(folder=REPORTS, used=None):
     "{path below the site's sources: Markdown} of the pages, in reading order."
-    made = dict(comparison=comparison(folder), fidelity=fidelity(folder), papers=papers(folder),
+    made = dict(fidelity=fidelity(folder), papers=papers(folder),
                 first_runs=as_written(folder/"first_runs.md", used), protocol=as_written(folder/"protocol.md", used),
                 measured=measured(folder, used))
     return {f"results/{name}.md": text for name, text in made.items() if text}

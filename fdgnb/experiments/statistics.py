@@ -63,14 +63,6 @@ def p_value(scores, base):
     return float(2*student.sf(abs(mean)/error, freedom))
 
 
-def t_interval(scores, base, level=.95):
-    "(mean, low, high) of a difference as `paired_gain` has it, its interval by Student's t: p below .05 excludes zero."
-    from scipy.stats import t as student
-    mean, error, freedom = estimate_error(scores.iloc[:, 0] - base)
-    half = student.ppf((1 + level)/2, freedom)*error
-    return float(mean), float(mean - half), float(mean + half)
-
-
 def pair_of(wide, label, base):
     "The blocks that a label and a base share, whole, as two columns; None where there are none."
     if label == base or base not in wide: return None
@@ -157,16 +149,13 @@ def mean_ranks(
 # %% ../../nbs/experiments/05_statistics.ipynb #indomcd002
 def p_by_seeds(wide, base):
     "p of each label over a base by the seeds' means, which assumes nothing of the clients that share a seed's run."
-    return pd.Series({label: gain_by_t(wide, label, base, True)[3] for label in wide}, dtype=float)
-
-
-def gain_by_t(wide, label, base, by_seeds=False):
-    "As `gain_of`, with the interval of t (`t_interval`). by_seeds: one number a seed, the mean over all columns."
-    both = pair_of(wide, label, base)
-    if both is None: return np.full(4, np.nan)
-    if by_seeds: both = pd.concat({"mean": both.groupby(level=1).mean()})
-    scores, rival = both[[label]], both[base]
-    return np.array([*t_interval(scores, rival), p_value(scores, rival)])
+    found = dict.fromkeys(wide, np.nan)
+    for label in wide:
+        both = pair_of(wide, label, base)
+        if both is None: continue
+        means = pd.concat({"mean": both.groupby(level=1).mean()})
+        found[label] = p_value(means[[label]], means[base])
+    return pd.Series(found, dtype=float)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #holmcode01
 def holm(p):

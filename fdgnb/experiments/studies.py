@@ -8,15 +8,12 @@ __all__ = ['main']
 # %% ../../nbs/experiments/08_studies.ipynb #st000003
 import argparse, json, os, re, signal, sys, time, tomllib
 from pathlib import Path
-from statistics import mean, median
 from ..core import FdgnbError, atomic_write, nearest, root
-from ..settings import check_value, hp
 from ..data.catalogue import DATASETS
-from .execution import Clock, lock_file, run_within
+from .execution import lock_file, run
+from .grid import grid
 from ..runs.records import file_name, read_study, write_study
 from .store import Store, choose
-from .tuning import Campaign, has_ended
-from ..federation.compose import METHODS
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000006
 def read_studies(path=None):
@@ -25,10 +22,10 @@ def read_studies(path=None):
 
 
 def choose_studies(studies, name=None):
-    "All studies, or one with those that show its runs."
+    "All studies, or one."
     if not name: return studies
     if name not in studies: raise FdgnbError(f"unknown study {name!r}{nearest(name, studies)}")
-    return {k: s for k, s in studies.items() if k == name or name in s.get("shows", [])}
+    return {name: studies[name]}
 
 
 def missing_data(study):
@@ -36,41 +33,16 @@ def missing_data(study):
     return [d for d in study.get("data", []) if not DATASETS.get(d).info["available"]()]
 
 # %% ../../nbs/experiments/08_studies.ipynb #st000009
-def plan_study(study, scale, store):
-    "The `Campaign` of a study of runs: what is there, and what can be run next."
-    searched = "tuned" in study
-    how = study["tuned" if searched else "grid"] | study[scale] | dict(scale=scale)
-    methods, seeds = how.pop("methods"), how.pop("seeds")
-    if methods == "all": methods = METHODS.names()
+def list_runs(study, scale):
+    "The grid of a study that is runs."
+    how = study["grid"] | study[scale] | dict(scale=scale)
     if how.get("target") == "none": how["target"] = None
-    return Campaign(methods, how, seeds, store, searched)
-
-
-def has_runs(study):
-    "Whether a study is runs of its own: `tuned`, searched first, or `grid`, at the protocol's values."
-    return "tuned" in study or "grid" in study
+    return grid(how.pop("methods"), seed=range(how.pop("seeds")), **how)
 
 
 def store_of(name, scale):
     "Where a study's runs go: a folder of its own below runs/, or at scale smoke one for all."
     return Store(root()/"out"/"reports-smoke"/"store" if scale == "smoke" else root()/"runs"/"studies"/name)
-
-
-def play_study(name, study, scale, records, jobs=None, clock=None):
-    """Run what a study lacks, stage by stage, and publish it in a folder of records after each; the last `Campaign`.
-
-    clock: of all that is played; it knows how long the study's runs took."""
-    clock, store = clock or Clock(), store_of(name, scale)
-    file = records/f"{name}.jsonl.gz"
-    publish(store, file, scale)
-    plan = plan_study(study, scale, store)
-    clock.took = [*plan.seconds] or clock.took
-    while len(plan.due) and clock.has_time():
-        try: made = run_within(clock, plan.planner, plan.due, store, jobs)
-        finally: publish(store, file, scale)
-        if not has_ended(made).any(): break
-        plan.refresh()
-    return plan
 
 # %% ../../nbs/experiments/08_studies.ipynb #st00000c
 def parameters_of(study, scale, declared, usual):
@@ -170,9 +142,10 @@ def make_study(name, study, scale, reports):
     "One study: its runs, its page; how many runs were made, in words."
     store, records = store_of(name, scale), root()/"reports"/"records"
     before = len([*store.folder.glob("*/*.json")])
-    if has_runs(study): play_study(name, study, scale, records)
-    if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
-    publish(store, records/f"{name}.jsonl.gz", scale)
+    try:
+        if "grid" in study: run(list_runs(study, scale), store)
+        if "notebook" in study: execute_page(name, study, scale, store, reports/study["folder"])
+    finally: publish(store, records/f"{name}.jsonl.gz", scale)
     return f"{len([*store.folder.glob('*/*.json')]) - before} runs made"
 
 
@@ -203,43 +176,15 @@ def make_studies(name=None, scale="cpu"):
     write_readme(studies, reports)
     return failed
 
-# %% ../../nbs/experiments/08_studies.ipynb #campcd0001
-def price_study(plan):
-    "In a line what of a `Campaign` is there, and the processor hours of the rest at the mean of those."
-    left = plan.wanted - plan.there
-    said = f"{plan.there} of {plan.wanted} runs are there"
-    if plan.refused: said += f", without {', '.join(plan.refused)}, which are refused"
-    if plan.failed: said += f", without {', '.join(plan.failed)}, of which every trial failed"
-    if not left: return said
-    if not plan.seconds: return f"{said}; the others are not timed yet"
-    longest = 10*median(plan.seconds)                                            # above it a machine slept
-    hours = left*mean(min(s, longest) for s in plan.seconds)/3600
-    return f"{said}; the others take {hours:.1f} processor hours"
-
-
-def run_campaign(budget, name=None, scale="cpu", records=None, jobs=None):
-    "Run what studies lack within some seconds, and publish it; the names of those that failed."
-    clock, folder = Clock(budget), records or root()/"reports"/"records"
-    chosen = {k: s for k, s in choose_studies(read_studies(), name).items() if has_runs(s) and scale in s}
-    if not chosen: raise FdgnbError(f"{name or 'reports/studies.toml'} has no runs of its own at scale {scale}")
-    return make_each(chosen, scale, lambda name, study: price_study(
-        play_study(name, study, scale, folder, jobs, clock)))
-
 # %% ../../nbs/experiments/08_studies.ipynb #st00000l
 def main(argv=None):
-    "`python -m fdgnb.experiments.studies [STUDY] [--scale smoke|cpu|paper] [--budget SECONDS]`: the exit code."
+    "`python -m fdgnb.experiments.studies [STUDY] [--scale smoke|cpu|paper]`: the exit code."
     parser = argparse.ArgumentParser(prog="python -m fdgnb.experiments.studies", description=__doc__)
     parser.add_argument("study", nargs="?", help="one of reports/studies.toml; all where none is named")
     parser.add_argument("--scale", choices=("smoke", "cpu", "paper"), default="cpu")
-    parser.add_argument("--budget", type=float, help="run what the comparison lacks for so many seconds; no pages")
-    parser.add_argument("--records", type=Path, help="with --budget: folder of the records; None: reports/records")
-    parser.add_argument("--jobs", type=int, help="with --budget: runs at once; None: one per core")
     given = parser.parse_args(argv)
     os.environ.setdefault("TQDM_DISABLE", "1")                        # in the executed pages, too
-    try:
-        budget = check_value("budget", given.budget, hp(0., "seconds; None: pages", low=0.))
-        if budget is None: failed = make_studies(given.study, given.scale)
-        else: failed = run_campaign(budget, given.study, given.scale, given.records, given.jobs)
+    try: failed = make_studies(given.study, given.scale)
     except FdgnbError as e: return str(e)
     except KeyboardInterrupt: return "interrupted: runs that ended are kept; the same command goes on with the others"
     return f"failed: {', '.join(failed)}" if failed else 0

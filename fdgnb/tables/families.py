@@ -269,13 +269,17 @@ def describe_base(scores, base=BASE):
     return f"{base}: {interval}; of its repetitions it chose rate {chosen}"
 
 
-def describe_family(lines):
-    "Tests and the smallest gain of a family's lines, as the median over its rows."
-    tests = int(lines.tests.iloc[0])
+def name_least(lines):
+    "The smallest gain that a family shows, as the median over its rows: 'from 1.2 points', or that nothing is tested."
     tested = lines[lines.p_holm.notna()]
-    if tested.empty: return f"{tests} tests"
-    least = np.median([smallest_gain(line.error, line.freedom, tests) for line in tested.itertuples()])
-    return f"{tests} tests; a gain of {least:.1f} points would be shown with 80 % power at Holm's first step"
+    if tested.empty: return "no test yet"
+    least = np.median([smallest_gain(line.error, line.freedom, line.tests) for line in tested.itertuples()])
+    return f"from {least:.1f} points"
+
+
+def describe_family(lines):
+    "Tests and the smallest gain of a family's lines."
+    return f"{lines.tests.iloc[0]} tests; gains {name_least(lines)} would be shown with 80 % power at Holm's first step"
 
 
 def write_lines(lines):

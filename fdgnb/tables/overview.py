@@ -22,22 +22,15 @@ def home(key):
     return page[1] if page else ""
 
 # %% ../../nbs/tables/03_overview.ipynb #overmeas01
-SETTINGS = dict(digits="digits", features="PACS, frozen features", finetuned="PACS, fine-tuned",
-                features_in_domain="PACS, frozen features, own domains",
-                office_features="Office-Caltech10, frozen features",
-                finetuned_office="Office-Caltech10, fine-tuned")
-
-
-def measured(method):
-    "DataFrame of what a method reached in each setting of the comparison, as published in reports/comparison."
-    found = []
-    for file in sorted((root()/"reports"/"comparison").glob("*/table*.csv")):
-        rows = pd.read_csv(file, dtype=str, keep_default_na=False)
-        rows.insert(0, "setting", SETTINGS[file.parent.name])
-        if file.stem == "table_local": rows["method"] += " (each client's own model)"
-        found.append(rows[rows.method.str.partition(" (")[0] == method])
-    columns = ["setting", "method", "accuracy, %", "gain over fedavg", "seeds", "bytes"]
-    return pd.concat(found)[columns].reset_index(drop=True)
+def measured(*methods):
+    "DataFrame of what some methods reached in each setting of the comparison, as published in reports/comparison."
+    rows = pd.read_csv(root()/"reports"/"comparison"/"gains.csv", keep_default_na=False, na_values=[""])
+    rows = rows[rows.method.str.partition(" (")[0].isin(methods)]
+    gains = [f"{line.gain:+.1f} [{line.low:+.1f}, {line.high:+.1f}]" for line in rows.itertuples()]
+    shown = rows[["method", "setting", "situation"]].assign(accuracy=rows.accuracy.round(1))
+    shown["gain, points [95 %]"] = gains
+    shown["by target"] = rows.by_target
+    return shown.assign(verdict=rows.verdict, repetitions=rows.repetitions).reset_index(drop=True)
 
 
 def switched(system):
