@@ -183,9 +183,9 @@ def check_record(args):
 
 
 def check_records():
-    "Plan every published record again: how many name the same run."
+    "Plan published records again, of the comparison the first repetitions: how many name the same run."
     wrong, n = [], 0
-    for file in sorted(RECORDS.glob("*.jsonl.gz")):
+    for file in sorted([*RECORDS.glob("*.jsonl.gz"), *RECORDS.glob("*/0.jsonl.gz")]):
         for record in read_study(file):
             n += 1
             try: differ = check_record(record["args"])
