@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/tables/09_families.ipynb #famcd00001
 import numpy as np
 import pandas as pd
-from ..experiments.campaign import find_reports, is_whole, mean_of_end
+from ..experiments.campaign import FIRST, find_reports, is_whole, mean_of_end
 from ..experiments.statistics import estimate_error, holm
 from ..federation.compose import method_class
 from ..settings import format_value
@@ -159,13 +159,20 @@ def is_at_end(report):
     return report["values"]["lr"] in (min(rates), max(rates))
 
 
-def read_scores(study, published):
-    """A line a method, target and whole repetition: scores, costs of a round, values, whether the rate is at an end.
+def count_read(study, published, first=FIRST):
+    "How many repetitions a table stands on: all, else the first five, else none."
+    whole = 0
+    while whole < study.repetitions and is_whole(study, whole, published.get(whole, [])): whole += 1
+    if whole == study.repetitions: return whole
+    return first if whole >= first else 0
+
+
+def read_scores(study, published, first=FIRST):
+    """A line a method, target and repetition that is read: scores, costs of a round, values, is the rate at an end.
 
     published: {s: records}."""
     rows = []
-    for s in range(study.repetitions):
-        if not is_whole(study, s, published.get(s, [])): break
+    for s in range(count_read(study, published, first)):
         for (method, target, _), report in find_reports(study, published[s]).items():
             if method not in study.methods: continue
             at = dict(method=method, target=target or "in-domain", s=s, rate=(report["values"] or {}).get("lr"),
