@@ -310,9 +310,8 @@ def ledger(folder):
 
 HOW = """Accuracy is measured on the held-out domain, or on each client's own domain where the setting says so. The
 round is the one with the best [validation accuracy of the clients](../runs/02_metrics.ipynb), unless a paper's
-[protocol](../runs/06_protocols.ipynb) says otherwise. In the comparison each method gets the same
-[search](../experiments/10_tuning.ipynb) for its learning rate and its most important value, on other seeds than those
-reported. Gains are [paired within target and seed](../experiments/05_statistics.ipynb)."""
+[protocol](../runs/06_protocols.ipynb) says otherwise. [The comparison](../tables/16_ours.ipynb) has
+[a protocol](protocol.md) of its own. Gains are [paired within target and seed](../experiments/05_statistics.ipynb)."""
 OTHER = {"flower/costs.csv": "Cost of a federation over Flower",
          "flower/imports.csv": "Seconds of processor time to import",
          "flower/faults.csv": "Faults of a deployment, what was expected and what came",
