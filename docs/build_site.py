@@ -127,7 +127,7 @@ def room_page(room, pages, nbs):
     for p in pages:
         title, quotation = title_of(nbs[p])
         lines += [f"[{title}]({place(p).removeprefix(here)})", f": {quotation}", ""]
-    further = [p for p in pages if stem_of(p) not in LEARN]
+    further = [p for p in pages if stem_of(p) not in (*LEARN, *RESULTS)]
     return UNSEARCHED + "\n".join([*lines, toctree([without_suffix(place(p).removeprefix(here)) for p in further])])
 
 
