@@ -114,7 +114,7 @@ notebooks: install
 reports: install
 	python -m fdgnb.experiments.studies $(STUDY) --scale $(or $(SCALE),cpu)
 # runs that the comparison (reports/protocol.md) lacks, in its order, for BUDGET seconds, JOBS at once:
-# make campaign BUDGET=600 STUDY=office
+# make campaign BUDGET=600 STUDY=office_frozen
 campaign: install
 	python -m fdgnb.experiments.campaign $(STUDY) $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 # a random sample of the published records, first of this kind of processor, run again and compared:

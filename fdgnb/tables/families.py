@@ -176,7 +176,7 @@ def read_scores(study, published, first=FIRST):
         for (method, target, _), report in find_reports(study, published[s]).items():
             if method not in study.methods: continue
             at = dict(method=method, target=target or "in-domain", s=s, rate=(report["values"] or {}).get("lr"),
-                      values=write_values(report["values"]), at_end=is_at_end(report))
+                      chosen=report["values"], values=write_values(report["values"]), at_end=is_at_end(report))
             rows.append(at | score_report(study, report) | cost_report(report))
     return pd.DataFrame(rows)
 
@@ -225,8 +225,9 @@ def describe_methods(scores):
     "By method: costs of a round over the base's, the values most often chosen, share of rates at an end."
     methods = scores.groupby("method")
     costs = methods[["steps", "flops", "bytes"]].mean()
-    values = methods["values"].agg(lambda chosen: chosen.value_counts(sort=True).index[0])
-    return (costs/costs.loc[BASE]).assign(values=values, at_end=methods.at_end.mean())
+    often = methods["values"].agg(lambda values: values.mode()[0])
+    chosen = scores[scores["values"] == scores.method.map(often)].drop_duplicates("method").set_index("method").chosen
+    return (costs/costs.loc[BASE]).assign(values=often, chosen=chosen, at_end=methods.at_end.mean())
 
 
 def compare_study(study, scores):
