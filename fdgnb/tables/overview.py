@@ -30,7 +30,8 @@ def measured(*methods):
     shown = rows[["method", "setting", "situation"]].assign(accuracy=rows.accuracy.round(1))
     shown["gain, points [95 %]"] = gains
     shown["by target"] = rows.by_target
-    return shown.assign(verdict=rows.verdict, repetitions=rows.stands_on.str.removesuffix(" repetitions")).reset_index(drop=True)
+    repetitions = rows.stands_on.str.removesuffix(" repetitions")
+    return shown.assign(verdict=rows.verdict, repetitions=repetitions).reset_index(drop=True)
 
 
 def switched(system):
