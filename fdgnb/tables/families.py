@@ -16,7 +16,6 @@ from ..settings import format_value
 # %% ../../nbs/tables/09_families.ipynb #gaincd0003
 LEVEL = .05                     # of a test, and of a family
 MARGIN = 1.                     # points within which two methods are alike
-FEWEST = 3                      # whole repetitions below which nothing is tested
 
 
 def tail_above(distance, error, freedom):
@@ -86,18 +85,16 @@ def judge_family(differences, by_rule=None, margin=MARGIN):
     """A line a label of a family: `measure_gain`, p_holm, p_within_holm, verdict, strong, one_target, within, tests.
 
     differences: from the base, in points, (target, repetition) by label, without gaps. by_rule: the same by another
-    rule for the round, where a label has it. verdict: better, worse, not shown, same runs, or too few repetitions."""
+    rule for the round, where a label has it. verdict: better, worse, not shown, or same runs."""
     lines = pd.DataFrame({label: measure_gain(differences[label], margin) for label in differences}).T
     lines = lines.infer_objects()
     twins = find_twins(differences)
     same = {label for label in differences if differences[label].abs().max() < 1e-9}
-    few = differences.groupby(level=0).size().min() < FEWEST
-    untested = {*differences} if few else same
-    lines["p_holm"] = correct_family(lines.p.astype(float), twins, untested)
-    lines["p_within_holm"] = correct_family(lines.p_within.astype(float), twins, untested)
-    lines["tests"] = len({twins[label] for label in differences if label not in untested})
+    lines["p_holm"] = correct_family(lines.p.astype(float), twins, same)
+    lines["p_within_holm"] = correct_family(lines.p_within.astype(float), twins, same)
+    lines["tests"] = len({twins[label] for label in differences if label not in same})
     is_shown = lines.p_holm <= LEVEL
-    kinds = {"same runs": lines.index.isin([*same]), "too few repetitions": np.full(len(lines), few),
+    kinds = {"same runs": lines.index.isin([*same]),
              "better": is_shown & (lines.gain > 0), "worse": is_shown & (lines.gain < 0)}
     lines["verdict"] = np.select(list(kinds.values()), list(kinds), "not shown")
     lines["one_target"] = is_shown & lines.hangs_on_one.astype(bool)
