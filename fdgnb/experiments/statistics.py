@@ -13,36 +13,12 @@ from ..data.partitions import POOLED
 from ..runs.metrics import lower_is_better
 
 # %% ../../nbs/experiments/05_statistics.ipynb #9d56d39e
-def paired_gain(scores, base, draws=2000, seed=0):
-    """(mean, low, high) of a difference, paired by (target, seed): mean of the targets' means, 95 % interval.
-
-    scores: DataFrame of one column by (target, seed). Seeds are drawn anew within each target, their
-    deviations widened by sqrt(n/(n - 1))."""
-    groups = split_by_target(scores.iloc[:, 0] - base)
-    if not groups: return np.nan, np.nan, np.nan
-    mean = float(np.mean([g.mean() for g in groups]))
-    rng = np.random.default_rng(seed)
-    drawn = []
-    for g in groups:
-        factor = (len(g)/max(len(g) - 1, 1))**.5
-        widened = g.mean(0) + (g - g.mean(0))*factor
-        drawn.append(rng.choice(widened, (draws, len(g))).mean(1))
-    if max(map(len, groups)) < 2: return mean, np.nan, np.nan
-    low, high = np.percentile(np.mean(drawn, axis=0), [2.5, 97.5])
-    if high - low < 1e-5: return mean, np.nan, np.nan       # no seed differs from another but by a record's rounding
-    return mean, float(low), float(high)
-
-
-def split_by_target(differences):
-    "The differences of each target, an array each."
-    return [g.to_numpy() for _, g in differences.dropna().groupby(level=0, sort=False)]
-
-
 def estimate_error(differences):
     """(mean of the targets' mean differences, its standard error, degrees of freedom after Satterthwaite).
 
-    The error is NaN where a target has one seed, 0 where no seed differs from another (but by a record's rounding)."""
-    groups = split_by_target(differences)
+    differences: by (target, seed). The error is NaN where a target has one seed, 0 where no seed differs from
+    another (but by a record's rounding)."""
+    groups = [group.to_numpy() for _, group in differences.dropna().groupby(level=0, sort=False)]
     if not groups: return np.nan, np.nan, np.nan
     mean = np.mean([g.mean() for g in groups])
     if min(map(len, groups)) < 2: return mean, np.nan, np.nan
@@ -53,21 +29,31 @@ def estimate_error(differences):
     return mean, total**.5/len(groups), freedom
 
 
-def p_value(scores, base):
-    """p of Student's t that the mean of targets' mean differences is zero.
+def estimate_gain(differences):
+    """(gain, low, high, p): the mean of the targets' mean differences, its 95 % interval, p that it is zero.
 
-    NaN where a target has one seed, or where no seed differs from another (but by a record's rounding)."""
+    Interval and p are NaN where a target has one seed, or where no seed differs from another; p is 1 where
+    nothing differs at all."""
     from scipy.stats import t as student
-    mean, error, freedom = estimate_error(scores.iloc[:, 0] - base)
-    if error == 0: return 1. if abs(mean) < 1e-6 else np.nan
-    return float(2*student.sf(abs(mean)/error, freedom))
+    gain, error, freedom = estimate_error(differences)
+    if error == 0: return gain, np.nan, np.nan, (1. if abs(gain) < 1e-6 else np.nan)
+    half = error*student.ppf(.975, freedom)
+    return gain, gain - half, gain + half, 2*student.sf(abs(gain)/error, freedom)
 
 
-def pair_of(wide, label, base):
-    "The blocks that a label and a base share, whole, as two columns; None where there are none."
-    if label == base or base not in wide: return None
-    both = whole_blocks(wide[[label, base]])
-    return both if {label, base} <= {*both} and len(both) else None
+def share_seeds(wide, labels):
+    "The blocks (column, seed) of those seeds of which all these labels have every column."
+    column, seed = (wide.index.get_level_values(i) for i in (0, 1))
+    counts = wide[labels].notna().all(axis=1).groupby(seed).sum()
+    whole = counts.index[counts == column.nunique()]
+    return wide.loc[seed.isin(whole), labels]
+
+
+def find_differences(wide, label, base):
+    "A label's scores less a base's, over the seeds that they share; empty where there are none."
+    if label == base or base not in wide: return wide[label][:0]
+    both = share_seeds(wide, [label, base])
+    return both[label] - both[base]
 
 # %% ../../nbs/experiments/05_statistics.ipynb #gaincode01
 def gain_of(
@@ -76,10 +62,7 @@ def gain_of(
     base: str,                              # over which label
 ) -> np.ndarray:                            # gain, low and high of its 95 % interval, p
     "Compare a label with a base over the seeds of which both have all columns; NaN where there are none."
-    both = pair_of(wide, label, base)
-    if both is None: return np.full(4, np.nan)
-    scores, rival = both[[label]], both[base]
-    return np.array([*paired_gain(scores, rival), p_value(scores, rival)])
+    return np.array(estimate_gain(find_differences(wide, label, base)))
 
 # %% ../../nbs/experiments/05_statistics.ipynb #77bc19d6
 def is_copy(wide, label, base):
@@ -89,58 +72,21 @@ def is_copy(wide, label, base):
     return len(apart) > 0 and not apart.any()
 
 
-def intersect_sets(own, worth, most=200):
-    """Sets of seeds that labels share: intersections of `own`, their sets; all of them, or beyond `most`
-    those of one chain from each set, which intersects with what leaves the most worth."""
-    own = set(own)
-    shared = set(own)
-    while more := {a & b for a in shared for b in own} - shared:
-        if len(shared | more) > most: break
-        shared |= more
-    if not more: return shared
-    for seeds in own:
-        while smaller := {seeds & other for other in own} - {seeds}:
-            seeds = max(smaller, key=lambda a: (worth(a), sorted(a)))
-            shared.add(seeds)
-    return shared
-
-
-def whole_blocks(wide, base=None, most=200):
-    """Blocks (column, seed) by label without gaps: of two labels or more, those and the seeds that keep most.
-
-    So a label that lacks a target, or most seeds, does not shrink the comparison of the others. base: one
-    that stays, if all columns of any seed of it are there. most: sets of seeds that are looked at, all of
-    them where there are no more (`intersect_sets`)."""
-    column, seed = (wide.index.get_level_values(i) for i in (0, 1))
-    there = wide.notna().groupby(seed).sum() == column.nunique()              # all columns, by seed and label
-    whole = {label: frozenset(there.index[there[label]]) for label in wide}   # seeds of which a label has all
-
-    def labels_with(seeds):
-        return [label for label in wide if whole[label] >= seeds]
-
-    def count_kept(seeds):
-        return len(seeds)*len(labels_with(seeds))
-
-    allowed = whole.get(base) or frozenset().union(*whole.values())           # seeds that may be taken
-    fewest = min(2, wide.shape[1])
-    labels = {}
-    for seeds in intersect_sets(whole.values(), count_kept, most):
-        if not seeds or not seeds <= allowed: continue
-        if len(labels_with(seeds)) >= fewest: labels[seeds] = labels_with(seeds)
-    best = max(labels, key=lambda seeds: (count_kept(seeds), len(labels[seeds]), sorted(seeds)), default=frozenset())
-    return wide.loc[seed.isin(best), labels.get(best, [])]
+def rankable(wide):
+    "The labels that have every column of the most seeds."
+    seeds = pd.Series({label: len(share_seeds(wide, [label])) for label in wide})
+    return [label for label in wide if seeds[label] == seeds.max() > 0]
 
 # %% ../../nbs/experiments/05_statistics.ipynb #rankcode01
 def mean_ranks(
     wide: pd.DataFrame,                # scores of blocks (column, seed) by label
-    base: str | None = None,           # a label whose seeds are kept, if any of them is whole
     lower: bool = False,               # less is better
 ) -> pd.Series:                        # mean place by label, 1: best
-    """Mean over targets of a label's place by its mean over seeds, over the `whole_blocks`.
+    """Mean over targets of a label's place by its mean over seeds, of the labels with the most whole seeds.
 
     Ties to a thousandth of a point share their place, as records are rounded. Labels that are the same in
     every block (FedAvg, and what differs from it at test time alone) take one."""
-    whole = whole_blocks(wide, base)
+    whole = share_seeds(wide, rankable(wide))
     twin = {label: next(k for k in whole if whole[k].equals(whole[label])) for label in whole}
     means = whole[list(dict.fromkeys(twin.values()))].groupby(level=0).mean()
     places = means.round(5).rank(axis=1, ascending=lower).mean()
@@ -151,10 +97,8 @@ def p_by_seeds(wide, base):
     "p of each label over a base by the seeds' means, which assumes nothing of the clients that share a seed's run."
     found = dict.fromkeys(wide, np.nan)
     for label in wide:
-        both = pair_of(wide, label, base)
-        if both is None: continue
-        means = pd.concat({"mean": both.groupby(level=1).mean()})
-        found[label] = p_value(means[[label]], means[base])
+        by_seed = find_differences(wide, label, base).groupby(level=1).mean()
+        found[label] = estimate_gain(pd.concat({"mean": by_seed}))[3]
     return pd.Series(found, dtype=float)
 
 # %% ../../nbs/experiments/05_statistics.ipynb #holmcode01

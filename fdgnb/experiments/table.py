@@ -206,8 +206,7 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy", is_spread
     n = cells.seed.nunique()
     over = f"mean ± sd over {n} seeds" if n > 1 else "one seed"
     gain = "gain in points, paired within target and seed"
-    if is_spread: gain += (", with a 95 % bootstrap interval (not corrected for several methods, too narrow with few "
-                           "seeds; the verdicts use Student's t)")
+    if is_spread: gain += ", with its 95 % interval by Student's t, not corrected for several methods"
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
     if POOLED in set(results.label):
         parts.append(f"{POOLED}: one network on all sources' data together, not ranked, not tested")
@@ -333,7 +332,7 @@ def table(
     if point == "adapted": how += " (the last one of methods that do not adapt)"
     if costs: how += "; of a run MB sent both ways, steps of all clients, seconds with scoring"
     extra = pd.DataFrame({label: gain_of(wide, label, base) for label in wide}, [*INTERVAL, "p"]).T
-    ranks = mean_ranks(wide.drop(columns=POOLED, errors="ignore"), base, lower_is_better(metric)).reindex(list(wide))
+    ranks = mean_ranks(wide.drop(columns=POOLED, errors="ignore"), lower_is_better(metric)).reindex(list(wide))
     extra = extra.assign(rank=ranks, same=[is_copy(wide, label, base) for label in wide])
     return Table(*summarize_cells(cells, averages, labels, names), extra=extra,
                  caption=describe_table(tidy, cells, how, gaps, results, metric, extra.low.notna().any()),
