@@ -126,12 +126,14 @@ def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) 
 
 # ---- fidelity
 
-CLEAR = """Accuracy on the held-out domain after the last round, in points beyond the paper's text: the clear
-differences, largest first."""
+CLEAR = """Accuracy on the held-out domain after the last round, minus that of the method as its paper prints it, in
+points: the rows that are shown and exceed a point, largest first."""
 
 
-BACK = """All differences at once but one, and the telling ones alone. `held out` and `clients` are accuracies in
-percent."""
+BACK = """Which differences are needed together, on digits. *x as printed* is the released code with switch x set back
+to the paper's text: where the accuracy returns, that difference was needed. *Only ... as released* is the paper's text
+with only these differences. `held out` and `clients` are accuracies in percent, `moves` is the range of the first over
+the last half of the rounds, and `signs` counts the seeds above and below *as released*."""
 
 
 def show_changes(rows):
@@ -151,13 +153,17 @@ def fidelity(folder):
     rows, back = read_if(here/"fidelity.csv"), read_if(here/"taken_back.csv")
     if rows.empty: return page(title, quotation, "No run yet.")
     own = rows[~rows.system.str.startswith("fedavg") & (rows.label != "as printed")]
-    switches, clear = own.drop_duplicates(["system", "label"]), own[own.clear == "*"]
-    change = "changes" if len(clear) == 1 else "change"
+    whole = own.label.str.startswith("control") | (own.label == "as released")
+    switches, clear = own[~whole].drop_duplicates(["system", "label"]), own[own.clear == "*"]
+    change = "is shown" if len(clear) == 1 else "are shown"
     data = listed(dict.fromkeys(rows.dataset))
     said = (f"{counted(len(switches), 'difference')} between {counted(own.system.nunique(), 'paper')} and their code "
-            f"ran on {data}, within the same seeds. {counted(len(clear), 'row')} of {len(own)} {change} "
-            "the accuracy by more than a point after Holm's correction. A row without a mark has not been "
-            "shown to be equal: the column `seen` says how large a difference would have been found.")
+            f"ran on {data}, with the same seeds. *As released* takes all of a system's at once, and a *control* "
+            "puts another method or a part in its place. "
+            f"{counted(len(clear), 'row')} of {len(own)} {change} to change the accuracy, after Holm's correction, "
+            "and by more than a point in the mean. A row without a mark has not been shown to be equal: the column "
+            "`seen` says how large a difference would have been found. "
+            "[What follows from the rows](../tables/02_fidelity.ipynb)")
     parts = [said]
     if len(clear): parts += [raw(small(show_changes(clear)[:TOP], code=["system"])), caption(CLEAR)]
     parts += [picture(here/"fidelity.png", folder, "Differences to the text as printed"), "## All differences",
@@ -232,7 +238,7 @@ def list_waiting(files, folder):
     "The tables without a run, in a line."
     said = [f"{words(f.stem)} ({counted(len(read(f)), 'number')}, {beside(f.with_suffix(''), folder, ['.csv'])})"
             for f in files]
-    return f"No run yet: {' · '.join(said)}" if said else ""
+    return f"Without a run: {' · '.join(said)}" if said else ""
 
 
 def figures(found, folder):
@@ -269,9 +275,11 @@ def paper(study, here, folder, book):
     return "\n\n".join(filter(None, parts))
 
 
-CELL = """A cell reads ours / printed (difference): accuracies in percent, costs in the units of the table. Few runs
-here have the paper's rounds and weights, so a difference is no verdict. [The ledger](#the-ledger) gives the verdicts,
-and [the settings](measured.md) say what was run."""
+CELL = """A cell reads ours / printed (difference): accuracies in percent, costs in the units of the table. Most runs
+here are much smaller than the paper's, with fewer rounds and often on a smaller network without pretrained weights, so
+that a difference is no verdict. [The ledger](#the-ledger) counts such numbers as *not run*. Where a cell ends with
+*yes* or *no*, runs of the paper's size agree with the printed number or do not. [The settings](measured.md) say what
+was run."""
 
 
 def papers(folder):
@@ -289,8 +297,17 @@ def papers(folder):
 # ---- the ledger
 
 SHOWN = "paper table row dataset target metric printed ours n difference state why".split()
-RULE = """*Reproduced*: within a point or two standard deviations of the printed number, with three seeds at the paper's
-scale. [The rules](../tables/10_ledger.ipynb)"""
+RULE = """*Reproduced*, of an accuracy: within a point or two printed standard deviations, in the mean of three seeds at
+the paper's scale. Parameters, bytes and FLOPs are counted without training and may differ by a hundredth. *Not run*: no
+three seeds at the paper's scale. [The rules](../tables/10_ledger.ipynb)"""
+COUNTED = "params|comm_MB|flops"                                    # metrics that need no training
+
+
+def describe_agreement(book):
+    "How many of the printed numbers that agree, and of those that do not, are accuracies."
+    trained = book[~book.metric.str.contains(COUNTED)]
+    tell = [f"{(trained.state == s).sum():,} of the {(book.state == s).sum():,} numbers {s}" for s in STATES[:2]]
+    return f"Results of training are {listed(tell)}; the others count parameters, bytes or FLOPs."
 
 
 def ledger(folder):
@@ -303,7 +320,8 @@ def ledger(folder):
     hidden = [c for c in ["metric"] if c in rows]
     shown = raw(table(rows, "ledger", filters=filters, length=25, hidden=hidden))
     rule = f"{RULE} · {beside(folder/'ledger', folder)}"
-    return "\n\n".join([raw(small(states(book))), rule, f":::{{container}} no-search\n{shown}\n:::"])
+    return "\n\n".join([raw(small(states(book))), describe_agreement(book), rule,
+                        f":::{{container}} no-search\n{shown}\n:::"])
 
 
 # ---- how it was measured
