@@ -36,6 +36,19 @@ class Subsample(Method):
         out, most = super().upload(model, client), self.h.samples
         return out if most is None else out | {"scalars.n": scalar(min(client.n(), most))}
 
+# %% ../../nbs/methods/03_fedka_target.ipynb #subpass0
+def subsampled_passes(client, samples, rng):
+    "A client's batches of a round, tensors of indices: per local epoch a fresh random choice of `samples`."
+    s = client.settings
+    for _ in range(s.local_epochs):
+        chosen = torch.randperm(client.n(), generator=rng)[:samples]
+        yield from cut_batches(chosen, s)
+
+# %% ../../nbs/methods/03_fedka_target.ipynb #5d965a67
+def ramp(p, gamma=5.0):
+    "$\\lambda_p=2/(1+e^{-\\gamma p})-1$, for progress p from 0 (start) to 1 (end of the run); Section 3.2.4."
+    return 2/(1 + math.exp(-gamma*p)) - 1
+
 # %% ../../nbs/methods/03_fedka_target.ipynb #409bedaf
 class Ramped(Subsample):
     "What all parts of FedKA share: the progress p of the run at each batch, the ramp, the clients' weights."
@@ -75,81 +88,6 @@ class Ramped(Subsample):
         return 1. if self.h.weights == "uniform" else super().weight(server, k, upload)
 
     def _lam(self, client): return ramp(client.scratch["p"], self.h.gamma)
-
-# %% ../../nbs/methods/03_fedka_target.ipynb #8a47b8a6
-class Pulled(Ramped):
-    "What both losses share: the round's target samples, and what travels, by `exchange`."
-    uses_target, varying = True, ("features.fedka.source",)
-    @dataclass(frozen=True)
-    class Hyper(Ramped.Hyper):
-        target_samples: int = hp(512, "target samples per round; None: all", low=2, source="4.2.1")
-        mode: str = switch("mode of the encoder for features that travel", paper="train", released="train",
-                           choices=("train", "eval"), source="not said")
-        target_pass: str = switch("how many of the target's samples pass the global encoder at once: 128, or "
-                                  "a step's batch", paper="many", released="batch",
-                                  label="target's features by the step's batch", source="not said")
-        exchange: str = hp("down", "the target's features go down, or the sources' features up",
-                           choices=("down", "up"), source="3.2.1")
-
-    def setup(self, server):
-        super().setup(server)
-        draw_target(server, self.h.target_samples, "target")
-
-    def download(self, server, k):
-        out, gradient = super().download(server, k), server.state.get(f"pull.{k}")
-        return out if gradient is None else out | {"features.fedka.gradient": gradient}
-
-    def begin(self, model, client, download):
-        super().begin(model, client, download)
-        client.scratch |= {k: v for k, v in download.items() if ".fedka." in k}
-
-    def loss(self, model, x, y, client):
-        with outputs_of(model.features) as h: loss = super().loss(model, x, y, client)
-        gradient = client.scratch.get("features.fedka.gradient")
-        if gradient is None: return loss
-        return loss + self._lam(client)*(h[0]*gradient[client.scratch["idx"]]).sum()
-
-    def upload(self, model, client):
-        out = super().upload(model, client)
-        if self.h.exchange == "down" or not self.h.gamma: return out
-        x = (client.take(i)[0] for i in index_batches(torch.arange(client.n()), 128))
-        h = run_in(model.features, x, self.h.mode, client.rng("source features"))
-        return out | {"features.fedka.source": h}
-
-    def aggregate(self, server, uploads):
-        super().aggregate(server, keep_gradients(server, uploads))
-        draw_target(server, self.h.target_samples, f"target after {server.round}")
-
-    # for the subclasses; each has a `_pull(server, k, h)`, the gradient of its term in the features h of client k
-    def _local(self):
-        "Whether the client computes the term."
-        return bool(self.h.gamma) and self.h.exchange == "down"
-
-    def _needs(self, server, k, encoder):
-        "What the term needs of the target, for the download: features, or images for the 'client' encoder."
-        if self.h.exchange == "up" and encoder == "client":
-            raise FdgnbError(f"{self.name}: exchange='up', but a client's encoder needs the target's images")
-        if k not in server.clients or not self._local(): return {}
-        if encoder == "client": return {"images.fedka.target": target_images(server)}
-        return {"features.fedka.target": target_features(server, self.h.mode, self.h.target_pass)}
-
-    def _answered(self, server, uploads):
-        "With exchange='up': the uploads, each with the gradient of this term added."
-        ask = self.h.exchange == "up" and self.h.gamma
-        return add_gradients(server, uploads, self._pull) if ask else uploads
-
-# %% ../../nbs/methods/03_fedka_target.ipynb #subpass0
-def subsampled_passes(client, samples, rng):
-    "A client's batches of a round, tensors of indices: per local epoch a fresh random choice of `samples`."
-    s = client.settings
-    for _ in range(s.local_epochs):
-        chosen = torch.randperm(client.n(), generator=rng)[:samples]
-        yield from cut_batches(chosen, s)
-
-# %% ../../nbs/methods/03_fedka_target.ipynb #5d965a67
-def ramp(p, gamma=5.0):
-    "$\\lambda_p=2/(1+e^{-\\gamma p})-1$, for progress p from 0 (start) to 1 (end of the run); Section 3.2.4."
-    return 2/(1 + math.exp(-gamma*p)) - 1
 
 # %% ../../nbs/methods/03_fedka_target.ipynb #99ac214c
 @torch.no_grad()
@@ -228,3 +166,65 @@ def keep_gradients(server, uploads):
     for k, upload in uploads:
         if "features.fedka.gradient" in upload: server.state[f"pull.{k}"] = upload["features.fedka.gradient"]
         yield k, upload
+
+# %% ../../nbs/methods/03_fedka_target.ipynb #8a47b8a6
+class Pulled(Ramped):
+    "What both losses share: the round's target samples, and what travels, by `exchange`."
+    uses_target, varying = True, ("features.fedka.source",)
+    @dataclass(frozen=True)
+    class Hyper(Ramped.Hyper):
+        target_samples: int = hp(512, "target samples per round; None: all", low=2, source="4.2.1")
+        mode: str = switch("mode of the encoder for features that travel", paper="train", released="train",
+                           choices=("train", "eval"), source="not said")
+        target_pass: str = switch("how many of the target's samples pass the global encoder at once: 128, or "
+                                  "a step's batch", paper="many", released="batch",
+                                  label="target's features by the step's batch", source="not said")
+        exchange: str = hp("down", "the target's features go down, or the sources' features up",
+                           choices=("down", "up"), source="3.2.1")
+
+    def setup(self, server):
+        super().setup(server)
+        draw_target(server, self.h.target_samples, "target")
+
+    def download(self, server, k):
+        out, gradient = super().download(server, k), server.state.get(f"pull.{k}")
+        return out if gradient is None else out | {"features.fedka.gradient": gradient}
+
+    def begin(self, model, client, download):
+        super().begin(model, client, download)
+        client.scratch |= {k: v for k, v in download.items() if ".fedka." in k}
+
+    def loss(self, model, x, y, client):
+        with outputs_of(model.features) as h: loss = super().loss(model, x, y, client)
+        gradient = client.scratch.get("features.fedka.gradient")
+        if gradient is None: return loss
+        return loss + self._lam(client)*(h[0]*gradient[client.scratch["idx"]]).sum()
+
+    def upload(self, model, client):
+        out = super().upload(model, client)
+        if self.h.exchange == "down" or not self.h.gamma: return out
+        x = (client.take(i)[0] for i in index_batches(torch.arange(client.n()), 128))
+        h = run_in(model.features, x, self.h.mode, client.rng("source features"))
+        return out | {"features.fedka.source": h}
+
+    def aggregate(self, server, uploads):
+        super().aggregate(server, keep_gradients(server, uploads))
+        draw_target(server, self.h.target_samples, f"target after {server.round}")
+
+    # for the subclasses; each has a `_pull(server, k, h)`, the gradient of its term in the features h of client k
+    def _local(self):
+        "Whether the client computes the term."
+        return bool(self.h.gamma) and self.h.exchange == "down"
+
+    def _needs(self, server, k, encoder):
+        "What the term needs of the target, for the download: features, or images for the 'client' encoder."
+        if self.h.exchange == "up" and encoder == "client":
+            raise FdgnbError(f"{self.name}: exchange='up', but a client's encoder needs the target's images")
+        if k not in server.clients or not self._local(): return {}
+        if encoder == "client": return {"images.fedka.target": target_images(server)}
+        return {"features.fedka.target": target_features(server, self.h.mode, self.h.target_pass)}
+
+    def _answered(self, server, uploads):
+        "With exchange='up': the uploads, each with the gradient of this term added."
+        ask = self.h.exchange == "up" and self.h.gamma
+        return add_gradients(server, uploads, self._pull) if ask else uploads
