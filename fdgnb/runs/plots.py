@@ -47,8 +47,10 @@ def small_png(fig):
 
 
 def page_style():
-    "The style of every figure on the page that calls it: 100 dpi, labels of 8 points or more, few bytes."
+    "The style of all that the page shows: figures of 100 dpi, labels of 8 points or more, few bytes; tables uncut."
     import matplotlib.pyplot as plt
+    import pandas as pd
+    pd.set_option("display.max_colwidth", None)
     plt.rcParams.update(STYLE | {"font.family": font_families()})
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if not shell: return
