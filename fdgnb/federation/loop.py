@@ -23,7 +23,22 @@ from fdgnb.federation.uploads import pack
 
 # %% ../../nbs/federation/01_loop.ipynb #2fd082aa
 class Method:
-    "The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`."
+    """The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`.
+
+    A round calls `download` for each client; there `receive`, `begin`, `sample`, for each batch `batch` and `step`
+    (`loss` with its `criterion`, then `gradients`), `end`, `upload`; then `weight`, `decide`, `aggregate`, `finish`.
+
+    - `model`: the client's network, an nn.Module
+    - `client`, `server`: a `Client`, a `Server`; what is to last goes into their `state`, never onto the method
+    - `k`: the id of a client
+    - `download`, `upload`: a payload, {key: tensor}; `tagged` makes keys like stats.mine.c, `part` takes them out
+    - `uploads`: pairs (k, upload), to be read once: list(uploads) keeps them
+    - `x`, `y`: a batch, float32 (B, C, H, W) or (B, D), and its labels, int64 (B,) or float32 (B, C)
+    - `rng`: the torch.Generator from which alone a hook draws
+
+    `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the library cannot
+    see: `fedavg_at`, the options at which it is FedAvg; `varying`, keys that only some clients send; `replaces`, hooks
+    that do not call super(); `needs` = "batchnorm"; `single_label`; `uses_target`, for `server.public`; `version`."""
     version = 1                                    # raised when what the method computes changes
     name, paper, averages, kinds, uses_rounds = "", "", ("model",), {}, ""      # why rounds cannot be added
     uses_target = offers_each = replays = False
@@ -45,9 +60,9 @@ class Method:
 
     # before the first round
     def build(self, model):
-        "Change the network, once, before its first weights are used; returns it."
+        "Change the network, once, before its first weights are used; returns the network."
         return model
-    def setup(self, server): "Put into `server.state` what the method needs there from the start."
+    def setup(self, server): "Put into `server.state`, {key: tensor}, what the method needs there from the start."
     def offer(self, model, client):
         "What a client sends before it trains, a payload; {}: nothing."
         return {}
@@ -62,10 +77,10 @@ class Method:
     def begin(self, model, client, download): "Before the first step: keep in `client.scratch` what it needs."
     # local steps
     def params(self, model):
-        "The parameters that the optimizer trains."
+        "The parameters that the optimizer trains, as `model.parameters()` gives them."
         return model.parameters()
     def sample(self, client, rng):
-        "The round's batches, as tensors of indices."
+        "The round's batches: tensors of indices into the training samples, int64 (B,), one after the other."
         return shuffled_passes(client, rng)
     def batch(self, x, y, client, rng):
         "Change a batch before its step; returns (x, y)."
@@ -90,7 +105,7 @@ class Method:
         return tagged("model", model.state_dict()) | numbers
     # at the server
     def weight(self, server, k, upload):
-        "The weight of a client's upload in the average, not normalized."
+        "The weight of a client's upload in the average, a number that need not be normalized."
         return read_samples(k, upload) if server.settings.client_weights == "samples" else 1.
     def decide(self, server, uploads):
         "The weights of all uploads [(k, upload)], {k: weight}; for a method that needs to see them together."

@@ -38,7 +38,10 @@ from .selected import (Deployable, about_of, file_of, has_own, keep_weights, nam
 
 # %% ../../nbs/runs/05_fit.ipynb #runclass01
 class Run(Reported, Deployable):
-    "A run and what came of it: history, ledger, model, tables and pictures."
+    """What `fit` returns: a run, its measurements and its models.
+
+    `table()` has the scores, `predict(files)` gives logits with `classes` as their columns, `save(folder)` writes what
+    `load` reads. `model` is the network for new places, `fed` has method, server and clients."""
     def __init__(self, fed, rows=(), ledger=(), seconds=(), out=None):
         self.fed, self.rows, self.book = fed, [tuple(r) for r in rows], Ledger(ledger)
         self.seconds, self.out, self.stopped = list(seconds), out, False
@@ -74,7 +77,7 @@ class Run(Reported, Deployable):
 
     @property
     def sizes(self) -> dict:
-        "{domain: {split: samples}}."
+        "Numbers of samples, {domain: {split: number}}."
         return {c.id: {s: c.n(s) for s in c.splits} for c in self.fed.everyone}
 
     def model_of(
@@ -113,7 +116,7 @@ def fit(
     method: str | type,                         # a name of `list_methods()`, several joined by +, or a Method class
     dataset: "str | Path | Dataset" = "digits", # a name of `list_datasets()`, a folder, or a Dataset
     target: str | list | None = "own",          # the domain held out, or several; own: the data set's; None: in-domain
-    rounds: int | None = None,                  # None: the protocol's number, or 20
+    rounds: int | None = None,                  # None: the protocol's number, 50 of an encoded folder, else 20
     seed: int = 0,                              # of everything that is drawn
     out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
     *,
@@ -131,7 +134,7 @@ def fit(
     callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
     hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
     **options,                                  # fields of `Settings` and of the method's own `Hyper`
-) -> Run:
+) -> Run:                                       # trained: run.table(), run.predict(files), run.save()
     """Run a federated method; bad input is an FdgnbError of one line before any work.
 
     Data that are given by their name have a target of their own, other data have none. A folder is resumed with the

@@ -86,7 +86,9 @@ class Rule:
     one_round = True                   # False: a mean over several rounds, which has no model
     metric = "accuracy"                # what it goes by; another one `Metrics` measures on validation samples too
 
-    def select(self, history, sizes): raise NotImplementedError
+    def select(self, history, sizes):
+        "The selected rounds, counted from 1; sizes: {domain: {split: number of samples}}."
+        raise NotImplementedError
 
 
 def best_rounds(scores, most=1):

@@ -373,7 +373,9 @@ def read_frame(data):
 
 # %% ../../nbs/runs/03_records.ipynb #savedcls01
 class Saved(Reported, Kept):
-    "A run read back from its folder: history, sizes, ledger, args, domains, classes, round, record, arrays."
+    """What `load` reads where a run was saved: its results and models, without its data.
+
+    Attributes: history, sizes, ledger, args, domains, classes, round, record, arrays, as of a `Run`."""
     def __init__(
         self,
         folder: str | Path,     # where `save` wrote; FdgnbError where that is torn or altered
@@ -406,7 +408,10 @@ def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
     backbone=None,              # of a run that was given its network as an object: that, or what makes such a one
 ) -> "Saved | Kept | Tuned":
-    "A run's folder as a `Saved`: result and models; as a `Kept`, its models, without `save`; or as a `Tuned`."
+    """Read a run back from its folder, without its data; `predict(files)` gives logits, `classes` their columns.
+
+    A `Saved`, with results and models, if the run was saved, as `python -m fdgnb run` does; after `fit(out=...)` alone
+    a `Kept`, which has models only; of what `finetune` gave a `Tuned`."""
     folder = path_of(folder, "load", "the folder of a run")
     if exists(folder/"record.json"): loaded = Saved(folder)
     elif exists(folder/TUNED): loaded = Tuned.read(folder)

@@ -83,8 +83,13 @@ class Reported:
             if (split, point) == ("val", "aggregated"): parts.setdefault(round, []).append(pair)
         return {round: fit_temperature(*map(np.concatenate, zip(*pairs))) for round, pairs in parts.items()}
 
-    def table(self, metric: str = "accuracy", rules: tuple | str | None = None, **kw) -> pd.DataFrame:
-        "Scores by rule and domain, as `rules_table`; also of a metric of `METRICS` that training did not measure."
+    def table(
+        self,
+        metric: str = "accuracy",           # or loss, or of `METRICS`, also one that training did not measure
+        rules: tuple | str | None = None,   # the selection rules, a row each; None: all
+        **kw,                               # `point` of `rules_table`: whose model is scored
+    ) -> pd.DataFrame:                      # a row a rule; columns target, the sources, ALL, AVG, rounds, uses
+        "Scores by rule and domain, in fractions, as `rules_table`."
         name, told = str(metric).partition("[")[0], self
         if metric not in set(self.history.metric) and self.predictions and name in metrics_of(self):
             rules = [rule for rule, known in RULES.items() if known.one_round] if rules is None else rules
@@ -93,8 +98,12 @@ class Reported:
             told = SimpleNamespace(history=history, sizes=self.sizes, diverged=self.diverged)
         return rules_table(told, metric=metric, rules=rules, **kw)
 
-    def report(self, out: str | Path | None = None, rule: str = "last") -> Path:
-        "Write report.html and its tables as CSV to a folder, the run's own if left out; returns the page's path."
+    def report(
+        self,
+        out: str | Path | None = None,      # a folder; None: the run's own
+        rule: str = "last",                 # whose round: last, source_val, target (oracle)
+    ) -> Path:                              # of the page
+        "Write report.html, what the run gets right and wrong by domain and class, and its tables as CSV."
         return write_report(self, path_of(out or self.out, "report", "the path of a folder"), rule)
 
 # %% ../../nbs/runs/14_report.ipynb #report0016
