@@ -216,7 +216,7 @@ def documented(tree):
     "{public name: its function or class} of a module: what `import fdgnb` offers, classes, functions with types."
     nodes = {n.name: n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(n)}
     is_told = lambda n: isinstance(nodes[n], ast.ClassDef) or parameters(nodes[n], tree)
-    first = [n for n in public(tree) if n in nodes and n in face(trees()["fdgnb"])]
+    first = [n for n in face(trees()["fdgnb"]) if n in nodes and n in public(tree)]
     return {n: nodes[n] for n in [*first, *public(tree)] if n in first or n in nodes and is_told(n)}
 
 
