@@ -26,7 +26,8 @@ class Method:
     """The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`.
 
     A round calls `download` for each client; there `receive`, `begin`, `sample`, for each batch `batch` and `step`
-    (`loss` with its `criterion`, then `gradients`), `end`, `upload`; then `weight`, `decide`, `aggregate`, `finish`.
+    (`loss` with its `criterion`, then `gradients`), `end`, `upload`; then `aggregate`, which asks `weight` for each
+    upload, and `finish`. A method that overrides `decide` is asked for all weights before `aggregate`.
 
     - `model`: the client's network, an nn.Module
     - `client`, `server`: a `Client`, a `Server`; what is to last goes into their `state`, never onto the method
