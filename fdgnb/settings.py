@@ -266,8 +266,9 @@ class LocalSettings:
 class Settings(DataSettings, LocalSettings):
     """Say how a run is run: what a protocol fixes for all methods alike.
 
-    Its fields are of three kinds: when what is scored; data and network; local training and the average. FdgnbError
-    on values that do not go together; `make(Settings, given, "setting")` also checks each value by its declaration."""
+    A data set may bring defaults of its own: your own data train with batch_size=16, join_last=.5 and bn_warmup=True;
+    a folder of pictures, which is encoded, also with lr=.1 and 50 rounds. FdgnbError on values that do not go together;
+    `make(Settings, given, "setting")` also checks each value by its declaration."""
     eval_every: int = hp(1, "rounds between evaluations, and after the last (aggregated model: validation "
                          "and test samples, target); 0: never", low=0)
     eval_local: int = hp(5, "rounds between scorings of local models, and at the end; 0: only then", low=0)

@@ -269,7 +269,10 @@ def from_folder(
     """Read anyone's images, `path/<domain>/<class>/<image>`, antialiased to squares; decoded once, kept in the cache.
 
     A class may be absent from a domain. FdgnbError, in one line with the remedy, on a folder of another form and on
-    what cannot be read."""
+    what cannot be read.
+
+    >>> fdgnb.from_folder("hospitals", size=24).names
+    ['city', 'north', 'st_mary']"""
     path = path_of(path, "path", "a folder of <domain>/<class>/<image>")
     check_names(classes=classes)
     there = {p.name: p for p in list_subfolders(path)} if is_folder(path) else {}

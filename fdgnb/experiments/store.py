@@ -137,7 +137,7 @@ class Store:
         self.studies = folder_of(studies, "studies") or usual
 
     def path(self, args: dict) -> Path:
-        "The file of a run in the folder."
+        "The file of a run in the folder; args: as a plan's `args` gives them."
         return self.folder/file_name(args)
 
     def read(self, path: Path) -> Record:

@@ -37,15 +37,18 @@ class Method:
     - `x`, `y`: a batch, float32 (B, C, H, W) or (B, D), and its labels, int64 (B,) or float32 (B, C)
     - `rng`: the torch.Generator from which alone a hook draws
 
-    `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the library cannot
-    see: `fedavg_at`, the options at which it is FedAvg; `varying`, keys that only some clients send; `replaces`, hooks
-    that do not call super(); `needs` = "batchnorm"; `single_label`; `uses_target`, for `server.public`; `version`."""
-    version = 1                                    # raised when what the method computes changes
-    name, paper, averages, kinds, uses_rounds = "", "", ("model",), {}, ""      # why rounds cannot be added
-    uses_target = offers_each = replays = False
+    `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the library cannot see."""
+    version = 1                                    # raised when what it computes changes, so that old records are stale
+    name, paper, kinds = "", "", {}
+    averages = ("model",)                          # the parts of an upload that `aggregate` averages
+    uses_rounds = ""                               # why rounds cannot be added to a run
+    uses_target = False                            # needs unlabeled target samples: `server.public`
+    offers_each = False                            # clients offer before each round, not only before the first
+    replays = False                                # `aggregate` reads the uploads more than once
     single_label = False                           # its formulas need one class a sample
     replaces = ()                                  # hooks overridden without super(), for sums
-    varying = gaps = ()         # entries of payloads that differ by client; of states that may be NaN or infinite
+    varying = ()                                   # entries of payloads that only some clients send
+    gaps = ()                                      # entries of states that may be NaN or infinite
     needs = ""                                     # "batchnorm": without such layers it would do nothing
     needs_images = ""                              # why it cannot train on vectors
     if_pretrained = {}                             # {option: its default where the setting `pretrained` is set}
@@ -129,7 +132,10 @@ HOOKS = tuple(k for k, v in vars(Method).items() if callable(v) and not k.starts
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
 class Client:
-    """One participant: data by split, `state` from round to round, `scratch` within one.
+    """One participant: data by split, as a dict of `Split`s.
+
+    - `state`, `scratch`: dicts for what a method keeps, from round to round and within one
+    - `settings`, `round`: the run's `Settings`; the round, counted from 0
 
     Samples of `test` and `target` have no labels here: scores alone look at them."""
     def __init__(self,
@@ -181,9 +187,11 @@ class Client:
 
 # %% ../../nbs/federation/01_loop.ipynb #bce9f1bc
 class Server:
-    """The coordinator: the global model and whatever a method keeps, in `state`; `clients` lists all ids.
+    """The coordinator. `clients` lists all ids.
 
-    weights: {k: weight} of this round's uploads."""
+    - `state`: the global model and what a method keeps, {key: tensor}
+    - `weights`: {k: weight} of this round's uploads
+    - `settings`, `round`: as of a `Client`"""
     def __init__(self,
         model: dict,                           # the first global model, a state dict
         clients,                               # ids of all clients, in order

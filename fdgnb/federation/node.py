@@ -79,12 +79,12 @@ def leave_nothing(work):
 
 # %% ../../nbs/federation/08_node.ipynb #nodcode001
 def offer(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "What a client offers before a round."
+    "What a client offers before a round, and {}. download: what it is sent; about: what it is told beside, {round: n}."
     return client_offer(node.method, net, node.client, download, about["round"]), {}
 
 
 def train(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "A client's local steps: its upload, and rows of its network as it stands after them."
+    "A client's local steps: its upload, and rows of its network after them. Arguments are those of `offer`."
     client, round, scoring = node.client, about["round"], about["scoring"]
     upload = client_update(node.method, net, client, download, round)
     check_state(f"client {client.id!r}", client.state)
@@ -102,7 +102,7 @@ def receive(node, net, download, round):
 
 
 def score(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "Rows of the network as received; of the unseen client also of the adapted one."
+    "{}, and rows of the network as received; of the unseen client also of the adapted one. Arguments as of `offer`."
     client, method, round = node.client, node.method, about["round"]
     receive(node, net, download, round)
     is_unseen = node.role == "target"
@@ -112,7 +112,7 @@ def score(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
 
 
 def trial(node: Node, net, download: dict, about: dict) -> tuple[dict, dict]:
-    "The loss of the network as received, on one batch."
+    "{}, and the loss of the network as received, on one batch. Arguments are those of `offer`."
     client = node.client
     receive(node, net, download, about["round"])
     x, y = client.take(torch.arange(min(32, client.n())))

@@ -24,10 +24,8 @@ HISTORY_COLUMNS = ["round", "client", "split", "point", "metric", "value"]
 
 
 class Callback:
-    """What is told of a run; override what is needed.
-
-    told_last: whether it is told after the others, with the rows that they add; it adds none itself."""
-    told_last = False
+    "What is told of a run; override what is needed. TensorBoard, WandB and MLflow only override these functions."
+    told_last = False               # whether it is told after the others, with the rows that they add; it adds none
 
     def start(self, run): "Before the first round played, `run.rows` has the rounds before; True: play none."
 

@@ -197,11 +197,15 @@ def finetune(
     lr: float | None = None,                    # learning rate; None: a fifth of the run's
     batch_size: int = 16,                       # samples per step, at least
     test: float = .2,                           # share held out and scored; a Domain's own test part goes before
-    seed: int = 0,                              # of everything that is drawn
+    seed: int = 0,                              # seed of all random numbers
     rule: str | None = None,                    # whose round it goes on from, as in `predict`
     domain: str | None = None,                  # whose network: a client's own; None: an unseen client's
 ) -> Tuned:
-    "Train a run's model on a new site's labeled samples; FdgnbError on other classes, or samples of another shape."
+    """Train a run's model on a new site's labeled samples; FdgnbError on other classes, or samples of another shape.
+
+    >>> south = fdgnb.from_folder("./new", size=24)
+    >>> fdgnb.finetune("runs/st_mary", south, epochs=1).save("runs/south")
+    PosixPath('runs/south/tuned.safetensors')"""
     call = make(TuneCall, dict(which=which, epochs=epochs, lr=lr, batch_size=batch_size, test=test, seed=seed),
                 "argument of finetune")
     models, method = open_models(run), Tuning()

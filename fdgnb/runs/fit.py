@@ -41,7 +41,11 @@ class Run(Reported, Deployable):
     """What `fit` returns: a run, its measurements and its models.
 
     `table()` has the scores, `predict(files)` gives logits with `classes` as their columns, `save(folder)` writes what
-    `load` reads. `model` is the network for new places, `fed` has method, server and clients."""
+    `load` reads. `fed` has method, server and clients, `reason` says why the run was stopped.
+
+    >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
+    >>> run.round, run.fed.target, list(run.table().index)
+    (1, 'blended', ['last', 'source_val', 'top5', 'target'])"""
     def __init__(self, fed, rows=(), ledger=(), seconds=(), out=None):
         self.fed, self.rows, self.book = fed, [tuple(r) for r in rows], Ledger(ledger)
         self.seconds, self.out, self.stopped = list(seconds), out, False
@@ -92,7 +96,7 @@ class Run(Reported, Deployable):
     arrays = property(lambda self: self.keep(arrays), doc="All arrays behind the figures.")
 
     def keep(self, make):
-        "What `make(run)` gives, made once a round."
+        "Cache `make(run)` for the current round."
         if self.computed.get(make, (None,))[0] != self.round: self.computed[make] = self.round, make(self)
         return self.computed[make][1]
 
@@ -117,10 +121,10 @@ def fit(
     dataset: "str | Path | Dataset" = "digits", # a name of `list_datasets()`, a folder, or a Dataset
     target: str | list | None = "own",          # the domain held out, or several; own: the data set's; None: in-domain
     rounds: int | None = None,                  # None: the protocol's number, 50 of an encoded folder, else 20
-    seed: int = 0,                              # of everything that is drawn
+    seed: int = 0,                              # seed of all random numbers
     out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
     *,
-    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override it, it the defaults
+    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override the protocol, and it the defaults
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
     device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
     engine: str = "threads",                    # what asks the clients: threads, or flower, in processes; the same bits
@@ -128,8 +132,10 @@ def fit(
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
-    groups: dict | None = None,                 # {domain: a name per sample, as of a patient}: each group in one part
-    split: dict | None = None,                  # {domain: {"train": rows, "val": rows, "test": rows}}: one's own
+    groups: "dict | str | Callable | None" = None,  # {domain: [a name per sample, as of a patient]}, each group in one
+                                                # part; or the loader's option, of a folder an expression: r"(.+)_"
+    split: "dict | str | Callable | None" = None,   # {domain: {"train": rows, ...}}, or {domain: [a part per sample]}; or
+                                                # the loader's option, such as the expression of a folder
     select: str | list | None = None,           # metrics, by each of which a round is selected too, as macro_f1
     callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
     hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
@@ -137,9 +143,12 @@ def fit(
 ) -> Run:                                       # trained: run.table(), run.predict(files), run.save()
     """Run a federated method; bad input is an FdgnbError of one line before any work.
 
-    Data that are given by their name have a target of their own, other data have none. A folder is resumed with the
-    same arguments and versions, or with more rounds. A callback that returns True stops the run and prints who
-    stopped it and why (`run.reason`); of a finished run callbacks are told nothing."""
+    Named data sets have a default target. For your own data, name one, or pass `None` to train in-domain. A folder is
+    resumed with the same arguments and versions, or with more rounds. A callback that returns True stops the run and
+    prints why (`run.reason`); if the run is already finished, callbacks are not called.
+
+    >>> fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
+    Run(fedavg on digits, target blended, seed 0, 1 of 1 rounds)"""
     how = read_playing(dict(out=out, engine=engine, workers=workers, checkpoint_every=checkpoint_every,
                             progress=progress, resume=resume, select=select, callbacks=callbacks))
     made = plan(method, dataset, target, rounds, seed, protocol=protocol, scale=scale, device=device, groups=groups,
@@ -161,7 +170,7 @@ def read_playing(given):
 
 
 def start_run(fed, how) -> Run:
-    "Play the rounds of a federation that its folder lacks, as a `Playing` says."
+    "Play the rounds of a `Federation` that its folder lacks, as a `Playing` says."
     run = Run(fed, out=how.out)
     if run.out:
         if not how.resume: start_again(run.out)

@@ -354,7 +354,7 @@ def divide(cls, said):
 def plan(method="fedavg", dataset="digits", target="own", rounds=None, seed=0, *, hyper=None, **said) -> Plan:
     """Check the arguments of a run, those of `fit` without how it is played; FdgnbError of one line. No data are read.
 
-    dataset: also `Elsewhere`. said: words of `Call`, settings, hyper-parameters; these also in the dict `hyper`."""
+    It gives a `Plan`. said: words of `Call`, settings, hyper-parameters; these also in the dict `hyper`."""
     cls = method_class(method)
     words, options = divide(cls, join_hyper(said, hyper))
     call = words | dict(dataset=dataset, target=target, rounds=rounds, seed=seed)
@@ -386,7 +386,7 @@ def plan(method="fedavg", dataset="digits", target="own", rounds=None, seed=0, *
 
 
 def settle(plan, data, defaults=None) -> Plan:
-    """The plan once its data are read: their name, an open target, and the settings, given ones first.
+    """Complete a `Plan` once its `Dataset` is read: its name, an open target, and the settings, given ones first.
 
     defaults: what suits the data; None: their own. Images are scaled as pretrained weights want it; a warning where
     something else is given."""
@@ -404,7 +404,7 @@ def settle(plan, data, defaults=None) -> Plan:
 
 
 def vary(plan, target, seed) -> Plan:
-    "The plan of the same run with another target and seed, on which nothing else in it depends."
+    "The plan of the same run with another target (a name, or several) and seed; nothing else in it depends on these."
     changed = dict(target=target, seed=seed)
     found = find_targets(target, plan.dataset, known_domains(plan.dataset, plan.load))
     check_samples(plan.method, kind_of(plan.dataset, plan.load), found)

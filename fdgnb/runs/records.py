@@ -408,10 +408,15 @@ def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
     backbone=None,              # of a run that was given its network as an object: that, or what makes such a one
 ) -> "Saved | Kept | Tuned":
-    """Read a run back from its folder, without its data; `predict(files)` gives logits, `classes` their columns.
+    """Read a run back from its folder, without its data.
 
     A `Saved`, with results and models, if the run was saved, as `python -m fdgnb run` does; after `fit(out=...)` alone
-    a `Kept`, which has models only; of what `finetune` gave a `Tuned`."""
+    a `Kept`, which has models only; of what `finetune` gave a `Tuned`.
+
+    >>> kept = fdgnb.load("runs/st_mary")
+    >>> p = kept.predict(["1.png"]).softmax(1)
+    >>> kept.classes[p.argmax()]
+    'lesion'"""
     folder = path_of(folder, "load", "the folder of a run")
     if exists(folder/"record.json"): loaded = Saved(folder)
     elif exists(folder/TUNED): loaded = Tuned.read(folder)

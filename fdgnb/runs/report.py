@@ -73,7 +73,7 @@ def measure(run, names, temperature=1.):
 
 class Reported:
     "What a finished run and one that is read back share: `predictions`, and what is computed from them."
-    explore = explore                                                  # see fdgnb.runs.explore
+    explore = explore                                              # in Jupyter: the errors by round, domain and class
 
     @property
     def temperatures(self) -> dict:

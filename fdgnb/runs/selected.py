@@ -279,13 +279,16 @@ class Deployable:
     def predict(
         self,
         images,                      # pixels of the run's size and scale, image files, PIL's images, texts, a Domain
-        rule: str | None = None,     # whose round: source_val or last, the default; target is an oracle's
+        rule: str | None = None,     # whose round: `last` (default), `source_val`, or `target`, an oracle
         domain: str | None = None,   # whose network: a client's; None: an unseen client's
         calibrated: bool = False,    # logits divided by `temperature()`
     ) -> torch.Tensor:               # logits (N, n_classes); `classes` names the columns
         """Logits of images, or of a run's vectors or maps; FdgnbError on what does not fit its samples.
 
-        Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid()."""
+        Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid().
+
+        >>> run.predict(["1.png", "2.png"]).softmax(1).shape, run.classes
+        (torch.Size([2, 2]), ['healthy', 'lesion'])"""
         x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
         scaling = self.about["args"]["settings"]["normalize"]
         net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
@@ -422,7 +425,7 @@ def can_adapt(method):
 
 class OfSite(Deployable):
     "One network, a run's own after it was adapted or fine-tuned to a site."
-    about = device = None                                                     # set below
+    about = device = None
 
     def __init__(self, about, net, device): self.about, self.net, self.device = about, net, device
 
