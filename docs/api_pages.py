@@ -7,7 +7,6 @@ import ast, inspect, json, re, sys
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from notebook_pages import NBS, ROOT, directives, place, text_of, title_of
 
 PACKAGE = ROOT/"fdgnb"
@@ -48,20 +47,15 @@ SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
 TESTING = re.compile(r"\bassert\b|\btest_\w+\(|slice_of|SimpleNamespace|\.testing\.|refusal\(")     # is no example
 
 
-def dotted(path): return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
 @cache
 def parsed():
-    "{dotted name: syntax tree, with its lines and that name} of every module."
-    trees = {dotted(p): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py")) if p.name != "_modidx.py"}
-    for module, tree in trees.items(): tree.module, tree.lines = module, source_of(module).read_text().splitlines()
+    "{dotted name: syntax tree, with that name, its path and lines} of every module."
+    trees = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        tree.module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        tree.path, tree.lines, trees[tree.module] = path, path.read_text().splitlines(), tree
     return trees
-
-
-def source_of(module):
-    path = ROOT/Path(*module.split("."))
-    return path/"__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def value_of(name, module):
@@ -76,15 +70,6 @@ def lineage(cls):
     shown = [c for c in ours if c is not cls and c.__name__ in documented(c.__module__)]
     return [(c, n, t) for c, t in ours.items() if not any(issubclass(other, c) for other in shown)
             for n in t.body if isinstance(n, ast.ClassDef) and n.name == c.__name__]
-
-
-def task_of(module):
-    "(task, place among its modules) of a module; what no task names is a part of training."
-    inside = module.removeprefix("fdgnb.")
-    named = [(len(name), task, i) for task, (_, _, names, _) in TASKS.items() for i, name in enumerate(names.split())
-             if inside == name or inside.startswith(f"{name}.")]
-    _, task, i = max(named, default=(0, "train", 99))
-    return task, i
 
 
 def chosen(task):
@@ -139,7 +124,9 @@ def described(kind, signed, body, module, fence):
 
 
 def table_of(head, rows):
-    "A Markdown table; '' without rows."
+    "A Markdown table, without the columns that are empty; '' without rows."
+    there = [i for i, _ in enumerate(head) if any(row[i] for row in rows)]
+    head, rows = [head[i] for i in there], [[row[i] for i in there] for row in rows]
     cell = lambda s: re.sub(r"(?<!\\)\|", r"\\|", str(s).replace("\n", " "))
     lines = [head, ["---"]*len(head), *([cell(c) for c in row] for row in rows)]
     return "\n".join(["", *(f"| {' | '.join(line)} |" for line in lines), ""]) if rows else ""
@@ -178,7 +165,7 @@ def hooks(node):
     text = next(t for t in (text_of(c) for c in read(NBS/"federation/01_loop.ipynb")["cells"]) if "| when | hook" in t)
     lines = [re.split(r" ?\| ?", line)[1:-1] for line in text.split("\n") if re.match(r"\|.*`\w+\(", line)]
     rows = [[hook.strip("– "), said[re.search(r"`(\w+)", hook)[1]], fedavg, by] for _, hook, fedavg, by in lines]
-    return table_of(["hook, and what it gets", "what it does, or returns", "FedAvg", "overridden by, as"], rows)
+    return table_of(["hook, and what it gets", "what it does, or returns", "FedAvg", "overridden by"], rows)
 
 
 def typed(annotation): return f"`{ast.unparse(annotation).strip(chr(39))}`" if annotation else ""
@@ -196,7 +183,7 @@ def parameters(node, tree):
     positional = [*spec.posonlyargs, *spec.args]
     defaults = dict(zip(map(id, reversed(positional)), reversed(spec.defaults)))
     defaults |= {id(a): d for a, d in zip(spec.kwonlyargs, spec.kw_defaults) if d is not None}
-    stars = [a for a in (spec.vararg, spec.kwarg) if a]
+    stars = filter(None, (spec.vararg, spec.kwarg))
     for arg in sorted([*positional, *spec.kwonlyargs, *stars], key=lambda a: a.lineno):
         said = arg.lineno > node.lineno and comment(arg.lineno, tree)
         default = f"`{ast.unparse(defaults[id(arg)])}`" if id(arg) in defaults else ""
@@ -261,8 +248,9 @@ def entry(name, module, shown):
 
 def page_in(module):
     "The notebook that a module comes from, or None."
-    m, path = re.search(r"File to edit: (\S+\.ipynb)", "\n".join(parsed()[module].lines)), source_of(module)
-    return (path.parent/m[1]).resolve() if m and (path.parent/m[1]).exists() else None
+    tree = parsed()[module]
+    m = re.search(r"File to edit: (\S+\.ipynb)", "\n".join(tree.lines))
+    return (tree.path.parent/m[1]).resolve() if m and (tree.path.parent/m[1]).exists() else None
 
 
 @cache
@@ -284,7 +272,7 @@ def doc_of(module, name):
     node, value = documented(module)[name], value_of(name, module)
     if node: return ast.get_docstring(node) or ""
     if inspect.isclass(value): return value.__doc__
-    return f"Every {value.kind} by its name; `{name}.register(\"mine\")` before a definition adds one."
+    return f"Every {value.kind} by its name."
 
 
 @cache
@@ -321,7 +309,7 @@ def section(title, names, marked, level=2):
     lines = [f"{'#'*level} {title}", ""]
     homes = dict.fromkeys(m for m, _ in names)
     lines += [f"```{{py:module}} {m}\n```\n" for m in homes if m not in marked]
-    marked |= homes.keys()
+    marked.update(homes)
     found = dict.fromkeys(filter(None, map(page_in, homes)))
     links = ", ".join(f"[{title_of(read(page))[0]}](../{place(page)})" for page in found)
     if links: lines += [f"Notebook{'s'*(len(found) > 1)}: {links}", ""]
@@ -342,11 +330,6 @@ def face():
     return {f"fdgnb.{module}.{name}": f"fdgnb.{name}" for name, module in value_of("_where", "fdgnb").items()}
 
 
-def of_task(task):
-    "The modules of a task, in its order."
-    return [m for _, m in sorted((i, m) for m in modules() for t, i in [task_of(m)] if t == task)]
-
-
 def summary(module, name):
     "The first sentence of a name's docstring."
     first = doc_of(module, name).split("\n\n")[0].replace("\n", " ")
@@ -354,9 +337,14 @@ def summary(module, name):
 
 
 def rest_of(task):
-    "{module: its names that stand in no section by task}."
+    "{module: its names that stand in no section by task}; a module that no task names is a part of training."
     taken = [pair for names in chosen(task).values() for pair in names]
-    return {m: [n for n in documented(m) if (m, n) not in taken] for m in of_task(task)}
+    def place_of(module):
+        found = [(len(w), t, i) for t, (_, _, words, _) in TASKS.items() for i, w in enumerate(words.split())
+                 if f"{module}.".startswith(f"fdgnb.{w}.")]
+        return max(found, default=(0, "train", 99))[1:]
+    here = sorted((place_of(m), m) for m in modules())
+    return {m: [n for n in documented(m) if (m, n) not in taken] for (of, _), m in here if of == task}
 
 
 def index_page():

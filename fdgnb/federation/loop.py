@@ -25,10 +25,6 @@ from fdgnb.federation.uploads import pack
 class Method:
     """The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`.
 
-    A round calls `download` for each client; there `receive`, `begin`, `sample`, for each batch `batch` and `step`
-    (`loss` with its `criterion`, then `gradients`), `end`, `upload`; then `aggregate`, which asks `weight` for each
-    upload, and `finish`. A method that overrides `decide` is asked for all weights before `aggregate`.
-
     - `model`: the client's network, an nn.Module
     - `client`, `server`: a `Client`, a `Server`; what is to last goes into their `state`, never onto the method
     - `k`: the id of a client
@@ -37,7 +33,7 @@ class Method:
     - `x`, `y`: a batch, float32 (B, C, H, W) or (B, D), and its labels, int64 (B,) or float32 (B, C)
     - `rng`: the torch.Generator from which alone a hook draws
 
-    `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the library cannot see."""
+    `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the code does not."""
     version = 1                                    # raised when what it computes changes, so that old records are stale
     name, paper, kinds = "", "", {}
     averages = ("model",)                          # the parts of an upload that `aggregate` averages

@@ -33,7 +33,7 @@ class TuneCall:
     lr: float = hp(None, "learning rate; None: a fifth of the run's", low=0.)
     batch_size: int = hp(16, "samples per step, at least", low=1)
     test: float = hp(.2, "share of the samples that is held out and scored", low=0., high=.9)
-    seed: int = hp(0, "of everything that is drawn", low=0, high=2**63 - 1)
+    seed: int = hp(0, "seed of all random numbers", low=0, high=2**63 - 1)
 
 
 class Tuning(Method):

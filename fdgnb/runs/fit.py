@@ -124,7 +124,8 @@ def fit(
     seed: int = 0,                              # seed of all random numbers
     out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
     *,
-    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override the protocol, and it the defaults
+    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override the protocol,
+                                                # and the protocol overrides the defaults
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
     device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
     engine: str = "threads",                    # what asks the clients: threads, or flower, in processes; the same bits
@@ -132,10 +133,10 @@ def fit(
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
-    groups: "dict | str | Callable | None" = None,  # {domain: [a name per sample, as of a patient]}, each group in one
-                                                # part; or the loader's option, of a folder an expression: r"(.+)_"
-    split: "dict | str | Callable | None" = None,   # {domain: {"train": rows, ...}}, or {domain: [a part per sample]}; or
-                                                # the loader's option, such as the expression of a folder
+    groups: object = None,                      # {domain: [a name per sample, as of a patient]}, each group in a part;
+                                                # or the loader's option, such as an expression for a folder: r"(.+)_"
+    split: object = None,                       # {domain: {"train": rows, "val": rows, "test": rows}}, or {domain: [a
+                                                # part's name per sample]}; or the loader's option
     select: str | list | None = None,           # metrics, by each of which a round is selected too, as macro_f1
     callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
     hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}

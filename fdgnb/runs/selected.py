@@ -287,8 +287,8 @@ class Deployable:
 
         Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid().
 
-        >>> run.predict(["1.png", "2.png"]).softmax(1).shape, run.classes
-        (torch.Size([2, 2]), ['healthy', 'lesion'])"""
+        >>> fdgnb.load("runs/st_mary").predict(["1.png", "2.png"]).softmax(1).shape
+        torch.Size([2, 2])"""
         x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
         scaling = self.about["args"]["settings"]["normalize"]
         net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
