@@ -18,12 +18,12 @@ nb_merge_streams = True
 myst_enable_extensions = ["amsmath", "attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 5
 mathjax3_config = {"options": {"enableMenu": False}, "svg": {"mtextInheritFont": True, "fontCache": "global"}}
+smartquotes_action = "qe"                                             # no D: --rounds is to be copied as it is
 add_module_names = False
 python_maximum_signature_line_length = 90
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "mystnb.unknown_mime_type"]
 
 html_use_index = html_domain_indices = False
-
 html_theme = "sphinx_book_theme"
 html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}

@@ -385,7 +385,7 @@ UsageError = typer.BadParameter.__base__                               # whereve
 
 def main(
     words: list | None = None,              # the command line; None: that of the process
-) -> int:                                   # the exit code: 0, 1 on an error, 2 on a mistyped command
+) -> int:                                   # the exit code: 0, 1 on an error, 2 on a mistyped command, 130 on Ctrl-C
     "Run a command; what is wrong is one line on the error stream."
     words = sys.argv[1:] if words is None else words
     command = typer.main.get_command(app)

@@ -206,10 +206,8 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy", is_spread
     n = cells.seed.nunique()
     over = f"mean ± sd over {n} seeds" if n > 1 else "one seed"
     gain = "gain in points, paired within target and seed"
-    if is_spread: gain += ", with its 95 % interval by Student's t, not corrected for several methods"
+    if is_spread: gain += " [Student's 95 % interval, uncorrected]"
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
-    if POOLED in set(results.label):
-        parts.append(f"{POOLED}: one network on all sources' data together, not ranked, not tested")
     if gaps:
         states = results.state[results.state != "done"].value_counts() if "state" in results else {}
         why = ", ".join(f"{n} {state}" for state, n in states.items())

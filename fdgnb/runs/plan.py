@@ -417,7 +417,7 @@ class RunPage(Settings, Call, Playing):
     method: object = hp("fedavg", "a name of list_methods(), several joined by +, or a class")
     dataset: object = hp("digits", "a name of list_datasets(), or a folder domain/class/image")
     target: object = hp("own", "the domain held out, or [a, b]; none: in-domain; None: the data set's own")
-    rounds: int = hp(None, "rounds of the federation; None: the protocol's number, or 12, of a folder 50", low=1)
+    rounds: int = hp(None, "None: the protocol's number; data by name 12; a folder 50 encoded, 20 on pixels", low=1)
     hyper: object = hp(None, "a dict of hyper-parameters and settings; None: no more than is named")
     out: object = hp(None, "folder of the run; None: one below runs/ that only this run uses")
     imports: object = hp("", "your own modules, by name or as lib/mymeth.py, parted by commas")
