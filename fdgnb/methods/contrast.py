@@ -107,8 +107,8 @@ class FedDecorr(Method):
     class Hyper:
         variant: str = variant()
         beta: float = hp(.1, "weight of the penalty", low=0., source="released code; FedBR")
-        penalty: str = switch("the squared correlations: their mean, or about N times that", paper="mean",
-                              released="sum", label="penalty times the batch size", source="Eq. 8")
+        penalty: str = switch("mean squared correlation; or without the diagonal, times about N", paper="mean",
+                              released="sum", label="gradient times the batch size", source="Eq. 8")
     def loss(self, model, x, y, client):
         with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
         return loss + self.h.beta*PENALTIES[self.h.penalty](z[0].flatten(1))

@@ -216,14 +216,14 @@ def steepest(grads, rho):
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
 class CCST(make_banked("stats.ccst")):
-    "Render every image in K clients' styles."
+    "Render every image in `ccst_k` clients' styles."
     paper = "Chen et al., CCST, WACV 2023"
     tune = {"ccst_k": (1, 2, 3)}
     needs_images = "ccst renders images in the styles of others"
     class Hyper:
         ccst_k: int = hp(3, "styles an image is rendered in, at most one per client", low=1,
                          source="CCST's README: 3; its scripts 1, 2, 3")
-        ccst_alpha: float = hp(1., "share of the other style; 0 and K=1: FedAvg", low=0., high=1.,
+        ccst_alpha: float = hp(1., "share of the other style; 0 and ccst_k=1: FedAvg", low=0., high=1.,
                                source="CCST's code: 1")
         ccst_style: str = hp("overall", "a client's style, or one of each image",
                              choices=("overall", "single"), source="CCST, Section 3.2")

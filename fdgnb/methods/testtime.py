@@ -87,7 +87,7 @@ def use_batch_statistics(model):
 
 
 def descend_entropy(answer, x, theta, optimizer, steps):
-    "Logits answer(x), before steps in `theta` down their mean entropy; of several, before the last."
+    "Step `theta` down the mean entropy of answer(x); the logits before the last step (with one step: before any)."
     for _ in range(steps):
         with torch.enable_grad():
             logits = answer(x)
