@@ -27,7 +27,7 @@ class PseudoHyper:
     K: int = hp(1, "local samples in a mixture", low=0, high=1000, source="Eq. 4")
     proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="Section 4.2: CIFAR")
     refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
-                          label="pseudo-data once", source="Section 5.1")
+                          label="pseudo-data once", source="Section 5.1; 4.1: optional")
     begins: str = switch("clients send their first means: after the first round, or before it",
                          paper="after", released="before", label="pseudo-data from the first step",
                          source="Algorithm 1; released: made before step 0")
