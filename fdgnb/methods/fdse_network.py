@@ -116,6 +116,15 @@ class DSE(Method):
         h, model = self.h, repad(super().build(model), self.h.padding)
         return decompose(model, h.G, h.dw, h.start, inner=h.inner, shift=h.shift, identity=h.identity)
 
+# %% ../../nbs/methods/05_fdse_network.ipynb #22654443
+def owner(key):
+    "The kind of a state-dict entry: 'personal', 'local' (statistics of BN_DSE), 'statistics' (others) or 'shared'."
+    *_, module, name = ("", *key.split("."))
+    running = name in ("running_mean", "running_var", "num_batches_tracked")
+    if module == "bn_dse": return "local" if running else "personal"
+    if module == "dse" or name == "own_shift": return "personal"
+    return "statistics" if running else "shared"
+
 # %% ../../nbs/methods/05_fdse_network.ipynb #d35817c8
 @torch.no_grad()
 def pass_on(block):
@@ -297,12 +306,3 @@ def tapped(model):
 def shared_statistics(model):
     "Copy each block's running statistics of BN_DFE: a list of (mean, variance)."
     return [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in blocks(model)]
-
-# %% ../../nbs/methods/05_fdse_network.ipynb #22654443
-def owner(key):
-    "The kind of a state-dict entry: 'personal', 'local' (statistics of BN_DSE), 'statistics' (others) or 'shared'."
-    *_, module, name = ("", *key.split("."))
-    running = name in ("running_mean", "running_var", "num_batches_tracked")
-    if module == "bn_dse": return "local" if running else "personal"
-    if module == "dse" or name == "own_shift": return "personal"
-    return "statistics" if running else "shared"
