@@ -73,9 +73,10 @@ def is_copy(wide, label, base):
 
 
 def rankable(wide):
-    "The labels that have every column of the most seeds."
-    seeds = pd.Series({label: len(share_seeds(wide, [label])) for label in wide})
-    return [label for label in wide if seeds[label] == seeds.max() > 0]
+    "The labels that have every column of the most seeds, or of the most that two labels have."
+    seeds = pd.Series({label: len(share_seeds(wide, [label])) for label in wide}, dtype=int)
+    most = seeds.nlargest(2).min()
+    return [label for label in wide if seeds[label] >= most > 0]
 
 # %% ../../nbs/experiments/05_statistics.ipynb #rankcode01
 def mean_ranks(
