@@ -83,7 +83,7 @@ def mean_ranks(
     wide: pd.DataFrame,                # scores of blocks (column, seed) by label
     lower: bool = False,               # less is better
 ) -> pd.Series:                        # mean place by label, 1: best
-    """Mean over targets of a label's place by its mean over seeds, of the labels with the most whole seeds.
+    """Mean over targets of a label's place by its mean over seeds, of the `rankable` labels over the seeds they share.
 
     Ties to a thousandth of a point share their place, as records are rounded. Labels that are the same in
     every block (FedAvg, and what differs from it at test time alone) take one."""
