@@ -331,7 +331,8 @@ def write_plan(studies, limit=LIMIT):
                   study.smallest_gain)
         lines.append(f"| {' | '.join(map(str, values))} |")
     methods = [f"- *{study.what}*: {', '.join(study.methods)}." for study in studies]
-    return "\n".join([*lines, "", *methods])
+    fold = "<details><summary>The methods of each setting</summary>"
+    return "\n".join([*lines, "", fold, "", *methods, "", "</details>"])
 
 
 def write_page(studies, file):

@@ -99,6 +99,14 @@ def list_targets(base, target):
     names = list(find_targets(target, base.dataset, known))
     return [names[0] if len(names) == 1 else names or None]
 
+# %% ../../nbs/experiments/01_grid.ipynb #sharenet01
+def share_network(plans):
+    "The plans with one network for all, where by default those of a folder train `mlp`, or `mlp_bn` for BatchNorm."
+    by_default = {made.given.get("backbone") for made in plans if "backbone" not in made.call["hyper"]}
+    if by_default != {"mlp", "mlp_bn"}: return plans
+    return [plan(**made.call | dict(hyper=dict(backbone="mlp_bn") | made.call["hyper"])) for made in plans]
+
+
 # %% ../../nbs/experiments/01_grid.ipynb #8fc59aed
 def grid(
     method: str | type | list | dict,            # names, also `name(key=value)`, or {label: name or (name, hyper)}
@@ -128,11 +136,13 @@ def grid(
     rows = []
     for d in datasets:
         targets = list_targets(plan("fedavg", d, None, **how, **of_data), target)
+        plans = []
         for label, m, own in methods:
             has = hyper_names(method_class(m))
             options = settings | {k: v for k, v in shared.items() if k in has or k in SETTINGS} | own
-            try: first = plan(m, d, targets[0], seed=seeds[0], **how, **options)
+            try: plans.append(plan(m, d, targets[0], seed=seeds[0], **how, **options))
             except FdgnbError as e: raise FdgnbError(f"{label}: {e}") from None
+        for (label, m, _), first in zip(methods, share_network(plans)):
             row = dict(label=label, method=m, dataset=d.name if isinstance(d, Dataset) else str(d))
             rows += [row | dict(target=t, seed=s, plan=vary(first, t, s)) for t, s in product(targets, seeds)]
     return pd.DataFrame(rows, dtype=object)                          # numbers as Python's, None as None
