@@ -233,6 +233,13 @@ def test_a_method_s_own_values_go_before_shared_ones():
     assert [made.call["hyper"] for made in plans] == [dict(mu=.1, lr=.05), dict(mu=1, lr=.05), dict(lr=.05)]
 
 
+def test_methods_that_are_compared_on_a_folder_train_one_network(tmp_path):
+    for domain in "ab": (tmp_path/domain/"cat").mkdir(parents=True)
+    plans = grid(["fedavg", "fedbn", "ga(backbone=mlp)"], tmp_path, None, seed=0).plan
+    assert [made.given["backbone"] for made in plans] == ["mlp_bn", "mlp_bn", "mlp"]
+    assert grid(["fedavg", "ga"], tmp_path, None, seed=0).plan[0].given["backbone"] == "mlp"
+
+
 @pytest.mark.parametrize("target, held_out", [
     ("each", ["optical", "blended", "inked"]), (None, [None]), ("inked", ["inked"]),
     ("pairs", [["optical", "blended"], ["optical", "inked"], ["blended", "inked"]])])

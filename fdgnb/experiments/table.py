@@ -208,6 +208,7 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy", is_spread
     gain = "gain in points, paired within target and seed"
     if is_spread: gain += " [Student's 95 % interval, uncorrected]"
     parts = [f"{what} on the {where}, {unit}: {over}", how, gain]
+    if POOLED in {*tidy.label}: parts.append(f"{POOLED}: all sources' data joined, neither ranked nor tested")
     if gaps:
         states = results.state[results.state != "done"].value_counts() if "state" in results else {}
         why = ", ".join(f"{n} {state}" for state, n in states.items())
