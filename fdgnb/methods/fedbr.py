@@ -95,39 +95,6 @@ def contrast(h, model, z, zp, zg, client):
     if client.scratch.pop("fedbr.max", False): ascend(P, lambda: con(z.detach(), zp.detach()), client.lr)
     return con(z, zp)
 
-# %% ../../nbs/methods/04_fedbr.ipynb #6f51c1a1
-@contextmanager
-def aside(model, statistics="own"):
-    "Pass pseudo-data without a trace in the model's statistics ('own', 'running'), or plainly ('kept')."
-    if statistics == "kept":
-        yield
-        return
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    drops = [m for m in model.modules() if isinstance(m, Dropout) and m.training]
-    tracked = [m.track_running_stats for m in norms]
-    for m in norms:
-        if statistics == "own": m.track_running_stats = False
-        else: m.training = False
-    for m in drops: m.training = False
-    try: yield
-    finally:
-        for m, t in zip(norms, tracked): m.track_running_stats, m.training = t, True
-        for m in drops: m.training = True
-
-# %% ../../nbs/methods/04_fedbr.ipynb #5ac9bb4f
-def pseudo_features(h, model, xp):
-    "Compute local features of pseudo-data, with statistics and dropout as `statistics` says."
-    with aside(model, h.statistics): return model.features(xp)
-
-
-def global_features(zp, xp, client):
-    """Return phi_g of a step's pseudo-data, without gradient.
-
-    By the frozen copy if there is one, else the round's first features."""
-    frozen = client.scratch.get("fedbr.phi_g")
-    if frozen is None: return client.scratch.setdefault("fedbr.zg", zp.detach())
-    with torch.no_grad(), aside(frozen): return frozen(xp)
-
 # %% ../../nbs/methods/04_fedbr.ipynb #brrounds01
 class FedBRRounds(PseudoData):
     "FedBR around its local steps, as the switches say: first weights, batches, weights of the average."
@@ -190,6 +157,39 @@ class FedBR(FedBRRounds):
         if not mu: return loss
         zg = global_features(zp, xp, client)
         return loss + mu*contrast(h, model, z[0], zp, zg, client)
+
+# %% ../../nbs/methods/04_fedbr.ipynb #6f51c1a1
+@contextmanager
+def aside(model, statistics="own"):
+    "Pass pseudo-data without a trace in the model's statistics ('own', 'running'), or plainly ('kept')."
+    if statistics == "kept":
+        yield
+        return
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    drops = [m for m in model.modules() if isinstance(m, Dropout) and m.training]
+    tracked = [m.track_running_stats for m in norms]
+    for m in norms:
+        if statistics == "own": m.track_running_stats = False
+        else: m.training = False
+    for m in drops: m.training = False
+    try: yield
+    finally:
+        for m, t in zip(norms, tracked): m.track_running_stats, m.training = t, True
+        for m in drops: m.training = True
+
+# %% ../../nbs/methods/04_fedbr.ipynb #5ac9bb4f
+def pseudo_features(h, model, xp):
+    "Compute local features of pseudo-data, with statistics and dropout as `statistics` says."
+    with aside(model, h.statistics): return model.features(xp)
+
+
+def global_features(zp, xp, client):
+    """Return phi_g of a step's pseudo-data, without gradient.
+
+    By the frozen copy if there is one, else the round's first features."""
+    frozen = client.scratch.get("fedbr.phi_g")
+    if frozen is None: return client.scratch.setdefault("fedbr.zg", zp.detach())
+    with torch.no_grad(), aside(frozen): return frozen(xp)
 
 # %% ../../nbs/methods/04_fedbr.ipynb #mixupcode0
 def mixup_draw(n, rng, a=.2):
