@@ -28,6 +28,7 @@ def read_one(where):
     file, _, name = str(where).partition("#")
     if not file.endswith(".jsonl.gz"): return Record.read(where)
     records = read_study(file)
+    if not records: raise FdgnbError(f"no records at {file}")
     found = [rec for i, rec in enumerate(records, 1) if name == str(i)]
     found = found or [rec for rec in records if name in file_name(rec["args"])]
     if len(found) == 1: return found[0]
