@@ -20,6 +20,38 @@ from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 from fdgnb.federation.shared import climb, note_senders, save_generators, set_back
 
+# %% ../../nbs/methods/15_style.ipynb #5717e014
+def channel_style(x, eps):
+    "Mean and deviation of each channel of x (N, C, H, W): (N, 2, C); eps is added to the variance."
+    return torch.stack([x.mean((2, 3)), (x.var((2, 3)) + eps).sqrt()], 1)
+
+
+def with_style(x, style, eps):
+    "AdaIN: maps x (N, C, H, W) with the channel means and deviations of `style` (N or 1, 2, C)."
+    own, new = channel_style(x, eps)[..., None, None], style[..., None, None]
+    return (x - own[:, 0])/own[:, 1]*new[:, 1] + new[:, 0]
+
+# %% ../../nbs/methods/15_style.ipynb #5717e011
+def center(shape, share):
+    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
+    h, w = shape[-2:]
+    b = int(min(h, w)*share)
+    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
+
+
+def amplitudes(x, share):
+    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
+    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
+
+
+def with_amplitudes(x, low, share, lam=1.):
+    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
+    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
+    a, at = f.abs(), center(x.shape, share)
+    a[at] = (1 - lam)*a[at] + lam*low
+    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
+    return x.contiguous(memory_format=torch.channels_last)
+
 # %% ../../nbs/methods/15_style.ipynb #styleb001
 def make_banked(tag):
     """A base class: each client offers `tag`.bank and finds the others' in `client.scratch[tag]`.
@@ -47,171 +79,6 @@ def make_banked(tag):
 
         def aggregate(self, server, uploads): super().aggregate(server, note_senders(server, tag, uploads))
     return Banked
-
-# %% ../../nbs/methods/15_style.ipynb #5717e03a
-@method("elcfs")
-class ELCFS(make_banked("images.elcfs")):
-    "Judge each step's weights on the batch in another client's amplitudes, and learn from that too."
-    paper = "Liu et al., FedDG (ELCFS), CVPR 2021"
-    tune = {"elcfs_gamma": (.1, .3, 1.)}
-    needs_images = "elcfs exchanges amplitudes of images"
-    class Hyper:
-        elcfs_gamma: float = hp(1., "weight of the second loss; 0: FedAvg", low=0., source="ELCFS's code: 1")
-        elcfs_beta: float = hp(.001, "step of the fast weights", low=0., source="ELCFS's code")
-        elcfs_share: float = switch("half the mask's side, of the image's", paper=.01, released=0., low=0.,
-                                    high=.5, label="mask of the mean color",
-                                    source="ELCFS (not verified); demonstration 0.003; code 0")
-        elcfs_mixed: bool = switch("amplitudes mixed with a random weight; else swapped", paper=True,
-                                   released=False, label="amplitudes swapped", source="ELCFS, Section 3.2")
-        elcfs_second: bool = switch("derivative through the fast weights' gradient", paper=True,
-                                    released=False, label="first order", source="ELCFS, Section 3.3")
-        elcfs_sent: float = hp(.125, "share of a client's images in the bank", low=0., high=1.,
-                               source="ELCFS's code: 1/8")
-        variant: str = variant()
-
-    def offer(self, model, client):
-        images_only("elcfs", client)
-        order = torch.randperm(client.n(), generator=client.rng("elcfs"))
-        x, _ = client.take(order[:max(int(client.n()*self.h.elcfs_sent), 1)])
-        return {**super().offer(model, client), "images.elcfs.bank": amplitudes(x, self.h.elcfs_share)}
-
-    def begin(self, model, client, download):
-        super().begin(model, client, download)
-        client.scratch["elcfs"] = client.scratch["images.elcfs"], client.rng("elcfs.draw", client.device)
-
-    def loss(self, model, x, y, client):
-        inner, (bank, rng), h = super().loss(model, x, y, client), client.scratch["elcfs"], self.h
-        if not h.elcfs_gamma or not bank: return inner
-        fast = fast_weights(inner, model, h.elcfs_beta, 100., h.elcfs_second)
-        n, where = len(x), dict(generator=rng, device=x.device)
-        low = draw_rows(bank, torch.randint(len(bank), (n,), **where), rng)
-        lam = torch.rand(n, 1, 1, 1, **where) if h.elcfs_mixed else 1.
-        logits = judge(model, fast, with_amplitudes(x, low, h.elcfs_share, lam))
-        return inner + h.elcfs_gamma*self.criterion(logits, y, client)
-
-# %% ../../nbs/methods/15_style.ipynb #5717e011
-def center(shape, share):
-    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
-    h, w = shape[-2:]
-    b = int(min(h, w)*share)
-    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
-
-
-def amplitudes(x, share):
-    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
-    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
-
-
-def with_amplitudes(x, low, share, lam=1.):
-    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
-    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
-    a, at = f.abs(), center(x.shape, share)
-    a[at] = (1 - lam)*a[at] + lam*low
-    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def images_only(name, client, channels=None):
-    "FdgnbError where a client's samples are no images, or have other `channels`."
-    shape = client.splits["train"].shape
-    if len(shape) != 3 or channels not in (None, shape[0]):
-        want = f"images of {channels} channels" if channels else "images (C, H, W)"
-        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
-
-# %% ../../nbs/methods/15_style.ipynb #5717e021
-def draw_rows(bank, who, rng):
-    "Random rows of a list of tensors: row i comes from bank[who[i]]."
-    sizes = torch.tensor([len(b) for b in bank], device=who.device)
-    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
-    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
-    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
-
-# %% ../../nbs/methods/15_style.ipynb #5717e031
-def fast_weights(loss, model, step, clip, second):
-    "Weights {name: tensor} after a step down `loss`, functions of those before; second: to second order."
-    names, theta = zip(*[(k, p) for k, p in model.named_parameters() if p.requires_grad])
-    grads = torch.autograd.grad(loss, theta, create_graph=second, retain_graph=True, allow_unused=True)
-    taken = [p if g is None else p - step*g.clamp(-clip, clip) for p, g in zip(theta, grads)]
-    return dict(zip(names, taken))
-
-
-def judge(model, weights, x):
-    "Logits of x with other weights; the network's buffers stay as they are."
-    return functional_call(model, {**{k: b.clone() for k, b in model.named_buffers()}, **weights}, (x,))
-
-# %% ../../nbs/methods/15_style.ipynb #5717e04a
-@method("harmofl")
-class HarmoFL(Method):
-    "One amplitude for all images; gradients at perturbed weights."
-    paper, version = "Jiang et al., HarmoFL, AAAI 2022", 2
-    tune = {"harmo_alpha": (.02, .05, .1)}
-    needs_images = "harmofl normalizes amplitudes of images"
-    class Hyper:
-        harmo_norm: bool = hp(True, "normalize amplitudes", source="HarmoFL, Section 3.2")
-        harmo_share: float = switch("half the mask's side, of the image's", paper=.5, released=0., low=0.,
-                                    high=.5, label="mean color alone",
-                                    source="HarmoFL, Eq. 2 (not verified); its code: 0")
-        harmo_alpha: float = hp(.05, "length of the perturbation; 0: none", low=0., source="HarmoFL's code")
-        variant: str = variant()
-
-    def build(self, model):
-        model = super().build(model)
-        norm = lambda: AmplitudeNorm(self.h.harmo_share)
-        if self.h.harmo_norm: model.features = chain(harmofl=norm(), features=model.features)
-        return model
-
-    def offer(self, model, client):
-        images_only("harmofl", client)
-        total = sum(amplitudes(x, self.h.harmo_share).sum(0) for x, _ in client.batches("train"))
-        return {**super().offer(model, client), "stats.harmofl.mean": total/client.n()}
-
-    def gather(self, server, offers):
-        super().gather(server, offers)
-        means = torch.stack([payload["stats.harmofl.mean"] for _, payload in offers])
-        if self.h.harmo_norm: server.state[mean_key(server.net)] = means.mean(0)
-
-    def step(self, model, x, y, client):
-        if not self.h.harmo_alpha: return super().step(model, x, y, client)
-        states = save_generators(model)
-        loss = self.loss(model, x, y, client)
-        before = climb(loss, self.params(model), lambda theta, grads: steepest(grads, self.h.harmo_alpha))
-        client.scratch["harmofl"] = before + [(v, v.clone()) for v in model.buffers()]
-        for g, state in states: g.set_state(state)
-        super().step(model, x, y, client)
-        return loss.detach()
-
-    def gradients(self, model, client):
-        set_back(client.scratch.pop("harmofl", ()))
-        super().gradients(model, client)
-
-    def upload(self, model, client):
-        mean = mean_key(model)
-        return {k: v for k, v in super().upload(model, client).items() if k != mean}
-
-# %% ../../nbs/methods/15_style.ipynb #5717e041
-class AmplitudeNorm(nn.Module):
-    "Puts the amplitudes `mean` (C, m, m) on every image; before it has any, the identity."
-    def __init__(self, share):
-        super().__init__()
-        self.share = share
-        self.register_buffer("mean", torch.zeros(0))
-
-    def forward(self, x): return with_amplitudes(x, self.mean, self.share) if self.mean.numel() else x
-
-    def _load_from_state_dict(self, state, prefix, *rest):              # the size is known when they come
-        self.mean = torch.empty_like(state[prefix + "mean"], device=self.mean.device)
-        super()._load_from_state_dict(state, prefix, *rest)
-
-
-def mean_key(net):
-    "The key of `AmplitudeNorm`'s mean in a payload; '' for a network without the layer."
-    return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
-
-
-def steepest(grads, rho):
-    "The steps (list of tensors) of length rho, over all together, along the gradients."
-    size = torch.stack([g.norm() for g in grads]).norm()
-    return [rho/(size + 1e-12)*g for g in grads]
 
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
@@ -264,16 +131,13 @@ class CCST(make_banked("stats.ccst")):
         new = decode(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
         return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
 
-# %% ../../nbs/methods/15_style.ipynb #5717e014
-def channel_style(x, eps):
-    "Mean and deviation of each channel of x (N, C, H, W): (N, 2, C); eps is added to the variance."
-    return torch.stack([x.mean((2, 3)), (x.var((2, 3)) + eps).sqrt()], 1)
-
-
-def with_style(x, style, eps):
-    "AdaIN: maps x (N, C, H, W) with the channel means and deviations of `style` (N or 1, 2, C)."
-    own, new = channel_style(x, eps)[..., None, None], style[..., None, None]
-    return (x - own[:, 0])/own[:, 1]*new[:, 1] + new[:, 0]
+# %% ../../nbs/methods/15_style.ipynb #5717e021
+def draw_rows(bank, who, rng):
+    "Random rows of a list of tensors: row i comes from bank[who[i]]."
+    sizes = torch.tensor([len(b) for b in bank], device=who.device)
+    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
+    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
+    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
 
 
 def pool_style(maps, eps):
@@ -284,6 +148,14 @@ def pool_style(maps, eps):
         n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
     mean = first/n
     return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
+
+
+def images_only(name, client, channels=None):
+    "FdgnbError where a client's samples are no images, or have other `channels`."
+    shape = client.splits["train"].shape
+    if len(shape) != 3 or channels not in (None, shape[0]):
+        want = f"images of {channels} channels" if channels else "images (C, H, W)"
+        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
 
 # %% ../../nbs/methods/15_style.ipynb #5717e051
 FILES = "vgg_normalised.pth", "decoder.pth"
@@ -414,3 +286,131 @@ def record_statistics(server, owner, uploads):
     for k, upload in uploads:
         server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
         yield k, upload
+
+# %% ../../nbs/methods/15_style.ipynb #5717e04a
+@method("harmofl")
+class HarmoFL(Method):
+    "One amplitude for all images; gradients at perturbed weights."
+    paper, version = "Jiang et al., HarmoFL, AAAI 2022", 2
+    tune = {"harmo_alpha": (.02, .05, .1)}
+    needs_images = "harmofl normalizes amplitudes of images"
+    class Hyper:
+        harmo_norm: bool = hp(True, "normalize amplitudes", source="HarmoFL, Section 3.2")
+        harmo_share: float = switch("half the mask's side, of the image's", paper=.5, released=0., low=0.,
+                                    high=.5, label="mean color alone",
+                                    source="HarmoFL, Eq. 2 (not verified); its code: 0")
+        harmo_alpha: float = hp(.05, "length of the perturbation; 0: none", low=0., source="HarmoFL's code")
+        variant: str = variant()
+
+    def build(self, model):
+        model = super().build(model)
+        norm = lambda: AmplitudeNorm(self.h.harmo_share)
+        if self.h.harmo_norm: model.features = chain(harmofl=norm(), features=model.features)
+        return model
+
+    def offer(self, model, client):
+        images_only("harmofl", client)
+        total = sum(amplitudes(x, self.h.harmo_share).sum(0) for x, _ in client.batches("train"))
+        return {**super().offer(model, client), "stats.harmofl.mean": total/client.n()}
+
+    def gather(self, server, offers):
+        super().gather(server, offers)
+        means = torch.stack([payload["stats.harmofl.mean"] for _, payload in offers])
+        if self.h.harmo_norm: server.state[mean_key(server.net)] = means.mean(0)
+
+    def step(self, model, x, y, client):
+        if not self.h.harmo_alpha: return super().step(model, x, y, client)
+        states = save_generators(model)
+        loss = self.loss(model, x, y, client)
+        before = climb(loss, self.params(model), lambda theta, grads: steepest(grads, self.h.harmo_alpha))
+        client.scratch["harmofl"] = before + [(v, v.clone()) for v in model.buffers()]
+        for g, state in states: g.set_state(state)
+        super().step(model, x, y, client)
+        return loss.detach()
+
+    def gradients(self, model, client):
+        set_back(client.scratch.pop("harmofl", ()))
+        super().gradients(model, client)
+
+    def upload(self, model, client):
+        mean = mean_key(model)
+        return {k: v for k, v in super().upload(model, client).items() if k != mean}
+
+# %% ../../nbs/methods/15_style.ipynb #5717e041
+class AmplitudeNorm(nn.Module):
+    "Puts the amplitudes `mean` (C, m, m) on every image; before it has any, the identity."
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+        self.register_buffer("mean", torch.zeros(0))
+
+    def forward(self, x): return with_amplitudes(x, self.mean, self.share) if self.mean.numel() else x
+
+    def _load_from_state_dict(self, state, prefix, *rest):              # the size is known when they come
+        self.mean = torch.empty_like(state[prefix + "mean"], device=self.mean.device)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def mean_key(net):
+    "The key of `AmplitudeNorm`'s mean in a payload; '' for a network without the layer."
+    return next((f"model.{n}.mean" for n, m in net.named_modules() if isinstance(m, AmplitudeNorm)), "")
+
+
+def steepest(grads, rho):
+    "The steps (list of tensors) of length rho, over all together, along the gradients."
+    size = torch.stack([g.norm() for g in grads]).norm()
+    return [rho/(size + 1e-12)*g for g in grads]
+
+# %% ../../nbs/methods/15_style.ipynb #5717e03a
+@method("elcfs")
+class ELCFS(make_banked("images.elcfs")):
+    "Judge each step's weights on the batch in another client's amplitudes, and learn from that too."
+    paper = "Liu et al., FedDG (ELCFS), CVPR 2021"
+    tune = {"elcfs_gamma": (.1, .3, 1.)}
+    needs_images = "elcfs exchanges amplitudes of images"
+    class Hyper:
+        elcfs_gamma: float = hp(1., "weight of the second loss; 0: FedAvg", low=0., source="ELCFS's code: 1")
+        elcfs_beta: float = hp(.001, "step of the fast weights", low=0., source="ELCFS's code")
+        elcfs_share: float = switch("half the mask's side, of the image's", paper=.01, released=0., low=0.,
+                                    high=.5, label="mask of the mean color",
+                                    source="ELCFS (not verified); demonstration 0.003; code 0")
+        elcfs_mixed: bool = switch("amplitudes mixed with a random weight; else swapped", paper=True,
+                                   released=False, label="amplitudes swapped", source="ELCFS, Section 3.2")
+        elcfs_second: bool = switch("derivative through the fast weights' gradient", paper=True,
+                                    released=False, label="first order", source="ELCFS, Section 3.3")
+        elcfs_sent: float = hp(.125, "share of a client's images in the bank", low=0., high=1.,
+                               source="ELCFS's code: 1/8")
+        variant: str = variant()
+
+    def offer(self, model, client):
+        images_only("elcfs", client)
+        order = torch.randperm(client.n(), generator=client.rng("elcfs"))
+        x, _ = client.take(order[:max(int(client.n()*self.h.elcfs_sent), 1)])
+        return {**super().offer(model, client), "images.elcfs.bank": amplitudes(x, self.h.elcfs_share)}
+
+    def begin(self, model, client, download):
+        super().begin(model, client, download)
+        client.scratch["elcfs"] = client.scratch["images.elcfs"], client.rng("elcfs.draw", client.device)
+
+    def loss(self, model, x, y, client):
+        inner, (bank, rng), h = super().loss(model, x, y, client), client.scratch["elcfs"], self.h
+        if not h.elcfs_gamma or not bank: return inner
+        fast = fast_weights(inner, model, h.elcfs_beta, 100., h.elcfs_second)
+        n, where = len(x), dict(generator=rng, device=x.device)
+        low = draw_rows(bank, torch.randint(len(bank), (n,), **where), rng)
+        lam = torch.rand(n, 1, 1, 1, **where) if h.elcfs_mixed else 1.
+        logits = judge(model, fast, with_amplitudes(x, low, h.elcfs_share, lam))
+        return inner + h.elcfs_gamma*self.criterion(logits, y, client)
+
+# %% ../../nbs/methods/15_style.ipynb #5717e031
+def fast_weights(loss, model, step, clip, second):
+    "Weights {name: tensor} after a step down `loss`, functions of those before; second: to second order."
+    names, theta = zip(*[(k, p) for k, p in model.named_parameters() if p.requires_grad])
+    grads = torch.autograd.grad(loss, theta, create_graph=second, retain_graph=True, allow_unused=True)
+    taken = [p if g is None else p - step*g.clamp(-clip, clip) for p, g in zip(theta, grads)]
+    return dict(zip(names, taken))
+
+
+def judge(model, weights, x):
+    "Logits of x with other weights; the network's buffers stay as they are."
+    return functional_call(model, {**{k: b.clone() for k, b in model.named_buffers()}, **weights}, (x,))
