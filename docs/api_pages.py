@@ -46,6 +46,7 @@ SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
 WORDS = {"run", "table", "get", "results", "method", "load", "search", "grid"}   # in a docstring seldom the name
 
 
+def value_of(name, module): return getattr(import_module(module), name, None)
 def link(module, name, text=""): return f"{{py:obj}}`{text or name} <{module}.{name}>`"
 def mark_of(module): return f"```{{py:module}} {module}\n```\n"
 def modules(): return {m for m in parsed() if documented(m)}
@@ -67,11 +68,6 @@ def parsed():
         tree.module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         tree.path, tree.lines, trees[tree.module] = path, path.read_text().splitlines(), tree
     return trees
-
-
-def value_of(name, module):
-    "What a name means in a module, own or imported there."
-    return getattr(import_module(module), name, None)
 
 
 def lineage(cls):
@@ -98,7 +94,7 @@ def users():
 def coded(text):
     "A piece in backquotes, which leads to the name that it is."
     name = re.sub(r"^fdgnb\.|\(\)$", "", text.strip("`"))
-    return link(*users()[name], text.strip("`")) if name in users() and text.strip("`") not in WORDS else text
+    return link(*users()[name], text.strip("`")) if name in users() and name not in WORDS else text
 
 
 def public(tree):
@@ -188,17 +184,15 @@ def hooks(node, tree):
         does, _, called = ast.get_docstring(n).partition(" Called ")
         by = [link(classes[c].__module__, c) for c in by_fame if n.name in vars(classes[c])][:3]
         gets = ", ".join(f"`{a.arg}`" for a in n.args.args[1:])
-        gives = comment(n.lineno, tree) or "nothing"
-        hook = link("fdgnb.federation.loop", f"Method.{n.name}", n.name)
-        rows.append([hook, plain(does), gets, gives, plain(called).rstrip("."), ", ".join(by)])
+        row = [link(tree.module, f"Method.{n.name}", n.name), plain(does), gets, comment(n.lineno, tree) or "nothing"]
+        rows.append([*row, plain(called).rstrip("."), ", ".join(by)])
     return table_of(["hook", "what it does", "gets", "returns", "called", "overridden by"], rows)
 
 
 def typed(annotation):
     "An annotation as Markdown: each alternative by itself, which leads to the class that it is."
     text = annotation if isinstance(annotation, str) else ast.unparse(annotation) if annotation else ""
-    words = filter(None, text.strip("'").split(" | "))
-    return " or ".join(coded(f"`{w}`") for w in words)
+    return " or ".join(coded(f"`{w}`") for w in text.strip("'").split(" | ") if w)
 
 
 def comment(line, tree):
@@ -278,8 +272,8 @@ def entry(name, module):
             at = link(shows.__module__, f"{shows.__name__}.{m.name}", m.name)
             if shows is value: inside.append(member(m, name, module, t))
             else: above.append([at, said_first(ast.get_docstring(m)), link(shows.__module__, shows.__name__)])
-    rows = [text, parameters(init, tree) if init else "", options(value), attributes(own)]
-    if name == "Method": rows.append(hooks(node, tree))
+    rows = [text, parameters(init, tree) if init else "", options(value)]
+    rows += [hooks(node, tree) if name == "Method" else "", attributes(own)]
     inherited = table_of(["inherited", "what it does", "from"], above)
     return described("class", signature(node, tree), "\n".join([*rows, *inside, inherited]), module, 7)
 
@@ -309,8 +303,7 @@ def doc_of(module, name):
     "The docstring of a name, of a registry a sentence."
     node, value = documented(module)[name], value_of(name, module)
     if node: return ast.get_docstring(node) or ""
-    if inspect.isclass(value): return value.__doc__
-    return f"Every {value.kind} by its name."
+    return value.__doc__ if inspect.isclass(value) else f"Every {value.kind} by its name."
 
 
 @cache
@@ -326,8 +319,8 @@ def said_first(doc):
 
 def names_table(names):
     "A table of names, (module, name), each with the first sentence of its docstring."
-    shown = [(face().get(f"{m}.{n}", f"{m}.{n}"[6:]), m, n) for m, n in names]
-    return table_of(["name", "what it is"], [[link(m, n, at), said_first(doc_of(m, n))] for at, m, n in shown])
+    rows = [[link(m, n, face().get(f"{m}.{n}", f"{m}.{n}"[6:])), said_first(doc_of(m, n))] for m, n in names]
+    return table_of(["name", "what it is"], rows)
 
 
 def index_page():
@@ -354,19 +347,16 @@ def name_page(task, section, module, name):
     how = "import fdgnb" if full else f"from {module} import {name}"
     beside = [pair for pair in chosen(task)[section] if pair != (module, name)]
     also = names_table(beside) + f"\nDerived and checked in the notebook {said_by(module)}.\n"
-    is_first = not rest_of(module) and next(iter(documented(module))) == name        # links to the module lead here
-    mark = mark_of(module)*is_first
+    mark = mark_of(module)*(not rest_of(module) and next(iter(documented(module))) == name)     # of no module_page
     return page(full or f"{module}.{name}", f"`{how}` · [{TASKS[task][0]}]({task}.md): {section}", "",
                 mark, entry(name, module), "## See also", also)
 
 
 def module_page(module):
     "What a module has beside the names of users."
-    rest = [f"`{n}`" for n in public(parsed()[module]) if n not in documented(module)]
-    own = [(module, n) for n in documented(module) if n not in rest_of(module)]
+    own = [pair for pair in users().values() if pair[0] == module]
     lines = [f"For developers; from the notebook {said_by(module)}.", "", mark_of(module), names_table(own)]
-    lines += [entry(n, module) for n in rest_of(module)]
-    return page(module, *lines, f"\nAlso in `{module}`: {', '.join(rest)}.\n"*bool(rest))
+    return page(module, *lines, *(entry(n, module) for n in rest_of(module))
 
 
 def modules_page():

@@ -66,7 +66,7 @@ class Method:
     def build(self, model):                       # the network; FedAvg's: as it is
         "Change the network before its first weights are used. Called once, where the network is made."
         return model
-    def setup(self, server): "Put what the method needs from the start into `server.state`. Called by the server, once."
+    def setup(self, server): "Put what the method needs into `server.state`. Called by the server, before round 0."
     def offer(self, model, client):               # a payload; FedAvg's: none
         "Tell the server something before training. Called by each client, before round 0 (`offers_each`: each round)."
         return {}

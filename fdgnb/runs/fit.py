@@ -45,7 +45,7 @@ class Run(Reported, Deployable):
     >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
     >>> run.round, run.fed.target, list(run.table().index)
     (1, 'blended', ['last', 'source_val', 'top5', 'target'])"""
-    def __init__(self, fed: Federation, rows: list = (), ledger: dict = (), seconds: list = (), out: Path = None):
+    def __init__(self, fed, rows=(), ledger=(), seconds=(), out=None):
         self.fed, self.rows, self.book = fed, [tuple(r) for r in rows], Ledger(ledger)
         self.seconds, self.out, self.stopped = list(seconds), out, False
         self.reason, self.grown = "", False        # why it was stopped; taken up to be played to more rounds
@@ -94,12 +94,12 @@ class Run(Reported, Deployable):
     predictions: dict = property(lambda self: self.keep(collect_predictions), doc="See `collect_predictions`.")
     arrays: dict = property(lambda self: self.keep(arrays), doc="All arrays behind the figures.")
 
-    def keep(self, make: object) -> object:
+    def keep(self, make):
         "Cache `make(run)` for the current round."
         if self.computed.get(make, (None,))[0] != self.round: self.computed[make] = self.round, make(self)
         return self.computed[make][1]
 
-    def plot(self, **kw) -> object:
+    def plot(self, **kw):
         "Learning curves and bars by domain (fdgnb.runs.plots.overview_plot)."
         return overview_plot(self, **kw)
 

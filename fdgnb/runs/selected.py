@@ -278,7 +278,7 @@ class Deployable:
 
     def predict(
         self,
-        images: object,              # pixels of the run's size and scale, image files, PIL's images, texts, a Domain
+        images: torch.Tensor | np.ndarray | list | Domain,   # of the run's size and scale; or image files, PIL's, texts
         rule: str | None = None,     # whose round: `last` (default), `source_val`, or `target`, an oracle
         domain: str | None = None,   # whose network: a client's; None: an unseen client's
         calibrated: bool = False,    # logits divided by `temperature()`
