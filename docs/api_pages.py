@@ -109,8 +109,8 @@ def plain(text):
     text, *shown = re.split(r"\n\s*(?=>>> )", text, maxsplit=1)
     parts = MEANT.split(text)
     escaped = [coded(p) if i % 2 else SPECIAL.sub(r"\\\1", p) for i, p in enumerate(parts)]
-    lines = [l.strip() for l in "".join(escaped).split("\n")]
-    text = re.sub(r"^(\d+)([.)])", r"\1\\\2", "\n".join(lines), flags=re.M)
+    lines = "\n".join(l.strip() for l in "".join(escaped).split("\n"))
+    text = re.sub(r"^(\d+)([.)])", r"\1\\\2", lines, flags=re.M)
     return "\n".join([text, *map(example, shown)])
 
 
@@ -130,10 +130,9 @@ def signature(node, tree):
     return f"{node.name}({', '.join(f.name for f in fields(cls))})" if is_plain else node.name
 
 
-def described(kind, signed, body, module, fence, *options):
+def described(kind, signed, body, module, fence, option=""):
     "One entry of the Python domain."
-    ticks, head = "`"*fence, "\n".join([f":module: {module}", *options])
-    return f"{ticks}{{py:{kind}}} {signed}\n{head}\n\n{body}\n{ticks}\n"
+    return f"{'`'*fence}{{py:{kind}}} {signed}\n:module: {module}\n{option}\n{body}\n{'`'*fence}\n"
 
 
 def table_of(head, rows):
@@ -222,8 +221,8 @@ def member(node, owner, module, tree):
     "A method or property of a class; of a hook what FedAvg does."
     marks = [ast.unparse(d) for d in node.decorator_list]
     name, text, rows = f"{owner}.{node.name}", plain(ast.get_docstring(node)), parameters(node, tree)
-    kind = [f":type: {ast.unparse(node.returns)}"] if node.returns else []
-    if any("property" in m for m in marks): return described("property", name, text, module, 3, *kind)
+    kind = f":type: {ast.unparse(node.returns)}\n" if node.returns else ""
+    if any("property" in m for m in marks): return described("property", name, text, module, 3, kind)
     args = arguments(node.args)
     if "staticmethod" not in marks: args = re.sub(r"^\w+(, )?", "", args)
     if owner == "Method":
@@ -264,17 +263,17 @@ def entry(name, module):
         shown = example(f'>>> run = fdgnb.fit("{key}", "digits", rounds=1, limit=100)')
         return described("class", name, f"`\"{key}\"`: {text}\n{options(value)}\n{shown}", module, 7)
     init, found = init_of(node), lineage(value)
-    own, inside, above = [f for f in found if f[1] is value], [], []
+    own, inside, above = [f for f in found if f[1] is value], [], {}
     for of, shows, n, t in found:
         members = {m.name: m for m in reversed(n.body) if isinstance(m, ast.FunctionDef) and ast.get_docstring(m)
                    and not m.name.startswith("_")}                    # of a property, not its setter
         for m in reversed(members.values()):
-            at = link(shows.__module__, f"{shows.__name__}.{m.name}", m.name)
+            at = [link(shows.__module__, *to) for to in ((f"{shows.__name__}.{m.name}", m.name), (shows.__name__,))]
             if shows is value: inside.append(member(m, name, module, t))
-            else: above.append([at, said_first(ast.get_docstring(m)), link(shows.__module__, shows.__name__)])
+            else: above.setdefault(m.name, [at[0], said_first(ast.get_docstring(m)), at[1]])
     rows = [text, parameters(init, tree) if init else "", options(value)]
     rows += [hooks(node, tree) if name == "Method" else "", attributes(own)]
-    inherited = table_of(["inherited", "what it does", "from"], above)
+    inherited = table_of(["inherited", "what it does", "from"], list(above.values()))
     return described("class", signature(node, tree), "\n".join([*rows, *inside, inherited]), module, 7)
 
 
@@ -313,8 +312,8 @@ def face():
 
 
 def said_first(doc):
-    "The first sentence of a docstring."
-    return plain(re.split(r"(?<=\w[.:;]) ", re.split(r"\n\n|\n>>>", doc)[0].replace("\n", " "))[0]).rstrip(":;")
+    text = re.split(r"\n\n|\n>>>", doc)[0].replace("\n", " ")                     # the first sentence of a docstring
+    return plain(re.split(r"(?<=\w[.;]) |(?<=\w:) (?![^{]*})", text)[0]).rstrip(":;")
 
 
 def names_table(names):
@@ -345,26 +344,25 @@ def name_page(task, section, module, name):
     "A name of users: how it is imported, what it is, and what stands beside it."
     full = face().get(f"{module}.{name}")
     how = "import fdgnb" if full else f"from {module} import {name}"
-    beside = [pair for pair in chosen(task)[section] if pair != (module, name)]
-    also = names_table(beside) + f"\nDerived and checked in the notebook {said_by(module)}.\n"
+    also = names_table([pair for pair in chosen(task)[section] if pair != (module, name)])
     mark = mark_of(module)*(not rest_of(module) and next(iter(documented(module))) == name)     # of no module_page
     return page(full or f"{module}.{name}", f"`{how}` · [{TASKS[task][0]}]({task}.md): {section}", "",
-                mark, entry(name, module), "## See also", also)
+                mark, entry(name, module), "## See also", also, f"The notebook: {said_by(module)}.\n")
 
 
 def module_page(module):
     "What a module has beside the names of users."
-    own = [pair for pair in users().values() if pair[0] == module]
-    lines = [f"For developers; from the notebook {said_by(module)}.", "", mark_of(module), names_table(own)]
-    return page(module, *lines, *(entry(n, module) for n in rest_of(module))
+    lines = [f"For developers; from the notebook {said_by(module)}.", "", mark_of(module)]
+    lines += [names_table([pair for pair in users().values() if pair[0] == module])]
+    return page(f"`{module}`", *lines, *(entry(n, module) for n in rest_of(module)))
 
 
 def modules_page():
     "All modules that have a page, each with what no task has."
     there = [m for m in sorted(modules()) if rest_of(m)]
-    rows = [[f"[{m[6:]}]({stem(m)}.md)", ", ".join(link(m, n) for n in rest_of(m))] for m in there]
+    rows = [[f"[`{m[6:]}`]({stem(m)}.md)", ", ".join(link(m, n) for n in rest_of(m))] for m in there]
     return page("By module", "> All methods, and what the modules offer to developers.", "",
-                table_of(["module", "names"], rows), hidden(map(stem, there)))
+                table_of(["module", "names"], rows), hidden(f"{m[6:]} <{stem(m)}>" for m in there))
 
 
 def pages():
