@@ -1,19 +1,18 @@
-"""The reference by task: docstrings and comments from the sources of fdgnb/, values from the package.
+"""The reference: docstrings and comments from the sources of fdgnb/, values from the package.
 
-It has the names that a module lists as public, each once: first what users need, by task, then the rest, by module. A
-docstring is plain prose with names in backquotes; it is shown word by word.
+It has the names that a module lists as public, each once: what users need has a page a name, by task, and the rest a
+page a module. A docstring is plain prose with names in backquotes, which become links; it is shown word by word.
 """
-import ast, inspect, json, re, sys
+import ast, inspect, json, re, textwrap
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from notebook_pages import NBS, ROOT, directives, place, text_of, title_of
+from notebook_pages import ROOT, place, title_of
 
 PACKAGE = ROOT/"fdgnb"
-# a page's name, what one does with it, the modules it has, and sections for users: "module names; module names"
+# {a page's name: (title, what one does with it, {section: "module names; module names"})}
 TASKS = {
-    "train": ("Train", "One run: arguments, options, selection rules, records, callbacks.", "runs settings core models "
-              "federation.rounds federation.engine federation.node __main__", {
+    "train": ("Train", "One run: arguments, options, selection rules, records, callbacks.", {
                   "Run and predict": "runs.fit fit Run",
                   "Read a run from its folder": "runs.records load; runs.selected Kept; runs.records Saved costs",
                   "Fine-tune for a new site": "runs.finetune finetune Tuned",
@@ -22,29 +21,42 @@ TASKS = {
                   "Score and select rounds": "runs.metrics METRICS RULES rules_table",
                   "Watch a run": "runs.callbacks Callback Metrics Patience TensorBoard WandB MLflow",
                   "Errors": "core FdgnbError"}),
-    "data": ("Data", "Data sets by name and of your own, partitions, random changes of images.", "data", {
+    "data": ("Data", "Data sets by name and of your own, partitions, random changes of images.", {
         "Load your own data": "data.folders from_folder; data.own from_arrays from_torch from_texts from_table; "
                               "data.features encode_images",
         "Load a data set by name": "data.catalogue get_dataset list_datasets",
         "Look into a data set": "data.domain Dataset Domain",
         "Change training images": "data.augment AUGMENTATIONS",
         "Make clients of domains": "data.partitions PARTITIONS"}),
-    "methods": ("Methods", "What a method is made of, and the options of every method.", "methods federation vectors", {
+    "methods": ("Methods", "What a method is made of, and the options of every method.", {
         "Write a method": "federation.loop Method Client Server; federation.compose method helper list_methods",
         "The five systems": "methods.fedsb FedSB; methods.ga GA; methods.fedka FedKA; methods.fedbr FedBR; "
                             "methods.fdse FDSE"}),
-    "compare": ("Compare", "Grids of runs, stores, tables and statistics.", "experiments tables", {
+    "compare": ("Compare", "Grids of runs, stores, tables and statistics.", {
         "Plan and run a grid": "experiments.grid grid; experiments.execution run; experiments.search search",
         "Compare methods": "experiments.table table Table; experiments.statistics verdicts gain_of mean_ranks",
         "Keep records": "experiments.store Store results"}),
-    "deploy": ("Deploy", "The same run on other machines, over Flower.", "flower", {
+    "deploy": ("Deploy", "The same run on other machines, over Flower.", {
         "Set up and run a federation": "flower.commands make_federation make_key start_server start_site "
                                        "run_federated"})}
 # what a docstring means as code or as mathematics, and what Markdown would read into the rest of it
 MEANT = re.compile(r"(``[^`]+``|`[^`\n]+`|\$[^\s$][^$\n]*\$)")
-FIRST = {}                                                          # {class: who shows its members}
+FIRST = {}                                             # {class: the class whose entry shows its members}
 SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
-TESTING = re.compile(r"\bassert\b|\btest_\w+\(|slice_of|SimpleNamespace|\.testing\.|refusal\(")     # is no example
+WORDS = {"run", "table", "get", "results", "method", "load", "search", "grid"}   # in a docstring seldom the name
+
+
+def value_of(name, module): return getattr(import_module(module), name, None)
+def link(module, name, text=""): return f"{{py:obj}}`{text or name} <{module}.{name}>`"
+def mark_of(module): return f"```{{py:module}} {module}\n```\n"
+def modules(): return {m for m in parsed() if documented(m)}
+def rest_of(module): return [n for n in documented(module) if (module, n) not in users().values()]
+def said_by(module): return f"[{title_of(json.loads(page_in(module).read_text()))[0]}](../{place(page_in(module))})"
+def hidden(names): return "\n".join(["```{toctree}", ":hidden:", "", *dict.fromkeys(names), "```", ""])
+def page(title, *lines): return "\n".join(["---", "nosearch: true", "---", "", f"# {title}", *lines])
+def example(code): return f"\n~~~pycon\n>>> import fdgnb\n{textwrap.dedent(code)}\n~~~\n"
+def init_of(node): return next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+def stem(module, name=""): return f"{module}.{name}".removeprefix("fdgnb.").rstrip(".").lower()     # its page
 
 
 @cache
@@ -58,27 +70,31 @@ def parsed():
     return trees
 
 
-def value_of(name, module):
-    "What a name means in a module, own or imported there."
-    sys.path[:] = dict.fromkeys([*sys.path, str(ROOT)])
-    return getattr(import_module(module), name, None)
-
-
 def lineage(cls):
-    "[(class, its syntax tree, its module's)] of a class and of those above it, but what another entry shows."
+    "[(class, the one whose entry shows its members, its syntax tree, its module's)] of a class and of those above it."
     ours = {c: parsed()[c.__module__] for c in cls.__mro__ if c.__module__ in parsed()}
-    shown = [c for c in ours if c is not cls and c.__name__ in documented(c.__module__)]
-    return [(c, n, t) for c, t in ours.items() if not any(issubclass(other, c) for other in shown)
+    shows = {c: c if c.__name__ in documented(c.__module__) else FIRST.setdefault(c, cls) for c in ours}
+    return [(c, shows[c], n, t) for c, t in ours.items()
             for n in t.body if isinstance(n, ast.ClassDef) and n.name == c.__name__]
 
 
+@cache
 def chosen(task):
     "{section: its names, as (module, name)} of a task."
     split = lambda words: [(f"fdgnb.{m}", n) for m, *names in map(str.split, words.split("; ")) for n in names]
-    return {title: split(words) for title, words in TASKS[task][3].items()}
+    return {title: split(words) for title, words in TASKS[task][2].items()}
 
 
-def modules(): return {m for m in parsed() if documented(m)}
+@cache
+def users():
+    "{name: (module, name)} of all names that users need."
+    return {n: (m, n) for task in TASKS for names in chosen(task).values() for m, n in names}
+
+
+def coded(text):
+    "A piece in backquotes, which leads to the name that it is."
+    name = re.sub(r"^fdgnb\.|\(\)$", "", text.strip("`"))
+    return link(*users()[name], text.strip("`")) if name in users() and name not in WORDS else text
 
 
 def public(tree):
@@ -92,10 +108,10 @@ def plain(text):
     "A docstring as Markdown that shows it word by word; `code` and `$mathematics$` are set, and what follows >>>."
     text, *shown = re.split(r"\n\s*(?=>>> )", text, maxsplit=1)
     parts = MEANT.split(text)
-    escaped = [p if i % 2 else SPECIAL.sub(r"\\\1", p) for i, p in enumerate(parts)]
-    lines = [l.strip() for l in "".join(escaped).split("\n")]
-    text = re.sub(r"^(\d+)([.)])", r"\1\\\2", "\n".join(lines), flags=re.M)
-    return "\n".join([text, *(f"\n~~~pycon\n>>> import fdgnb\n{code}\n~~~" for code in shown)])
+    escaped = [coded(p) if i % 2 else SPECIAL.sub(r"\\\1", p) for i, p in enumerate(parts)]
+    lines = "\n".join(l.strip() for l in "".join(escaped).split("\n"))
+    text = re.sub(r"^(\d+)([.)])", r"\1\\\2", lines, flags=re.M)
+    return "\n".join([text, *map(example, shown)])
 
 
 def arguments(spec):
@@ -114,13 +130,9 @@ def signature(node, tree):
     return f"{node.name}({', '.join(f.name for f in fields(cls))})" if is_plain else node.name
 
 
-def init_of(node): return next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-
-
-def described(kind, signed, body, module, fence):
+def described(kind, signed, body, module, fence, option=""):
     "One entry of the Python domain."
-    ticks = "`"*fence
-    return f"{ticks}{{py:{kind}}} {signed}\n:module: {module}\n\n{body}\n{ticks}\n"
+    return f"{'`'*fence}{{py:{kind}}} {signed}\n:module: {module}\n{option}\n{body}\n{'`'*fence}\n"
 
 
 def table_of(head, rows):
@@ -140,14 +152,15 @@ def options(cls):
         default, choices = f.metadata.get("paper", f.default), f.metadata["choices"] or ()
         text = plain(f.metadata["doc"].removesuffix("; None: as the variant"))
         if any(isinstance(c, str) for c in choices): text += ": one of " + ", ".join(f"`{c}`" for c in choices)
-        rows.append([f"`{f.name}`", "" if default is MISSING else f"`{default!r}`", text])
-    return table_of(["option", "default", "meaning"], rows)
+        kind = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", repr(f.type))
+        rows.append([f"`{f.name}`", typed(kind), "" if default is MISSING else f"`{default!r}`", text])
+    return table_of(["option", "type", "default", "meaning"], rows)
 
 
 def attributes(found):
     "What the bodies of classes declare and comment, but options: fields, class attributes, properties of one line."
     rows = {}
-    for n, tree in ((n, tree) for _, node, tree in found for n in node.body):
+    for n, cls, tree in ((n, cls, tree) for cls, _, node, tree in found for n in node.body):
         if not isinstance(n, (ast.Assign, ast.AnnAssign)): continue
         name = ast.unparse(n.target if isinstance(n, ast.AnnAssign) else n.targets[0])
         call = n.value if isinstance(n.value, ast.Call) else None
@@ -155,20 +168,30 @@ def attributes(found):
         if "property" in kind: said = next((plain(k.value.value) for k in call.keywords if k.arg == "doc"), said)
         if not said or name[0] in "_(" or kind in ("hp", "switch", "variant"): continue
         default = f"`{ast.unparse(n.value)}`" if n.value and not call and ast.unparse(n.value) != name else ""
-        rows.setdefault(name, [f"`{name}`", typed(getattr(n, "annotation", None)), default, said])
+        kind = typed(getattr(n, "annotation", None)) or f"`{type(vars(cls).get(name)).__name__}`"*bool(default)
+        rows.setdefault(name, [f"`{name}`", kind, default, said])
     return table_of(["attribute", "type", "default", "meaning"], list(rows.values()))
 
 
-def hooks(node):
-    "Of every hook of `Method` what it gets, does and returns, FedAvg's, and methods to read: the loop's own table."
-    said = {n.name: plain(ast.get_docstring(n) or "") for n in node.body if isinstance(n, ast.FunctionDef)}
-    text = next(t for t in (text_of(c) for c in read(NBS/"federation/01_loop.ipynb")["cells"]) if "| when | hook" in t)
-    lines = [re.split(r" ?\| ?", line)[1:-1] for line in text.split("\n") if re.match(r"\|.*`\w+\(", line)]
-    rows = [[hook.strip("– "), said[re.search(r"`(\w+)", hook)[1]], fedavg, by] for _, hook, fedavg, by in lines]
-    return table_of(["hook, and what it gets", "what it does, or returns", "FedAvg", "overridden by"], rows)
+def hooks(node, tree):
+    "A table of the hooks of `Method`, each with its return's comment and, at the end of its docstring, who calls it."
+    from fdgnb.federation.compose import METHODS
+    five, rows = [n for _, n in chosen("methods")["The five systems"]], []
+    classes = {METHODS.get(k).__name__: METHODS.get(k) for k in METHODS.names()}
+    by_fame = sorted((n for n in classes if not hasattr(classes[n], "parts")), key=lambda n: n not in five)
+    for n in (n for n in node.body if isinstance(n, ast.FunctionDef) and ast.get_docstring(n)):
+        does, _, called = ast.get_docstring(n).partition(" Called ")
+        by = [link(classes[c].__module__, c) for c in by_fame if n.name in vars(classes[c])][:3]
+        gets = ", ".join(f"`{a.arg}`" for a in n.args.args[1:])
+        row = [link(tree.module, f"Method.{n.name}", n.name), plain(does), gets, comment(n.lineno, tree) or "nothing"]
+        rows.append([*row, plain(called).rstrip("."), ", ".join(by)])
+    return table_of(["hook", "what it does", "gets", "returns", "called", "overridden by"], rows)
 
 
-def typed(annotation): return f"`{ast.unparse(annotation).strip(chr(39))}`" if annotation else ""
+def typed(annotation):
+    "An annotation as Markdown: each alternative by itself, which leads to the class that it is."
+    text = annotation if isinstance(annotation, str) else ast.unparse(annotation) if annotation else ""
+    return " or ".join(coded(f"`{w}`") for w in text.strip("'").split(" | ") if w)
 
 
 def comment(line, tree):
@@ -183,24 +206,29 @@ def parameters(node, tree):
     positional = [*spec.posonlyargs, *spec.args]
     defaults = dict(zip(map(id, reversed(positional)), reversed(spec.defaults)))
     defaults |= {id(a): d for a, d in zip(spec.kwonlyargs, spec.kw_defaults) if d is not None}
-    stars = filter(None, (spec.vararg, spec.kwarg))
-    for arg in sorted([*positional, *spec.kwonlyargs, *stars], key=lambda a: a.lineno):
+    every = filter(None, [*positional, *spec.kwonlyargs, spec.vararg, spec.kwarg])
+    for arg in sorted(every, key=lambda a: a.lineno):
         said = arg.lineno > node.lineno and comment(arg.lineno, tree)
         default = f"`{ast.unparse(defaults[id(arg)])}`" if id(arg) in defaults else ""
-        if said or arg.annotation: rows.append([f"`{arg.arg}`", typed(arg.annotation), default, said or ""])
+        kind = typed(arg.annotation)
+        if default == "`None`" and kind and "None" not in kind and "object" not in kind: kind += " or `None`"
+        if said or arg.annotation: rows.append([f"`{arg.arg}`", kind, default, said or ""])
     if node.returns: rows.append(["returns", typed(node.returns), "", comment(node.returns.end_lineno, tree)])
-    if rows and not any(row[3] for row in rows): return f"\nReturns {typed(node.returns)}.\n" if node.returns else "\n"
     return table_of(["parameter", "type", "default", "meaning"], rows)
 
 
 def member(node, owner, module, tree):
-    "A method or property of a class."
+    "A method or property of a class; of a hook what FedAvg does."
     marks = [ast.unparse(d) for d in node.decorator_list]
     name, text, rows = f"{owner}.{node.name}", plain(ast.get_docstring(node)), parameters(node, tree)
-    if any("property" in m for m in marks): return described("property", name, text, module, 3)
+    kind = f":type: {ast.unparse(node.returns)}\n" if node.returns else ""
+    if any("property" in m for m in marks): return described("property", name, text, module, 3, kind)
     args = arguments(node.args)
     if "staticmethod" not in marks: args = re.sub(r"^\w+(, )?", "", args)
-    return described("method", f"{name}({args})", f"{text}\n{rows}", module, 3)
+    if owner == "Method":
+        body = textwrap.dedent("\n".join(tree.lines[node.body[0].end_lineno:node.end_lineno])) or "pass"
+        rows = f"\n~~~python\n# by default, as in FedAvg\n{body}\n~~~\n"
+    return described("method", f"{name}({args})", f"{text}\n{rows}", module, 4)
 
 
 def method_key(node):
@@ -219,31 +247,34 @@ def listed(registry):
     return table_of([registry.kind, ""], rows)
 
 
-def entry(name, module, shown):
+def entry(name, module):
     "A function, class, sum of methods or registry: parameters, attributes, options, members and an example."
     tree, value = parsed()[module], value_of(name, module)
     node, text = documented(module)[name], plain(doc_of(module, name))
+    if f"{module}.{name}" not in face(): text = text.replace("fdgnb\n", f"fdgnb\n>>> from {module} import {name}\n", 1)
     if isinstance(node, ast.FunctionDef):
-        return described("function", signature(node, tree), f"{text}\n{parameters(node, tree)}\n{shown}", module, 6)
+        return described("function", signature(node, tree), f"{text}\n{parameters(node, tree)}", module, 6)
     if node is None and not inspect.isclass(value):
-        return described("data", name, f"{text}\n{listed(value)}", module, 6)
-    if node is None:
-        text = f"`\"{value.name}\"`: {text} The sum `{'+'.join(value.parts)}`, with the options of its parts:"
-        return described("class", name, f"{text}\n{options(value)}", module, 7)
-    key, init, inside, found = method_key(node), init_of(node), [], lineage(value)
-    for of, n, t in found if not key else ():
+        shown = example(f">>> from {module} import {name}\n>>> {name}.names()\n{value.names()!r}")
+        return described("data", name, f"{text}\n{listed(value)}\n{shown}", module, 6)
+    key = value.name if node is None else method_key(node)
+    if node is None: text += f" The sum `{'+'.join(value.parts)}`, with the options of its parts:"
+    if key:
+        shown = example(f'>>> run = fdgnb.fit("{key}", "digits", rounds=1, limit=100)')
+        return described("class", name, f"`\"{key}\"`: {text}\n{options(value)}\n{shown}", module, 7)
+    init, found = init_of(node), lineage(value)
+    own, inside, above = [f for f in found if f[1] is value], [], {}
+    for of, shows, n, t in found:
         members = {m.name: m for m in reversed(n.body) if isinstance(m, ast.FunctionDef) and ast.get_docstring(m)
                    and not m.name.startswith("_")}                    # of a property, not its setter
-        if FIRST.setdefault(of, name) == name != "Method":
-            inside += [member(m, name, module, t) for m in reversed(members.values())]
-        elif name == "Method": inside.append(hooks(n))
-        elif members: inside.append(f"As of `{FIRST[of]}`: {', '.join(f'`{m}`' for m in reversed(members))}.\n")
-    above = [c.__name__ for c in value.__mro__[1:] if c.__name__ in documented(c.__module__)]
-    text = f"`\"{key}\"`: {text}\n" if key else f"{text}\n"
-    if above and not key: text += f"\nIt has all that `{above[0]}` has.\n"
-    own = [f for f in found if not key and FIRST[f[0]] == name]
-    rows = [text, parameters(init, tree) if init else "", options(value), attributes(own)]
-    return described("class", name if key else signature(node, tree), "\n".join([*rows, *inside, shown]), module, 7)
+        for m in reversed(members.values()):
+            at = [link(shows.__module__, *to) for to in ((f"{shows.__name__}.{m.name}", m.name), (shows.__name__,))]
+            if shows is value: inside.append(member(m, name, module, t))
+            else: above.setdefault(m.name, [at[0], said_first(ast.get_docstring(m)), at[1]])
+    rows = [text, parameters(init, tree) if init else "", options(value)]
+    rows += [hooks(node, tree) if name == "Method" else "", attributes(own)]
+    inherited = table_of(["inherited", "what it does", "from"], list(above.values()))
+    return described("class", signature(node, tree), "\n".join([*rows, *inside, inherited]), module, 7)
 
 
 def page_in(module):
@@ -271,57 +302,7 @@ def doc_of(module, name):
     "The docstring of a name, of a registry a sentence."
     node, value = documented(module)[name], value_of(name, module)
     if node: return ast.get_docstring(node) or ""
-    if inspect.isclass(value): return value.__doc__
-    return f"Every {value.kind} by its name."
-
-
-@cache
-def read(page): return json.loads(page.read_text())
-
-
-@cache
-def examples(page):
-    "The code cells of a page that show how something is used: not exported, not hidden, and short."
-    cells = [c for c in read(page)["cells"] if c["cell_type"] == "code"]
-    shown = [source for named, source in (directives(text_of(c)) for c in cells)
-             if not {"export", "exporti", "exports", "hide"} & named.keys()]
-    return [source for source in shown if source.count("\n") < 16]
-
-
-def example(name, module):
-    "A cell that calls a name, or fits a method by its key, and is no test; '' where there is none, or a docstring's."
-    node, page = documented(module)[name], page_in(module)
-    if node is None or ">>> " in doc_of(module, name): return ""
-    key = method_key(node) if isinstance(node, ast.ClassDef) else None
-    calls = rf"(?<![\w.]){name}\(|\bfdgnb\.{name}\("
-    wanted = re.compile(rf'{calls}|fit\("{key}"' if key else calls)
-    pages = list(filter(None, (page, *(NBS/f"{stem}.ipynb" for stem in ("own_data", "add", "index")))))
-    if f"{module}.{name}" in face(): pages = [*pages[1:], *pages[:1]]                 # its example is one of use
-    found = [(source, where) for where in pages for source in examples(where)
-             if wanted.search(source) and not TESTING.search(source)]
-    if not found: return ""
-    source, where = found[0]
-    return f"Example, from [{title_of(read(where))[0]}](../{place(where)}):\n\n`````python\n{source}\n`````\n"
-
-
-def section(title, names, marked, level=2):
-    "A section of the reference: names as (module, name). Each module is marked once, for links to it."
-    lines = [f"{'#'*level} {title}", ""]
-    homes = dict.fromkeys(m for m, _ in names)
-    lines += [f"```{{py:module}} {m}\n```\n" for m in homes if m not in marked]
-    marked.update(homes)
-    found = dict.fromkeys(filter(None, map(page_in, homes)))
-    links = ", ".join(f"[{title_of(read(page))[0]}](../{place(page)})" for page in found)
-    if links: lines += [f"Notebook{'s'*(len(found) > 1)}: {links}", ""]
-    return "\n".join([*lines, *(entry(n, m, example(n, m)) for m, n in names)])
-
-
-def further(module, names, marked):
-    "The section of a module for developers: what no section by task has."
-    page, rest = page_in(module), [f"`{n}`" for n in public(parsed()[module]) if n not in documented(module)]
-    title = title_of(read(page))[0] if page else module
-    text = section(title, [(module, n) for n in names], marked, 3) if names else ""
-    return text + f"Also in `{module}`: {', '.join(rest)}.\n"*bool(rest)
+    return value.__doc__ if inspect.isclass(value) else f"Every {value.kind} by its name."
 
 
 @cache
@@ -330,47 +311,65 @@ def face():
     return {f"fdgnb.{module}.{name}": f"fdgnb.{name}" for name, module in value_of("_where", "fdgnb").items()}
 
 
-def summary(module, name):
-    "The first sentence of a name's docstring."
-    first = doc_of(module, name).split("\n\n")[0].replace("\n", " ")
-    return plain(re.split(r"(?<=\w[.:;]) ", first)[0]).rstrip(":;")
+def said_first(doc):
+    text = re.split(r"\n\n|\n>>>", doc)[0].replace("\n", " ")                     # the first sentence of a docstring
+    return plain(re.split(r"(?<=\w[.;]) |(?<=\w:) (?![^{]*})", text)[0]).rstrip(":;")
 
 
-def rest_of(task):
-    "{module: its names that stand in no section by task}; a module that no task names is a part of training."
-    taken = [pair for names in chosen(task).values() for pair in names]
-    def place_of(module):
-        found = [(len(w), t, i) for t, (_, _, words, _) in TASKS.items() for i, w in enumerate(words.split())
-                 if f"{module}.".startswith(f"fdgnb.{w}.")]
-        return max(found, default=(0, "train", 99))[1:]
-    here = sorted((place_of(m), m) for m in modules())
-    return {m: [n for n in documented(m) if (m, n) not in taken] for (of, _), m in here if of == task}
+def names_table(names):
+    "A table of names, (module, name), each with the first sentence of its docstring."
+    rows = [[link(m, n, face().get(f"{m}.{n}", f"{m}.{n}"[6:])), said_first(doc_of(m, n))] for m, n in names]
+    return table_of(["name", "what it is"], rows)
 
 
 def index_page():
     "The front page of the reference: the tasks, each with the names that are used most."
-    lines = ["---", "nosearch: true", "---", "", "# Reference", "> The names most used; each page has all of them.", ""]
+    lines = ["> The names most used, by task. Each has a page, with an example that runs as it stands.", ""]
     for task, (title, what, *_) in TASKS.items():
         every = [pair for names in chosen(task).values() for pair in names]
-        n = len(every) + sum(map(len, rest_of(task).values()))
-        lines += [f"## {title}", "", f"{what} [All {n} names]({task}.md)", ""]
-        most = [(m, n) for m, n in every if f"{m}.{n}" in face()] or every
-        shown = [(face().get(f"{m}.{n}", f"{m}.{n}"[6:]), m, n) for m, n in most]
-        rows = [f"| {{py:obj}}`{at} <{m}.{n}>` | {summary(m, n)} |" for at, m, n in shown]
-        lines += ["| name | |", "|---|---|", *rows, ""]
-    return "\n".join([*lines, "```{toctree}", ":hidden:", "", *TASKS, "```", ""])
+        lines += [f"## {title}", "", f"{what} [All of this task]({task}.md)", ""]
+        lines += [names_table([(m, n) for m, n in every if f"{m}.{n}" in face()] or every)]
+    return page("Reference", *lines, hidden(TASKS))
 
 
 def task_page(task):
-    "All public names of a task: those of users by what one does with them, the others by module."
-    title, what, *_ = TASKS[task]
-    marked, rest = set(), rest_of(task)
-    parts = [section(what, names, marked) for what, names in chosen(task).items()]
-    parts += [f"## {'Other methods, and what all are made of' if task == 'methods' else 'For developers'}\n"]
-    parts += [further(m, names, marked) for m, names in rest.items()]
-    return f"---\nnosearch: true\n---\n\n# {title}\n> {what}\n\n" + "\n".join(parts)
+    "The names of a task, by what one does with them."
+    title, what, sections = TASKS[task]
+    parts = [f"## {section}\n{names_table(chosen(task)[section])}" for section in sections]
+    names = {stem(m, n): f"{n} <{stem(m, n)}>" for section in sections for m, n in chosen(task)[section]}
+    return page(title, f"> {what}", "", *parts, "The rest stands [by module](modules.md).\n", hidden(names.values()))
+
+
+def name_page(task, section, module, name):
+    "A name of users: how it is imported, what it is, and what stands beside it."
+    full = face().get(f"{module}.{name}")
+    how = "import fdgnb" if full else f"from {module} import {name}"
+    also = names_table([pair for pair in chosen(task)[section] if pair != (module, name)])
+    mark = mark_of(module)*(not rest_of(module) and next(iter(documented(module))) == name)     # of no module_page
+    return page(full or f"{module}.{name}", f"`{how}` · [{TASKS[task][0]}]({task}.md): {section}", "",
+                mark, entry(name, module), "## See also", also, f"The notebook: {said_by(module)}.\n")
+
+
+def module_page(module):
+    "What a module has beside the names of users."
+    lines = [f"For developers; from the notebook {said_by(module)}.", "", mark_of(module)]
+    lines += [names_table([pair for pair in users().values() if pair[0] == module])]
+    return page(f"`{module}`", *lines, *(entry(n, module) for n in rest_of(module)))
+
+
+def modules_page():
+    "All modules that have a page, each with what no task has."
+    there = [m for m in sorted(modules()) if rest_of(m)]
+    rows = [[f"[`{m[6:]}`]({stem(m)}.md)", ", ".join(link(m, n) for n in rest_of(m))] for m in there]
+    return page("By module", "> All methods, and what the modules offer to developers.", "",
+                table_of(["module", "names"], rows), hidden(f"{m[6:]} <{stem(m)}>" for m in there))
 
 
 def pages():
     "{path below the site's sources: Markdown}."
-    return {f"api/{task}.md": task_page(task) for task in TASKS} | {"api/index.md": index_page()}
+    out = {"index": index_page(), "modules": modules_page()} | {task: task_page(task) for task in TASKS}
+    for task, section, (m, n) in ((t, s, pair) for t in TASKS for s in TASKS[t][2] for pair in chosen(t)[s]):
+        at, text = stem(m, n), name_page(task, section, m, n)
+        out[at] = f"{out[at]}\n{entry(n, m)}" if at in out else text
+    out |= {stem(m): module_page(m) for m in modules() if rest_of(m)}
+    return {f"api/{name}.md": text for name, text in out.items()}

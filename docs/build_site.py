@@ -27,7 +27,7 @@ USE = {"run": "One run", "own_data": "Your own data", "add": "Your own method", 
 RESULTS = {"findings": "Findings", "tables/16_ours": "Which method?", "results/fidelity": "Paper and code",
            "results/papers": "The papers' tables", "results/first_runs": "First runs", "results/protocol": "Protocol",
            "results/measured": "How it was measured"}
-REFERENCE = {"api/index": "By task", "internals": "Internals"}
+REFERENCE = {"api/index": "By task", "api/modules": "By module", "internals": "Internals"}
 ALL_METHODS, INTERNALS = "methods/list.md", "internals.md"
 UNSEARCHED = "---\nnosearch: true\n---\n\n"                                     # a list of titles: no hit of its own
 # notebooks that only a report executes, and the copy of reports/ that has their outputs

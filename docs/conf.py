@@ -21,6 +21,7 @@ mathjax3_config = {"options": {"enableMenu": False}, "svg": {"mtextInheritFont":
 smartquotes_action = "qe"                                             # no D: --rounds is to be copied as it is
 add_module_names = False
 python_maximum_signature_line_length = 90
+toc_object_entries_show_parents = "hide"
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "mystnb.unknown_mime_type"]
 
 html_use_index = html_domain_indices = False

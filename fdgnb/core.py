@@ -27,7 +27,10 @@ def one_line(text):
 class FdgnbError(ValueError):
     """Bad input, or a run that cannot go on: one line that names the thing and says what would be right.
 
-    It replaces the error that it was raised for; of more than 1000 characters the middle is left out."""
+    It replaces the error that it was raised for; of more than 1000 characters the middle is left out.
+    >>> try: fdgnb.fit("fedavg", "digits", lr=-1)
+    ... except fdgnb.FdgnbError as error: print(error)
+    lr=-1: Input should be greater than or equal to 0 (learning rate)"""
     def __init__(
         self,
         message: str = "",  # of any length; line breaks become spaces

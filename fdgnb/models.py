@@ -143,7 +143,10 @@ def get(
     """Build a backbone; inside `seeded` its first weights are those of a seed.
 
     Takes (N, in_channels, size, size), or (N, in_channels) of vectors, and gives logits (N, n_classes). FdgnbError on
-    an unknown name, and on weights that are not here; a batch of a size that it cannot take is refused."""
+    an unknown name, and on weights that are not here; a batch of a size that it cannot take is refused.
+    >>> import torch
+    >>> get("cnn2", n_classes=10).eval()(torch.zeros(2, 3, 28, 28)).shape
+    torch.Size([2, 10])"""
     build = MODELS.get(name)
     takes = inspect.signature(build).parameters
     for option in options:

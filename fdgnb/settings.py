@@ -27,7 +27,11 @@ def hp(
     also: type | tuple = (),  # further types that a value may have
     added: bool = False,  # whether records were published before the field came: args leave it out at its default
 ) -> Field:  # a field of a dataclass, what is said here in its `metadata`
-    "Declare an option: a dataclass field with its meaning, its allowed values and its source."
+    """Declare an option: a dataclass field with its meaning, its allowed values and its source.
+    >>> class Pull(fdgnb.Method):
+    ...     class Hyper: mu: float = fdgnb.hp(.01, "weight of the pull", low=0.)
+    >>> Pull(mu=.1).h.mu
+    0.1"""
     about = dict(doc=doc, low=low, high=high, choices=choices, source=source, also=also, added=added)
     return field(default=default, metadata=about)
 
@@ -268,7 +272,9 @@ class Settings(DataSettings, LocalSettings):
 
     A data set may bring defaults of its own: your own data train with batch_size=16, join_last=.5 and bn_warmup=True;
     a folder of pictures, which is encoded, also with lr=.1 and 50 rounds. FdgnbError on values that do not go together;
-    `make(Settings, given, "setting")` also checks each value by its declaration."""
+    `make(Settings, given, "setting")` also checks each value by its declaration.
+    >>> fdgnb.Settings(lr=.05, local_epochs=2).lr_at(round=0, rounds=20)
+    0.05"""
     eval_every: int = hp(1, "rounds between evaluations, and after the last (aggregated model: validation "
                          "and test samples, target); 0: never", low=0)
     eval_local: int = hp(5, "rounds between scorings of local models, and at the end; 0: only then", low=0)

@@ -1,5 +1,5 @@
 """Promises of the repository that no tool checks: light imports, public names, pages and their addresses, pins."""
-import ast, json, re, shutil, subprocess, sys, tomllib, zipfile
+import ast, json, os, re, shutil, subprocess, sys, tomllib, zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 import pytest
@@ -54,6 +54,18 @@ def test_a_module_gives_a_name_once():
         named = [node.name for node in ast.parse(file.read_text()).body
                  if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name != "_"]
         assert len(named) == len(set(named)), name_of(file)
+
+
+def test_examples_of_docstrings_run(tmp_path):
+    "In an interpreter and a folder of their own, with fdgnb and what their module names; encoders are not asked for."
+    shown = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in MODULES if ">>> " in file.read_text()]
+    code = f"""
+import doctest, importlib, fdgnb
+for name in {shown}:
+    for test in doctest.DocTestFinder().find(importlib.import_module(name), extraglobs=dict(fdgnb=fdgnb)):
+        if test.name.rpartition(".")[2] not in ("from_texts", "encode_images"): doctest.DocTestRunner().run(test)"""
+    done = python(code, cwd=tmp_path, env=os.environ | dict(PYTHONPATH=str(ROOT), CI="1"))
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 # ---- pages

@@ -71,7 +71,9 @@ def get_dataset(
     """Load a data set by its name, by the path of its folder, or take one as it is.
 
     FdgnbError, in one line, on an unknown name or option, on files that are missing, with where to get them, and on
-    what is asked of a data set that is loaded already."""
+    what is asked of a data set that is loaded already.
+    >>> fdgnb.get_dataset("digits")
+    Dataset('digits': optical 599, blended 599, inked 599, rendered 1000, cluttered 1000; 10 classes)"""
     if isinstance(name, Dataset):
         asked = list(options) if size in (None, name.size) else ["size", *options]
         if not asked: return name
@@ -85,8 +87,10 @@ def get_dataset(
     return _load_with(find_loader(name), name, given, options, drawn)
 
 
-def list_datasets():  # a DataFrame; `images`: NA where no number is published; `size`: pixels a side, NA for texts
-    "List what can be loaded by name, and whether its files are here; loads no images."
+def list_datasets() -> object:  # a DataFrame; NA: `images` where no number is published, `size` of texts
+    """List what can be loaded by name, and whether its files are here; loads no images.
+    >>> list(fdgnb.list_datasets().columns)
+    ['name', 'domains', 'classes', 'images', 'size', 'available', 'description']"""
     import pandas as pd
     rows = []
     for name, load in sorted(DATASETS.load().items()):

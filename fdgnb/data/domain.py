@@ -17,7 +17,10 @@ from ..settings import arg, check_value
 class Domain:
     """One domain: samples and labels in memory, one way in which the classes look.
 
-    FdgnbError if x, y and groups differ in length, are empty, or have other types."""
+    FdgnbError if x, y and groups differ in length, are empty, or have other types.
+    >>> import torch
+    >>> fdgnb.Domain("city", torch.rand(4, 8), torch.tensor([0, 1, 1, 1])).counts(n_classes=2)
+    tensor([1, 3])"""
     name: str  # as results show it
     x: torch.Tensor  # images, uint8 (N, C, H, W); vectors, float32 (N, D); or maps, float32 (N, C, h, w)
     y: torch.Tensor  # labels, int64 (N,); if a sample can have several: zeros and ones, float32 (N, C)
@@ -40,7 +43,7 @@ class Domain:
                          f"int64 (N,)")
 
     @classmethod
-    def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]):
+    def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]) -> "Domain":
         "A domain over numpy arrays `x`, `y` and perhaps `origin`, as the cache keeps them; x is not copied."
         x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"]))
         origin = (x, torch.from_numpy(np.array(arrays["origin"]))) if "origin" in arrays else None
@@ -49,7 +52,7 @@ class Domain:
     multilabel = property(lambda self: self.y.ndim == 2, doc="Whether a sample may have several labels.")
 
     @property
-    def encoded_from(self):
+    def encoded_from(self) -> torch.Tensor | None:
         "The digest of what an encoder read, uint8 (16,); None where x is no encoder's, or was changed since."
         if self.origin is None: return None
         x, read = self.origin
@@ -73,7 +76,10 @@ def has_class(y, c):
 class Dataset:
     """Domains by name, with the classes they share. `dataset[name]` is a Domain, or an FdgnbError.
 
-    FdgnbError on no domains, on samples of several shapes, and on labels beyond the classes."""
+    FdgnbError on no domains, on samples of several shapes, and on labels beyond the classes.
+    >>> data = fdgnb.get_dataset("digits")
+    >>> data.names, data.n_classes, data["blended"]
+    (['optical', 'blended', 'inked', 'rendered', 'cluttered'], 10, Domain('blended', x=(599, 3, 28, 28) uint8))"""
     name: str  # as results show it
     domains: dict[str, Domain]  # each under its own name, in order
     classes: list[str]  # the name of each label
@@ -105,12 +111,12 @@ class Dataset:
     in_channels = property(lambda self: self.first.x.shape[1])
 
     @property
-    def size(self):
+    def size(self) -> int | None:
         "Pixels a side of images, cells a side of maps; None for vectors."
         return self.first.x.shape[2] if self.first.x.ndim > 2 else None
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         "What its samples are: images, vectors, or the feature maps of an encoder."
         if self.size is None: return "vectors"
         return "maps" if self.encoder else "images"
@@ -120,7 +126,7 @@ class Dataset:
         if str(domain) in self.domains: return self.domains[str(domain)]
         raise FdgnbError(f"unknown domain {domain!r} of {self.name}{nearest(domain, self.names)}")
 
-    def counts(self):
+    def counts(self) -> object:
         "Samples by domain (rows) and class (columns): DataFrame."
         import pandas as pd
         rows = {name: d.counts(self.n_classes).tolist() for name, d in self.domains.items()}

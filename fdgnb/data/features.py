@@ -28,7 +28,11 @@ def encode_images(
 ) -> Dataset:  # vectors, float32 (N, d), or maps (N, C, h, w), with the same labels, groups and splits
     """Encode the images of any data set, each once.
 
-    FdgnbError, in one line with the remedy, on vectors and maps, and where an encoder or its weights are not here."""
+    FdgnbError, in one line with the remedy, on vectors and maps, and where an encoder or its weights are not here.
+    >>> import numpy as np
+    >>> data = fdgnb.from_arrays({"city": (np.random.rand(4, 64, 64, 3), [0, 1, 0, 1])})
+    >>> encode_images(data)["city"]
+    Domain('city', x=(4, 1280) float32)"""
     if data.kind != "images": raise FdgnbError(f"encode_images takes images, and {data.name!r} holds {data.kind}")
     check_encoder(encoder, blocks)
     description, made = describe_encoder(encoder, data.size, blocks), {}

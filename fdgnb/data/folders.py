@@ -270,9 +270,13 @@ def from_folder(
 
     A class may be absent from a domain. FdgnbError, in one line with the remedy, on a folder of another form and on
     what cannot be read.
-
-    >>> fdgnb.from_folder("hospitals", size=24).names
-    ['city', 'north', 'st_mary']"""
+    >>> from PIL import Image
+    >>> from pathlib import Path
+    >>> for place in ("city/ill", "city/well", "north/ill", "north/well"):
+    ...     Path("hospitals", place).mkdir(parents=True)
+    ...     Image.new("RGB", (24, 24)).save(f"hospitals/{place}/1.png")
+    >>> fdgnb.from_folder("hospitals", size=24)
+    Dataset('hospitals': city 2, north 2; 2 classes)"""
     path = path_of(path, "path", "a folder of <domain>/<class>/<image>")
     check_names(classes=classes)
     there = {p.name: p for p in list_subfolders(path)} if is_folder(path) else {}

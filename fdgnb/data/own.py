@@ -36,7 +36,11 @@ def from_arrays(
 
     x: images (N, H, W), (N, C, H, W) or (N, H, W, C), fractions of 1 or whole numbers up to `white`; or vectors (N, D).
     y: whole numbers or words (N,), with gaps or without; of several labels a sample zeros and ones (N, C), `classes`
-    the names of the columns. FdgnbError, in one line with the remedy, on what is none of these."""
+    the names of the columns. FdgnbError, in one line with the remedy, on what is none of these.
+    >>> import numpy as np
+    >>> x, y = np.random.rand(20, 16, 16, 3), ["ill", "well"]*10
+    >>> fdgnb.from_arrays({"city": (x, y), "north": (x/2, y)})
+    Dataset('arrays': city 20, north 20; 2 classes)"""
     x, y, their_groups, their_split = {}, {}, {}, {}
     for d, given in items_of(domains, name, "(x, y)"):
         if isinstance(given, Domain):
@@ -390,7 +394,11 @@ def from_torch(
 ) -> Dataset:
     """Make a data set of torch data sets, each sample read once, its label by the names that its own set gives.
 
-    FdgnbError, in one line with the remedy, on samples that are no pairs and on images of several shapes."""
+    FdgnbError, in one line with the remedy, on samples that are no pairs and on images of several shapes.
+    >>> import torch
+    >>> half = lambda: torch.utils.data.TensorDataset(torch.rand(20, 3, 16, 16), torch.arange(20) % 2)
+    >>> fdgnb.from_torch({"city": half(), "north": half()})
+    Dataset('torch': city 20, north 20; 2 classes)"""
     domains = dict(items_of(domains, name, "map-style data set"))
     if size is not None: size = check_size(size)
     x, y, named = {}, {}, {}
@@ -493,7 +501,7 @@ def read_texts(files, labels, on_error):
 
 # %% ../../nbs/data/16_own.ipynb #e9bc44p1
 def from_texts(
-    source,  # a folder <domain>/<class>/*.txt, a CSV file, or a DataFrame with the columns text, label, domain
+    source: object,  # a folder <domain>/<class>/*.txt, a CSV file, or a DataFrame with the columns text, label, domain
     encoder: str = "minilm",  # a frozen encoder: "minilm" or "bert"
     tokens: int = None,  # how many it reads of a text, 3 to 512; None: 128 of minilm, 256 of bert
     classes: list = None,  # as in `from_arrays`
@@ -505,7 +513,11 @@ def from_texts(
 ) -> Dataset:  # vectors, float32 (N, 384) of minilm, (N, tokens*768) of bert
     """Make a data set of texts; each is encoded once and kept.
 
-    FdgnbError, in one line with the remedy, on an empty text, a missing column, or an encoder that is not here."""
+    FdgnbError, in one line with the remedy, on an empty text, a missing column, or an encoder that is not here.
+    >>> import pandas as pd
+    >>> rows = [("fine", 1, "books"), ("dull", 0, "books"), ("great", 1, "films"), ("slow", 0, "films")]
+    >>> fdgnb.from_texts(pd.DataFrame(rows, columns=["text", "label", "domain"]), name="reviews")
+    Dataset('reviews': books 2, films 2; 2 classes)"""
     check_on_error(on_error)
     kept, wanted = None, "a folder, a CSV file, or a DataFrame with the columns text, label, domain"
     folder = None if hasattr(source, "columns") else path_of(source, "texts", wanted)
@@ -536,7 +548,7 @@ def from_texts(
 
 # %% ../../nbs/data/16_own.ipynb #tablecd001
 def from_table(
-    table,  # a CSV file with a header, or a DataFrame: a row per image
+    table: object,  # a CSV file with a header, or a DataFrame: a row per image
     file: str = "file",  # the column of the image's path
     label: str | list = "label",  # the column of its class; or columns of zeros and ones: several labels an image
     domain: str = "domain",  # the column of its domain
@@ -553,7 +565,13 @@ def from_table(
 ) -> Dataset:  # RGB images, uint8 (N, 3, size, size)
     """Make a data set of the images that a table names.
 
-    FdgnbError, in one line with the remedy, on a missing column, an empty cell and a file that is not there."""
+    FdgnbError, in one line with the remedy, on a missing column, an empty cell and a file that is not there.
+    >>> import pandas as pd
+    >>> from PIL import Image
+    >>> for file in ("1.png", "2.png"): Image.new("RGB", (24, 24)).save(file)
+    >>> rows = [("1.png", "ill", "city"), ("2.png", "well", "north")]
+    >>> fdgnb.from_table(pd.DataFrame(rows, columns=["file", "label", "domain"]), size=24, name="hospitals")
+    Dataset('hospitals': city 1, north 1; 2 classes)"""
     wanted = "CSV file or DataFrame with a row per image"
     meanings = dict(file=file, label=label, domain=domain, group=groups, part=split)
     columns, source_name, beside = read_table(table, "table", wanted, meanings)

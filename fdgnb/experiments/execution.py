@@ -179,7 +179,11 @@ def run(
 
     On a cluster the store's folder and the data are to be seen from all its machines; where `work` is not,
     a run that was cut off on one begins anew on another. A method of your own: in a module, or with jobs=1.
-    A run whose record lacks a metric is run again for it."""
+    A run whose record lacks a metric is run again for it.
+    >>> from fdgnb.experiments.grid import grid
+    >>> plan = grid(["fedavg", "fedprox"], "digits", "blended", seed=0, rounds=1, limit=100)
+    >>> run(plan, "runs/store", jobs=1).state.tolist()
+    ['done', 'done']"""
     clock = Clock(check_value("seconds", seconds, hp(0., "how long; None: all", low=0.)))
     is_hidden = bool(os.environ.get("CI")) if progress is None else not progress
     try: return run_within(clock, Planner(), grid, store, jobs, work, retry, is_hidden, metrics)

@@ -122,7 +122,10 @@ def grid(
 ) -> pd.DataFrame:                               # a line a run: label, method, dataset, target, seed, and its plan
     """Write down the runs of every method on every data set, target and seed; nothing is trained.
 
-    Raises FdgnbError of one line on what `fit` would refuse by name."""
+    Raises FdgnbError of one line on what `fit` would refuse by name.
+    >>> plan = grid(["fedavg", "fdse(tau=0.1)"], "digits", "blended", seed=range(2), rounds=1)
+    >>> plan.label.tolist(), plan.seed.tolist()
+    (['fedavg', 'fedavg', 'fdse(tau=0.1)', 'fdse(tau=0.1)'], [0, 1, 0, 1])"""
     methods, seeds, datasets = parse_methods(method), check_seeds(seed), check_datasets(dataset)
     for name in settings:
         if name in PLAYED: raise FdgnbError(f"{name!r} is how `fit` plays one run: leave it out of a grid")

@@ -116,7 +116,10 @@ def search(
 
     A range is ('choice', values), ('float', low, high) or ('int', low, high). The first trial is the default.
     Of `each` target the choice has looked at every domain's labels. Raises FdgnbError on what cannot be
-    searched, before any run, and where no trial ended."""
+    searched, before any run, and where no trial ended.
+    >>> found = search("fedprox", "digits", "blended", trials=2, rounds=1, limit=100, store="runs/store", jobs=1)
+    >>> list(found.columns)
+    ['lr', 'mu', 'val', 'target', 'best_round_target']"""
     try: import optuna
     except ImportError: raise FdgnbError("optuna is not installed: pip install fdgnb[compare]") from None
     (_, method, own), *others = parse_methods(method)

@@ -61,7 +61,12 @@ def gain_of(
     label: str,                             # whose gain
     base: str,                              # over which label
 ) -> np.ndarray:                            # gain, low and high of its 95 % interval, p
-    "Compare a label with a base over the seeds of which both have all columns; NaN where there are none."
+    """Compare a label with a base over the seeds of which both have all columns; NaN where there are none.
+    >>> import pandas as pd
+    >>> blocks = pd.MultiIndex.from_product([["photo"], range(3)], names=["column", "seed"])
+    >>> wide = pd.DataFrame(dict(fedavg=[.5, .6, .4], mine=[.6, .7, .6]), blocks)
+    >>> gain_of(wide, "mine", "fedavg").round(2)
+    array([ 0.13, -0.01,  0.28,  0.06])"""
     return np.array(estimate_gain(find_differences(wide, label, base)))
 
 # %% ../../nbs/experiments/05_statistics.ipynb #77bc19d6
@@ -86,7 +91,11 @@ def mean_ranks(
     """Mean over targets of a label's place by its mean over seeds, of the `rankable` labels over the seeds they share.
 
     Ties to a thousandth of a point share their place, as records are rounded. Labels that are the same in
-    every block (FedAvg, and what differs from it at test time alone) take one."""
+    every block (FedAvg, and what differs from it at test time alone) take one.
+    >>> import pandas as pd
+    >>> blocks = pd.MultiIndex.from_product([["photo"], range(2)], names=["column", "seed"])
+    >>> mean_ranks(pd.DataFrame(dict(fedavg=[.5, .6], mine=[.6, .7]), blocks)).to_dict()
+    {'fedavg': 2.0, 'mine': 1.0}"""
     whole = share_seeds(wide, rankable(wide))
     twin = {label: next(k for k in whole if whole[k].equals(whole[label])) for label in whole}
     means = whole[list(dict.fromkeys(twin.values()))].groupby(level=0).mean()
@@ -142,12 +151,15 @@ def check_by_seeds(t, kinds, level):
 
 # %% ../../nbs/experiments/05_statistics.ipynb #verdcode01
 def verdicts(
-    t,                          # a `Table` (fdgnb.experiments.table)
+    t: object,                  # a `Table` (fdgnb.experiments.table)
     level: float = .05,         # of significance, after Holm's correction
 ) -> str:                       # a Markdown list
     """Say what beats a table's base, what does not, what loses (`judge`).
 
-    In-domain, also what of it holds by the seeds' means alone (`p_by_seeds`)."""
+    In-domain, also what of it holds by the seeds' means alone (`p_by_seeds`).
+    >>> from fdgnb.experiments import execution, grid, table
+    >>> plan = grid.grid(["fedavg", "fedprox"], "digits", "blended", seed=range(2), rounds=1, limit=100)
+    >>> text = verdicts(table.table(execution.run(plan, "runs/store", jobs=1)))"""
     if t.base not in t.extra.index: return f"No row {t.base} to compare with."
     if getattr(t, "n", None) is not None and not t.n.loc[t.base].fillna(0).all():
         return f"No whole run of {t.base} to compare with: a seed of it on every domain."

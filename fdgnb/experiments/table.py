@@ -300,7 +300,12 @@ def table(
     not all there has (n) at its means; one that lacks a column has no bold, gain, Avg or ALL; a mean over
     targets is blank where one is missing. What a method does at test time is a row of its own in
     `add_adapted` results; at the point `adapted` it is in the method's own row, beside the last models of those that
-    do not adapt. Raises FdgnbError where different things would stand in one cell."""
+    do not adapt. Raises FdgnbError where different things would stand in one cell.
+    >>> from fdgnb.experiments import execution, grid
+    >>> plan = grid.grid(["fedavg", "fedprox"], "digits", "blended", seed=0, rounds=1, limit=100)
+    >>> t = table(execution.run(plan, "runs/store", jobs=1))
+    >>> list(t.mean.index), list(t.mean.columns)
+    (['fedavg', 'fedprox'], ['blended'])"""
     check_choice(results, rule, point, rows, columns, metric)
     if point == "adapted": rule = "last"
     tidy = scores(results, rule, point, metric)

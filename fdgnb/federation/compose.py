@@ -20,7 +20,13 @@ from fdgnb.federation.loop import HOOKS, Method
 def helper(
     f: Callable,                               # a function of a method's class
 ) -> Callable:                                 # the same
-    "Mark a public function of a method's class as one that is no hook: a decorator."
+    """Mark a public function of a method's class as one that is no hook: a decorator.
+    >>> class Fair(fdgnb.Method):
+    ...     def weight(self, server, k, upload): return self.share(server)
+    ...     @fdgnb.helper
+    ...     def share(self, server): return 1/len(server.clients)
+    >>> fdgnb.fit(Fair, "digits", target="blended", rounds=1, limit=100)
+    Run(fair on digits, target blended, seed 0, 1 of 1 rounds)"""
     f.is_helper = True
     return f
 
@@ -82,7 +88,12 @@ def admit_unregistered(cls):
 def method(
     name: str,                                 # the key, as in `fit("name")` and in sums
 ) -> Callable:                                 # a decorator of a Method class
-    "Register a class of hooks under a name. FdgnbError on a misspelled hook, or a name that is taken."
+    """Register a class of hooks under a name. FdgnbError on a misspelled hook, or a name that is taken.
+    >>> @fdgnb.method("alike")
+    ... class Alike(fdgnb.Method):
+    ...     def weight(self, server, k, upload): return 1.
+    >>> fdgnb.fit("alike", "digits", target="blended", rounds=1, limit=100)
+    Run(alike on digits, target blended, seed 0, 1 of 1 rounds)"""
     return lambda cls: METHODS.register(name)(admit(cls, name))
 
 
@@ -92,8 +103,10 @@ class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
 
 # %% ../../nbs/federation/03_compose.ipynb #d641b228
-def list_methods():      # by name: changes, paper, unlabeled_target, hyper
-    "List the registered methods: what each changes, its paper, what it needs, its hyper-parameters."
+def list_methods() -> object:      # a DataFrame, by name: changes, paper, unlabeled_target, hyper
+    """List the registered methods: what each changes, its paper, what it needs, its hyper-parameters.
+    >>> fdgnb.list_methods().loc["fedprox", "hyper"]
+    'mu=0.1'"""
     import pandas as pd
     hyper = lambda cls: ", ".join(f"{f.name}={f.default!r}" for f in fields(cls.Hyper))
     row = lambda cls: dict(changes=(cls.__doc__ or "").split("\n")[0], paper=cls.paper,

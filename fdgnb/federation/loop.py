@@ -33,7 +33,11 @@ class Method:
     - `x`, `y`: a batch, float32 (B, C, H, W) or (B, D), and its labels, int64 (B,) or float32 (B, C)
     - `rng`: the torch.Generator from which alone a hook draws
 
-    `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the code does not."""
+    `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the code does not.
+    >>> class Equal(fdgnb.Method):
+    ...     def weight(self, server, k, upload): return 1.
+    >>> fdgnb.fit(Equal, "digits", target="blended", rounds=1, limit=100)
+    Run(equal on digits, target blended, seed 0, 1 of 1 rounds)"""
     version = 1                                    # raised when what it computes changes, so that old records are stale
     name, paper, kinds = "", "", {}
     averages = ("model",)                          # the parts of an upload that `aggregate` averages
@@ -48,7 +52,7 @@ class Method:
     needs = ""                                     # "batchnorm": without such layers it would do nothing
     needs_images = ""                              # why it cannot train on vectors
     if_pretrained = {}                             # {option: its default where the setting `pretrained` is set}
-    fedavg_at = None                               # {option: value} at which it is FedAvg, bit for bit, to be checked
+    fedavg_at: dict = None                         # {option: value} at which it is FedAvg, bit for bit, to be checked
     fixes = {}                                     # {(option, value): {another option: what it is then}}
     tune = {}                                      # {its most important option: the three values that a search tries}
     @dataclass(frozen=True)
@@ -59,68 +63,68 @@ class Method:
         self.h = make(self.Hyper, hyper, f"hyper-parameter of {self.name or type(self).__name__}")
 
     # before the first round
-    def build(self, model):
-        "Change the network, once, before its first weights are used; returns the network."
+    def build(self, model):                       # the network; FedAvg's: as it is
+        "Change the network before its first weights are used. Called once, where the network is made."
         return model
-    def setup(self, server): "Put into `server.state`, {key: tensor}, what the method needs there from the start."
-    def offer(self, model, client):
-        "What a client sends before it trains, a payload; {}: nothing."
+    def setup(self, server): "Put what the method needs into `server.state`. Called by the server, before round 0."
+    def offer(self, model, client):               # a payload; FedAvg's: none
+        "Tell the server something before training. Called by each client, before round 0 (`offers_each`: each round)."
         return {}
-    def gather(self, server, offers): "Keep in `server.state` what the list of offers (k, payload) gives."
+    def gather(self, server, offers): "Keep what offers give in `server.state`. Called by the server, after all offers."
     # server to client
-    def download(self, server, k):
-        "What client k is sent, a payload; k may be new."
+    def download(self, server, k):                # a payload; FedAvg's: the global model
+        "Choose what client k is sent; k may be new. Called by the server, each round for each client."
         return tagged("model", server.model)
     def receive(self, model, client, download):
-        "Load what was sent into the network, before local steps and before it is scored."
+        "Load what was sent into the network. Called by each client, before it offers, trains and is scored."
         model.load_state_dict(part(download, "model"))
-    def begin(self, model, client, download): "Before the first step: keep in `client.scratch` what it needs."
+    def begin(self, model, client, download): "Fill `client.scratch` for the steps. Called by each client, each round."
     # local steps
-    def params(self, model):
-        "The parameters that the optimizer trains, as `model.parameters()` gives them."
+    def params(self, model):                      # an iterable of parameters; FedAvg's: all of them
+        "Choose what the optimizer trains. Called by each client, each round."
         return model.parameters()
-    def sample(self, client, rng):
-        "The round's batches: tensors of indices into the training samples, int64 (B,), one after the other."
+    def sample(self, client, rng):                # indices int64 (B,), batch after batch; FedAvg's: shuffled passes
+        "Draw the batches of a round. Called by each client, each round."
         return shuffled_passes(client, rng)
-    def batch(self, x, y, client, rng):
-        "Change a batch before its step; returns (x, y)."
+    def batch(self, x, y, client, rng):           # (x, y); FedAvg's: as they are
+        "Change a batch before its step. Called by each client, each batch."
         return x, y
-    def criterion(self, logits, y, client):
-        "The loss of logits (B, C) and labels y, (B,) or (B, C): one number."
+    def criterion(self, logits, y, client):       # one number; FedAvg's: the cross-entropy
+        "Compare logits (B, C) with labels. Called by `loss`, each batch."
         return label_loss(logits, y, client, getattr(client, "class_weights", None))
-    def loss(self, model, x, y, client):
-        "The loss of a batch: one number that depends on the weights."
+    def loss(self, model, x, y, client):          # one number with its graph; FedAvg's: the criterion of the logits
+        "Compute what a step makes smaller. Called by `step`, each batch."
         return self.criterion(model(x), y, client)
     def gradients(self, model, client):
-        "Change the gradients, between backward and the optimizer's step."
+        "Change the gradients; FedAvg's: clip them. Called by `step` before the optimizer, each batch."
         clip_gradients(model, client)
-    def step(self, model, x, y, client):
-        "One local step on a batch: its loss, detached."
+    def step(self, model, x, y, client):          # the batch's loss, detached
+        "Take one local step: loss, backward, `gradients`, optimizer. Called by each client, each batch."
         return descend(self, self.loss(model, x, y, client), model, client)
     # client to server
-    def end(self, model, client): "After the last step: keep in `client.state` what the next round needs."
-    def upload(self, model, client):
-        "What the client sends after its local steps, a payload."
+    def end(self, model, client): "Keep what the next round needs in `client.state`. Called by each client, each round."
+    def upload(self, model, client):              # a payload; FedAvg's: the model, `scalars.n`, `scalars.loss`
+        "Choose what is sent after the local steps. Called by each client, each round."
         numbers = {"scalars.n": scalar(client.n()), "scalars.loss": scalar(client.scratch["loss"])}
         return tagged("model", model.state_dict()) | numbers
     # at the server
-    def weight(self, server, k, upload):
-        "The weight of a client's upload in the average, a number that need not be normalized."
+    def weight(self, server, k, upload):          # a number, not normalized; FedAvg's: training samples, or 1
+        "Weigh one upload in the average. Called by the server, each upload, unless `decide` takes its place."
         return read_samples(k, upload) if server.settings.client_weights == "samples" else 1.
-    def decide(self, server, uploads):
-        "The weights of all uploads [(k, upload)], {k: weight}; for a method that needs to see them together."
+    def decide(self, server, uploads):            # {k: weight}; FedAvg's: each by `weight`
+        "Weigh all uploads together. Called by the server, each round, where it is overridden or the method `replays`."
         return {k: self.weight(server, k, u) for k, u in uploads}
     def aggregate(self, server, uploads):
-        "Average the uploads (k, upload) into `server.state`, by `server.weights`."
+        "Average uploads into `server.state` by `server.weights`. Called by the server, each round, without `dp_clip`."
         mean, tags = RunningMean(), tuple(f"{tag}." for tag in self.averages)
         for k, upload in uploads:
             mean.push({q: v for q, v in upload.items() if q.startswith(tags)}, server.weights[k])
         server.state = server.state | mean.result()
-    def finish(self, server): "After aggregation: what the server still does in the round."
+    def finish(self, server): "Do what the server still does in a round. Called by the server, after `aggregate`."
     # on a domain nobody has seen
-    def adapt(self, model, x, client): "Adapt the network to unlabeled samples x (as stored), in place."
-    def predict(self, model, x, client):
-        "Logits (B, C) of a batch of the unseen domain."
+    def adapt(self, model, x, client): "Adapt the network in place to all x, as stored. Called on the unseen domain."
+    def predict(self, model, x, client):          # logits (B, C); FedAvg's: the network's
+        "Predict a batch of the unseen domain. Called where the target is scored, each batch."
         return model(x)
 
 # %% ../../nbs/federation/01_loop.ipynb #fa56b1b3
@@ -133,7 +137,10 @@ class Client:
     - `state`, `scratch`: dicts for what a method keeps, from round to round and within one
     - `settings`, `round`: the run's `Settings`; the round, counted from 0
 
-    Samples of `test` and `target` have no labels here: scores alone look at them."""
+    Samples of `test` and `target` have no labels here: scores alone look at them.
+    >>> import torch
+    >>> Client("city", {"train": (torch.rand(8, 2), torch.zeros(8, dtype=torch.int64))}).n()
+    8"""
     def __init__(self,
         id: str,                               # its name
         splits: dict,                          # {"train", "val", "test", "target": a `Split`, or its (x, y)}
@@ -141,7 +148,7 @@ class Client:
         seed: int = 0,                         # seed of the run
         rounds: int = 1,                       # rounds of the run
         device: str = "cpu",                   # where its network computes
-        augment=None,                          # random change of training images, f(x, rng) -> x
+        augment: object = None,                # random change of training images, f(x, rng) -> x
     ):
         self.id, self.settings, self.seed, self.rounds = id, settings, seed, rounds
         self.device, self.augment = device, augment
@@ -152,32 +159,32 @@ class Client:
         self.start = None                      # the loss of its first step in the first round
 
     @property
-    def multilabel(self):
+    def multilabel(self) -> bool:
         "Whether a sample may have several labels, y a matrix of zeros and ones."
         return any(s.multilabel for s in self.splits.values())
 
-    def n(self, split="train"):
+    def n(self, split: str = "train") -> int:
         "Samples in a split (0 where there is none)."
         return len(self.splits.get(split, ()))
 
-    def rng(self, purpose, device="cpu"):
+    def rng(self, purpose: str, device: str = "cpu") -> torch.Generator:
         "The generator of this client, in this round, for one purpose."
         return generator(self.seed, self.round, self.id, purpose, device)
 
-    def take(self, idx, split="train", rng=None):
+    def take(self, idx: torch.Tensor, split: str = "train", rng: torch.Generator = None) -> tuple:
         "Samples `idx` of a split as the network takes them: x float32, y int64 (or float32). With `rng`, augmented."
         check_stop()
         augment = None if rng is None else self.augment
         return self.splits[split].take(idx, self.settings.normalize, augment, rng)
 
-    def batches(self, split, size=256, order=None):
+    def batches(self, split: str, size: int = 256, order: torch.Tensor = None) -> Iterable:
         "All samples of a split in batches, as they come or in an `order` (N,)."
         for batch in self.splits[split].batches(size, self.settings.normalize, order):
             check_stop()
             yield batch
 
     @property
-    def lr(self):
+    def lr(self) -> float:
         "This round's learning rate."
         return self.settings.lr_at(self.round, self.rounds)
 
@@ -187,10 +194,13 @@ class Server:
 
     - `state`: the global model and what a method keeps, {key: tensor}
     - `weights`: {k: weight} of this round's uploads
-    - `settings`, `round`: as of a `Client`"""
+    - `settings`, `round`: as of a `Client`
+    >>> import torch
+    >>> Server({"w": torch.zeros(2)}, ["city", "north"]).model
+    {'w': tensor([0., 0.])}"""
     def __init__(self,
         model: dict,                           # the first global model, a state dict
-        clients,                               # ids of all clients, in order
+        clients: list[str],                    # ids of all clients, in order
         settings: Settings = Settings(),       # how the run is run
         seed: int = 0,                         # seed of the run
         rounds: int = 1,                       # rounds of the run
@@ -204,7 +214,7 @@ class Server:
         self.net, self.public, self.n_classes = net, public, n_classes
 
     @property
-    def model(self):
+    def model(self) -> dict:
         "The global model, a state dict."
         return part(self.state, "model")
 
@@ -213,7 +223,7 @@ class Server:
         rest = {k: v for k, v in self.state.items() if not k.startswith("model.")}
         self.state = rest | tagged("model", state)
 
-    def rng(self, purpose, device="cpu"):
+    def rng(self, purpose: str, device: str = "cpu") -> torch.Generator:
         "The server's generator, in this round, for one purpose."
         return generator(self.seed, self.round, "server", purpose, device)
 

@@ -129,7 +129,9 @@ def make_federation(
     insecure: bool = False,  # without TLS and keys, on this machine alone
     days: int = 365,  # that the certificates hold
 ) -> Path:
-    "Write a federation's file; make a certificate authority, and a certificate for the server. Existing files stay."
+    """Write a federation's file; make a certificate authority, and a certificate for the server. Existing files stay.
+    >>> make_federation("hospitals.toml", ["st_mary", "st_john"], insecure=True).name
+    'hospitals.toml'"""
     file, (host, _) = Path(file).absolute(), read_address(address)
     for name in sites: check_site_name(name)
     if len(set(sites)) < len(sites) or not sites: raise FdgnbError("wanted the names of the sites, each once")

@@ -173,24 +173,3 @@ def travel(content):
     "A message's content after it was written to bytes and read again."
     objects = get_all_nested_objects(content)
     return inflate_object_from_contents(content.object_id, {k: o.deflate() for k, o in objects.items()})
-
-# %% ../../nbs/flower/02_engine.ipynb #fleng12b
-class Loopback:
-    "A grid in this process: reply(type, content, node) answers each message as it is pushed."
-    def __init__(self, reply, nodes):
-        self.reply, self.nodes, self.replies, self.number = reply, list(nodes), {}, 0
-        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1           # a message asks for them
-
-    def push_messages(self, messages): return [self.push(m) for m in messages]
-
-    def push(self, message):
-        "Have a message answered; its number."
-        self.number += 1
-        number, meta = str(self.number), message.metadata
-        meta.__dict__["_message_id"] = number
-        try: out = self.reply(meta.message_type, travel(message.content), meta.dst_node_id)
-        except Exception as e: out = Error(code=2, reason=repr(e))
-        if out is not None: self.replies[number] = Message(out, reply_to=message)
-        return number
-
-    def pull_messages(self, numbers): return [self.replies.pop(n) for n in numbers if n in self.replies]

@@ -24,18 +24,23 @@ HISTORY_COLUMNS = ["round", "client", "split", "point", "metric", "value"]
 
 
 class Callback:
-    "What is told of a run; override what is needed. TensorBoard, WandB and MLflow only override these functions."
+    """What is told of a run; override what is needed. TensorBoard, WandB and MLflow only override these functions.
+    >>> class Say(Callback):
+    ...     def round(self, run, rows): print(run.round, "of", run.fed.rounds)
+    >>> run = fdgnb.fit("fedavg", "digits", rounds=2, limit=100, callbacks=[Say()])
+    1 of 2
+    2 of 2"""
     told_last = False               # whether it is told after the others, with the rows that they add; it adds none
 
-    def start(self, run): "Before the first round played, `run.rows` has the rounds before; True: play none."
+    def start(self, run) -> bool: "Before the first round played, `run.rows` has the rounds before; True: play none."
 
-    def round(self, run, rows): "After a round: True stops the run, a list of rows is added to the history."
+    def round(self, run, rows) -> object: "After a round: True stops the run, a list of rows is added to the history."
 
-    def end(self, run): "After the last round that is played, also where an error ends the run."
+    def end(self, run) -> None: "After the last round that is played, also where an error ends the run."
 
-    def reason(self, run): "Why it stops the run, for the line that is printed then; None: not said."
+    def reason(self, run) -> str | None: "Why it stops the run, for the line that is printed then; None: not said."
 
-    def lacks(self, run): "What it misses of rounds played without it, for a warning; None: nothing."
+    def lacks(self, run) -> str | None: "What it misses of rounds played without it, for a warning; None: nothing."
 
     def __repr__(self): return type(self).__name__
 
@@ -136,7 +141,10 @@ class MetricError(FdgnbError): "What a metric raised; no fault of the run."
 
 
 class Metrics(Callback):
-    "Measure further metrics on test samples and target; what a rule goes by, on validation samples too."
+    """Measure further metrics on test samples and target; what a rule goes by, on validation samples too.
+    >>> run = fdgnb.fit("fedavg", "digits", rounds=1, limit=100, callbacks=[Metrics("macro_f1")])
+    >>> list(run.table("macro_f1").index)
+    ['last', 'source_val', 'top5', 'target']"""
     def __init__(
         self,
         *names: str,          # of fdgnb.runs.metrics.METRICS, such as recall, precision, auroc (by class), macro_f1

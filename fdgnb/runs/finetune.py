@@ -202,10 +202,9 @@ def finetune(
     domain: str | None = None,                  # whose network: a client's own; None: an unseen client's
 ) -> Tuned:
     """Train a run's model on a new site's labeled samples; FdgnbError on other classes, or samples of another shape.
-
-    >>> south = fdgnb.from_folder("./new", size=24)
-    >>> fdgnb.finetune("runs/st_mary", south, epochs=1).save("runs/south")
-    PosixPath('runs/south/tuned.safetensors')"""
+    >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
+    >>> fdgnb.finetune(run, fdgnb.get_dataset("digits")["blended"], epochs=1).save("runs/tuned")
+    PosixPath('runs/tuned/tuned.safetensors')"""
     call = make(TuneCall, dict(which=which, epochs=epochs, lr=lr, batch_size=batch_size, test=test, seed=seed),
                 "argument of finetune")
     models, method = open_models(run), Tuning()

@@ -42,7 +42,6 @@ class Run(Reported, Deployable):
 
     `table()` has the scores, `predict(files)` gives logits with `classes` as their columns, `save(folder)` writes what
     `load` reads. `fed` has method, server and clients, `reason` says why the run was stopped.
-
     >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
     >>> run.round, run.fed.target, list(run.table().index)
     (1, 'blended', ['last', 'source_val', 'top5', 'target'])"""
@@ -92,8 +91,8 @@ class Run(Reported, Deployable):
         "The network of a domain's client, or of an unseen one, now or in the round that a rule selects."
         return network_of(self.fed, domain) if rule is None else selected_network(self, rule, domain)
 
-    predictions = property(lambda self: self.keep(collect_predictions), doc="See `collect_predictions`.")
-    arrays = property(lambda self: self.keep(arrays), doc="All arrays behind the figures.")
+    predictions: dict = property(lambda self: self.keep(collect_predictions), doc="See `collect_predictions`.")
+    arrays: dict = property(lambda self: self.keep(arrays), doc="All arrays behind the figures.")
 
     def keep(self, make):
         "Cache `make(run)` for the current round."
@@ -133,10 +132,10 @@ def fit(
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
-    groups: object = None,                      # {domain: [a name per sample, as of a patient]}, each group in a part;
-                                                # or the loader's option, such as an expression for a folder: r"(.+)_"
-    split: object = None,                       # {domain: {"train": rows, "val": rows, "test": rows}}, or {domain: [a
-                                                # part's name per sample]}; or the loader's option
+    groups: dict | str | None = None,           # by domain, a name per sample, as of its patient: each group goes into
+                                                # one part; or the loader's option, as an expression r"(.+)_"
+    split: dict | str | None = None,            # your own parts by domain: the rows of train, val and test, or a part's
+                                                # name per sample; or the loader's option
     select: str | list | None = None,           # metrics, by each of which a round is selected too, as macro_f1
     callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
     hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
@@ -147,7 +146,6 @@ def fit(
     Named data sets have a default target. For your own data, name one, or pass `None` to train in-domain. A folder is
     resumed with the same arguments and versions, or with more rounds. A callback that returns True stops the run and
     prints why (`run.reason`); if the run is already finished, callbacks are not called.
-
     >>> fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
     Run(fedavg on digits, target blended, seed 0, 1 of 1 rounds)"""
     how = read_playing(dict(out=out, engine=engine, workers=workers, checkpoint_every=checkpoint_every,

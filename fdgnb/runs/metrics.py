@@ -247,7 +247,7 @@ class Scores(pd.DataFrame):
 
 # %% ../../nbs/runs/02_metrics.ipynb #tablecode1
 def rules_table(
-    run,                                    # a `Run`, or what has its `history` and `sizes`
+    run: object,                            # a `Run`, or what has its `history` and `sizes`
     point: str = "aggregated",              # whose model: aggregated, local (after local training), adapted or both
     metric: str = "accuracy",               # accuracy, loss, or what the history has at the point
     rules: tuple | str | None = None,       # the selection rules, a row each; None: all
@@ -257,7 +257,10 @@ def rules_table(
     Columns: target, each source domain's test samples, ALL, AVG, the rounds selected, what the rule uses. A row
     `adapted` is the last round after label-free adaptation, where there is one. Rules go by accuracy, of
     several labels a sample by their mean AUROC, whatever the metric. FdgnbError on an unknown point, or a metric
-    that was not measured."""
+    that was not measured.
+    >>> run = fdgnb.fit("fedavg", "digits", rounds=1, limit=100)
+    >>> list(rules_table(run).index)
+    ['last', 'source_val', 'top5', 'target']"""
     points = BOTH if isinstance(point, str) and point == "both" else (point,)
     rules = rules_of(run.history) if rules is None else [*rules] if isinstance(rules, (list, tuple)) else [rules]
     if not rules: raise FdgnbError(f"rules={echo(rules)}: wanted names of {', '.join(RULES)}")

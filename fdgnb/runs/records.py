@@ -63,9 +63,12 @@ def flops(run):
 
 # %% ../../nbs/runs/03_records.ipynb #ddeb0b4d
 def costs(
-    run,                        # a run that `fit` returned
+    run: object,                # a run that `fit` returned
 ) -> pd.DataFrame:
-    "What a run costs, a row a kind of cost: value, the same for reading, unit, and what is counted."
+    """What a run costs, a row a kind of cost: value, the same for reading, unit, and what is counted.
+    >>> run = fdgnb.fit("fedavg", "digits", rounds=1, limit=100)
+    >>> list(costs(run).index)
+    ['parameters', 'bytes_down_round', 'bytes_up_round', 'bytes_total', 'steps_round', 'flops_round']"""
     spent, rounds = count_costs(run), max(1, run.ledger["round"].nunique())
     down, up = (float(spent["bytes"].get(way, {}).get("all", 0)) for way in ("down", "up"))
     rows = [("parameters", spent["parameters"], "numbers", "trainable, as built by the method"),
@@ -375,7 +378,12 @@ def read_frame(data):
 class Saved(Reported, Kept):
     """What `load` reads where a run was saved: its results and models, without its data.
 
-    Attributes: history, sizes, ledger, args, domains, classes, round, record, arrays, as of a `Run`."""
+    Attributes: history, sizes, ledger, args, domains, classes, round, record, arrays, as of a `Run`.
+    >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100, out="runs/saved")
+    >>> run.save()
+    PosixPath('runs/saved/record.json')
+    >>> fdgnb.load("runs/saved")
+    Saved(fedavg on digits, target blended, seed 0, 1 rounds)"""
     def __init__(
         self,
         folder: str | Path,     # where `save` wrote; FdgnbError where that is torn or altered
@@ -406,17 +414,16 @@ class Saved(Reported, Kept):
 
 def load(
     folder: str | Path,         # of a run: `fit(out=...)`, or where `save` wrote
-    backbone=None,              # of a run that was given its network as an object: that, or what makes such a one
+    backbone: object = None,    # of a run that was given its network as an object: that, or what makes such a one
 ) -> "Saved | Kept | Tuned":
     """Read a run back from its folder, without its data.
 
     A `Saved`, with results and models, if the run was saved, as `python -m fdgnb run` does; after `fit(out=...)` alone
     a `Kept`, which has models only; of what `finetune` gave a `Tuned`.
-
-    >>> kept = fdgnb.load("runs/st_mary")
-    >>> p = kept.predict(["1.png"]).softmax(1)
-    >>> kept.classes[p.argmax()]
-    'lesion'"""
+    >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100, out="runs/first")
+    >>> images = fdgnb.get_dataset("digits")["blended"].x[:2]
+    >>> fdgnb.load("runs/first").predict(images).softmax(1).shape
+    torch.Size([2, 10])"""
     folder = path_of(folder, "load", "the folder of a run")
     if exists(folder/"record.json"): loaded = Saved(folder)
     elif exists(folder/TUNED): loaded = Tuned.read(folder)

@@ -259,14 +259,14 @@ def read_states(folder, round, args=None):
 class Deployable:
     "What needs a network and nothing else; `model_of` comes from the class that inherits."
     made, batchwise = None, False                            # of a site's model: how, and whether anew for every batch
-    about = property(lambda self: about_of(self.fed), doc="What its networks are built from.")
-    device = property(lambda self: self.fed.device, doc="Where its networks compute.")
-    model = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
-    classes = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
-    multilabel = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
+    about: dict = property(lambda self: about_of(self.fed), doc="What its networks are built from.")
+    device: str = property(lambda self: self.fed.device, doc="Where its networks compute.")
+    model: nn.Module = property(lambda self: self.model_of(), doc="The network an unseen client would get.")
+    classes: list = cached_property(lambda self: list(self.about["classes"]))                # the columns of logits
+    multilabel: bool = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
     temperatures = {}                                            # {round: temperature} of what a run's own data say
 
-    def round_of(self, rule):
+    def round_of(self, rule: str) -> int:
         "The round that a rule names, from 1."
         return chosen_rounds(self.history, self.sizes, self.round)[check_rule(rule)]
 
@@ -278,7 +278,7 @@ class Deployable:
 
     def predict(
         self,
-        images,                      # pixels of the run's size and scale, image files, PIL's images, texts, a Domain
+        images: torch.Tensor | np.ndarray | list | Domain,   # of the run's size and scale; or image files, PIL's, texts
         rule: str | None = None,     # whose round: `last` (default), `source_val`, or `target`, an oracle
         domain: str | None = None,   # whose network: a client's; None: an unseen client's
         calibrated: bool = False,    # logits divided by `temperature()`
@@ -286,9 +286,9 @@ class Deployable:
         """Logits of images, or of a run's vectors or maps; FdgnbError on what does not fit its samples.
 
         Probabilities are their softmax(1), or of several labels a sample (`multilabel`) their sigmoid().
-
-        >>> fdgnb.load("runs/st_mary").predict(["1.png", "2.png"]).softmax(1).shape
-        torch.Size([2, 2])"""
+        >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
+        >>> run.predict(fdgnb.get_dataset("digits")["blended"].x[:2]).softmax(1).shape
+        torch.Size([2, 10])"""
         x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
         scaling = self.about["args"]["settings"]["normalize"]
         net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
@@ -329,7 +329,7 @@ class Deployable:
         self,
         images,                      # unlabeled samples of one domain, as in `predict`
         rule: str | None = None,     # as in `predict`
-    ):                               # an `Adapted`
+    ) -> "Adapted":                  # which predicts
         "The model adapted by the run's method; FdgnbError where the method does not adapt."
         return Adapted(self, images, rule)
 
@@ -477,7 +477,10 @@ class NoResults(FdgnbError, AttributeError): "Results are asked of a folder that
 
 
 class Kept(Deployable):
-    "The models in a run's folder, without the run's data."
+    """The models in a run's folder, without the run's data.
+    >>> run = fdgnb.fit("fedavg", "digits", rounds=1, limit=100, out="runs/kept")
+    >>> fdgnb.load("runs/kept").rules
+    {'last': 1, 'source_val': 1, 'target': 1}"""
     device = "cpu"
 
     def __init__(self, folder):
@@ -493,7 +496,7 @@ class Kept(Deployable):
         if rules: return rules
         raise FdgnbError(f"no weights in {self.out}: a run with out= keeps those it selects, after a scored round")
 
-    def round_of(self, rule):
+    def round_of(self, rule: str) -> int:
         "The round that a rule names; FdgnbError where the folder has no weights of it."
         if check_rule(rule) in self.rules: return self.rules[rule]
         raise FdgnbError(f"no weights under the rule {rule!r} in {self.out}: the run has not ended, or no "
