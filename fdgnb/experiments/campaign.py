@@ -78,11 +78,6 @@ class Study:
         "How many trials a method has on a target in a repetition."
         return len(RATES) + len(FURTHER) if self.further_trials else len(RATES)
 
-    def count_runs(self):
-        "How many runs the study has, trials among them."
-        reports = len(self.methods)*len(self.targets)*self.repetitions
-        return reports*(self.count_trials() + 1)
-
 
 def read_comparison(name=None):
     "The studies of the comparison, or one of them, in the order in which they are run."
@@ -317,18 +312,18 @@ MARK = "<!-- made from studies.toml -->"
 
 def write_plan(studies, limit=LIMIT):
     "The studies in their order with what they cost, as Markdown."
-    lines = ["| order | setting | methods | targets | repetitions | rounds: trial, full | trials | runs | core hours | "
-             f"of the first {FIRST} | their sum | smallest gain |",
-             "|---:|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---|"]
+    lines = ["| order | setting | methods, targets, repetitions | rounds: trial, full | trials | "
+             f"core hours: all, first {FIRST}, their sum | smallest gain |",
+             "|---:|---|---|---|---:|---|---|"]
     total = 0.
     for place, study in enumerate(studies, 1):
         first = study.hours*min(1., FIRST/study.repetitions)
         total += first
         setting = f"{study.what} (blank)" if total - first >= limit else study.what
         rounds = f"{study.trial_rounds}, {study.rounds}"
-        values = (place, setting, len(study.methods), len(study.targets), study.repetitions, rounds,
-                  study.count_trials(), f"{study.count_runs():,}", study.hours, f"{first:.1f}", f"{total:.1f}",
-                  study.smallest_gain)
+        counts = f"{len(study.methods)} × {len(study.targets)} × {study.repetitions}"
+        hours = f"{study.hours}, {first:.1f}, {total:.1f}"
+        values = place, setting, counts, rounds, study.count_trials(), hours, study.smallest_gain
         lines.append(f"| {' | '.join(map(str, values))} |")
     methods = [f"- *{study.what}*: {', '.join(study.methods)}." for study in studies]
     fold = "<details><summary>The methods of each setting</summary>"

@@ -112,6 +112,7 @@ def word_verdict(line):
     "The words of a line of `judge_family`, with what the comparison adds: replicated, beyond_weighting."
     marks = {"strong": "strong", "one_target": "one target only", "beyond_weighting": "beyond weighting",
              "replicated": "replicated", "within": "within 1 point"}
+    if line.get("beyond_one_target") == 1: marks["beyond_weighting"] = "beyond weighting on one target"
     words = [word for mark, word in marks.items() if line.get(mark) == 1]
     if line["verdict"] == "not shown" and words: return ", ".join(words)
     return ", ".join([line["verdict"], *words])
@@ -227,6 +228,11 @@ def describe_methods(scores):
     return (costs/costs.loc[BASE]).assign(values=often, chosen=chosen, at_end=methods.at_end.mean())
 
 
+def list_by_target(differences):
+    "{label: {target: mean difference}}."
+    return differences.groupby(level=0, sort=False).mean().T.to_dict("index")
+
+
 def compare_study(study, scores):
     """Lines of a study: `judge_family` of each family; accuracy, the base's, gains by target, beyond_weighting.
 
@@ -242,9 +248,10 @@ def compare_study(study, scores):
             own = over_uniform[situation][0].drop(columns=BASE, errors="ignore")
             beyond = judge_family(own).reindex(lines.index)
             lines["gain_over_uniform"], lines["p_over_uniform"] = beyond.gain, beyond.p_holm
+            lines["over_uniform_by_target"] = lines.index.map(list_by_target(own))
             lines["beyond_weighting"] = lines.verdict.eq("better") & beyond.verdict.eq("better")
-        by_target = differences.groupby(level=0, sort=False).mean().T
-        lines["by_target"] = by_target.to_dict("index")
+            lines["beyond_one_target"] = lines.beyond_weighting & beyond.one_target.eq(True)
+        lines["by_target"] = lines.index.map(list_by_target(differences))
         for label in lines.index:
             own, base = columns_of(situation, label)
             lines.loc[label, "accuracy"] = mean_score(scores, label.removesuffix(ADAPTED), own)
