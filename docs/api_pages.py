@@ -324,7 +324,7 @@ def names_table(names):
 
 def index_page():
     "The front page of the reference: the tasks, each with the names that are used most."
-    lines = ["> The names most used, by task. Each has a page, with an example that runs as it stands.", ""]
+    lines = ["> The names most used, by task. Each has a page; the examples there run as they stand.", ""]
     for task, (title, what, *_) in TASKS.items():
         every = [pair for names in chosen(task).values() for pair in names]
         lines += [f"## {title}", "", f"{what} [All of this task]({task}.md)", ""]
