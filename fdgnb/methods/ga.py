@@ -21,7 +21,7 @@ class GAHyper:
     "GA: how the gap is measured, and how it moves the weights."
     d: float = hp(.2, "step size of the weights", low=0.,
                   source="GA, Algorithm 1, no value on the slides; default of the released code")
-    initial: str = hp("uniform", "first weights: 1/M (Algorithm 1), or those of the method beneath",
+    initial: str = hp("uniform", "first weights: 1/K (Algorithm 1), or those of the method beneath",
                       choices=("uniform", "inherit"))
     gap: str = switch("what the gap is measured in", paper="loss", released="accuracy",
                       label="accuracy, not loss", source="(2); released code: by default, sign turned")
@@ -30,12 +30,12 @@ class GAHyper:
     center: bool = switch("subtract the mean gap", paper=True, released=False,
                           label="no mean subtracted", source="(5)")
     absolute: bool = switch("scale by the largest absolute deviation, not the largest", paper=False,
-                            released=True, label="largest absolute deviation", source="(5): no bars")
+                            released=True, label="largest absolute deviation", source="(5) has no absolute value")
     divisor: float = switch("what the step is divided by", paper=1., released=3., low=1.,
                             label="a third of the step", source="released code: 1/3, for three sources")
     late: bool = switch("schedule two rounds behind", paper=False, released=True,
-                        source="Algorithm 1: G(theta^r) goes with d^r")
-    capped: bool = switch("weights clipped at 1 too", paper=False, released=True, source="(3): at 0")
+                        source="Algorithm 1: the gaps at theta^r go with d^r")
+    capped: bool = switch("weights clipped at 1 too", paper=False, released=True, source="(3) only demands a >= 0")
     variant: str = variant()
 
 # %% ../../nbs/methods/02_ga.ipynb #gagapcls01
