@@ -143,6 +143,17 @@ class FedDyn(Anchored):
         h = sum_of_all(server, uploads, "feddyn", change)
         server.state |= tagged("model", {k: mean[k] - v/self.h.alpha for k, v in h.items()})
 
+# %% ../../nbs/methods/06_drift.ipynb #6cfa55b8
+def step_reach(steps, momentum=0., eta_mu=0.):
+    """How far SGD carries a gradient of 1 in so many steps, in units of the learning rate: FedNova's ||a||_1.
+
+    eta_mu: learning rate times the strength of a proximal term."""
+    a = v = 0.
+    for _ in range(steps):
+        v = momentum*v + 1 - eta_mu*a
+        a += v
+    return a
+
 # %% ../../nbs/methods/06_drift.ipynb #e2748c2e
 def stretch_moves(upload, old, names, s):
     "An upload with the moves of the parameters `names` from the state `old` times s."
@@ -170,17 +181,6 @@ class FedNova(Anchored):
         effective = float(mean_of(server, uploads, "scalars.fednova")["a"])
         share = [effective/(float(u["scalars.fednova.a"]) or 1.) for _, u in uploads]
         super().aggregate(server, [(k, stretch_moves(u, old, names, s)) for (k, u), s in zip(uploads, share)])
-
-# %% ../../nbs/methods/06_drift.ipynb #6cfa55b8
-def step_reach(steps, momentum=0., eta_mu=0.):
-    """How far SGD carries a gradient of 1 in so many steps, in units of the learning rate: FedNova's ||a||_1.
-
-    eta_mu: learning rate times the strength of a proximal term."""
-    a = v = 0.
-    for _ in range(steps):
-        v = momentum*v + 1 - eta_mu*a
-        a += v
-    return a
 
 # %% ../../nbs/methods/06_drift.ipynb #8c63e987
 @method("fedcm")
