@@ -22,8 +22,25 @@ def home(key):
     return page[1] if page else ""
 
 # %% ../../nbs/tables/03_overview.ipynb #overmeas01
+# {what a verdict or a situation has: what it means}
+WORDS = {"": "*gain*: over FedAvg, both at values that their searches chose; *repetitions*: of those planned",
+         "better": "*better*: after Holm's correction for all methods of the setting, at 5 %",
+         "worse": "*worse*: the same",
+         "not shown": "*not shown*: no difference after that correction, even where the interval excludes 0; not the "
+                      "same as equal",
+         "strong": "*strong*: also in the round that validation selects",
+         "beyond": "*beyond weighting*: better than equal weights (`uniform`), too; *on one target*: not without it",
+         "within": "*within 1 point*: shown to differ by less than a point",
+         "same runs": "*same runs*: FedAvg's very runs",
+         "received": "*as received*: the model that the server sends, with what a method keeps at the client",
+         "own models": "*own models*: each client's after its last local training, FedAvg's too"}
+
+
 def measured(*methods):
-    "DataFrame of what some methods reached in each setting of the comparison, as published in reports/comparison."
+    """DataFrame of what some methods reached in each setting of the comparison, as published in reports/comparison.
+
+    In a page it first shows, folded, what its words mean."""
+    from IPython.display import Markdown, display
     rows = pd.read_csv(root()/"reports"/"comparison"/"gains.csv", keep_default_na=False, na_values=[""])
     rows = rows[rows.method.str.partition(" (")[0].isin(methods)]
     gains = [f"{line.gain:+.1f} [{line.low:+.1f}, {line.high:+.1f}]" for line in rows.itertuples()]
@@ -31,6 +48,9 @@ def measured(*methods):
     shown["gain, points [95 %]"] = gains
     shown["by target"] = rows.by_target
     repetitions = rows.stands_on.str.removesuffix(" repetitions")
+    said = " ".join([*rows.verdict, *rows.situation])
+    words = "\n".join(f"- {text}" for word, text in WORDS.items() if word in said)
+    display(Markdown(f"<details><summary>The words of this table</summary>\n\n{words}\n\n</details>"))
     return shown.assign(verdict=rows.verdict, repetitions=repetitions).reset_index(drop=True)
 
 
