@@ -16,6 +16,26 @@ from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 from fdgnb.federation.shared import remember
 
+# %% ../../nbs/methods/10_contrast.ipynb #cont0012
+def model_contrast(z, near, far, tau):
+    "MOON's Eq. 3: features (N, d) of the trained, the global and the previous model -> a scalar."
+    return F.softplus((F.cosine_similarity(z, far) - F.cosine_similarity(z, near))/tau).mean()
+
+
+def freeze_copy(network, state=None):
+    "A copy of a network in evaluation mode, without gradients; with other weights where a `state` is given."
+    network = copy.deepcopy(network).eval().requires_grad_(False)
+    if state: network.load_state_dict(state)
+    return network
+
+
+def add_projection(model, width):
+    "The network with MOON's projection head behind its features, and a linear classifier."
+    d = model.feature_dim
+    model.features = chain(base=model.features, l1=nn.Linear(d, d), relu=nn.ReLU(), l2=nn.Linear(d, width))
+    model.head, model.feature_dim = nn.Linear(width, model.n_classes), width
+    return model
+
 # %% ../../nbs/methods/10_contrast.ipynb #cont0016
 @method("moon")
 class MOON(Method):
@@ -46,25 +66,18 @@ class MOON(Method):
         super().end(model, client)
         remember(client, "moon", model.features.state_dict())
 
-# %% ../../nbs/methods/10_contrast.ipynb #cont0012
-def freeze_copy(network, state=None):
-    "A copy of a network in evaluation mode, without gradients; with other weights where a `state` is given."
-    network = copy.deepcopy(network).eval().requires_grad_(False)
-    if state: network.load_state_dict(state)
-    return network
+# %% ../../nbs/methods/10_contrast.ipynb #cont0020
+def not_true(logits, y):
+    "Logits (N, C) without those of the labels (N,), or of the largest of (N, C): (N, C - 1)."
+    y = y if y.ndim == 1 else y.argmax(1)
+    others = F.one_hot(y, logits.shape[1]) == 0
+    return logits[others].view(len(logits), -1)
 
 
-def model_contrast(z, near, far, tau):
-    "MOON's Eq. 3: features (N, d) of the trained, the global and the previous model -> a scalar."
-    return F.softplus((F.cosine_similarity(z, far) - F.cosine_similarity(z, near))/tau).mean()
-
-
-def add_projection(model, width):
-    "The network with MOON's projection head behind its features, and a linear classifier."
-    d = model.feature_dim
-    model.features = chain(base=model.features, l1=nn.Linear(d, d), relu=nn.ReLU(), l2=nn.Linear(d, width))
-    model.head, model.feature_dim = nn.Linear(width, model.n_classes), width
-    return model
+def not_true_distillation(logits, teacher, y, tau=1.):
+    "FedNTD's distillation from a teacher's logits (N, C), the true class left out: a scalar."
+    log_q, log_g = (F.log_softmax(not_true(v, y)/tau, 1) for v in (logits, teacher))
+    return tau**2*(log_g.exp()*(log_g - log_q)).sum(1).mean()
 
 # %% ../../nbs/methods/10_contrast.ipynb #cont0023
 @method("fedntd")
@@ -84,34 +97,6 @@ class FedNTD(Method):
         with outputs_of(model) as logits: loss = super().loss(model, x, y, client)
         teacher = client.scratch["fedntd"](x)
         return loss + self.h.beta*not_true_distillation(logits[0], teacher, y, self.h.tau)
-
-# %% ../../nbs/methods/10_contrast.ipynb #cont0020
-def not_true(logits, y):
-    "Logits (N, C) without those of the labels (N,), or of the largest of (N, C): (N, C - 1)."
-    y = y if y.ndim == 1 else y.argmax(1)
-    others = F.one_hot(y, logits.shape[1]) == 0
-    return logits[others].view(len(logits), -1)
-
-
-def not_true_distillation(logits, teacher, y, tau=1.):
-    "FedNTD's distillation from a teacher's logits (N, C), the true class left out: a scalar."
-    log_q, log_g = (F.log_softmax(not_true(v, y)/tau, 1) for v in (logits, teacher))
-    return tau**2*(log_g.exp()*(log_g - log_q)).sum(1).mean()
-
-# %% ../../nbs/methods/10_contrast.ipynb #cont0030
-@method("feddecorr")
-class FedDecorr(Method):
-    "Decorrelate the features over the batch, against dimensional collapse."
-    paper = "Shi et al., FedDecorr, ICLR 2023"
-    tune = {"beta": (.03, .1, .3)}
-    class Hyper:
-        variant: str = variant()
-        beta: float = hp(.1, "weight of the penalty", low=0., source="released code; FedBR")
-        penalty: str = switch("mean squared correlation; or without the diagonal, times about N", paper="mean",
-                              released="sum", label="gradient times the batch size", source="Eq. 8")
-    def loss(self, model, x, y, client):
-        with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
-        return loss + self.h.beta*PENALTIES[self.h.penalty](z[0].flatten(1))
 
 # %% ../../nbs/methods/10_contrast.ipynb #cont0027
 def correlations(z, eps=1e-8):
@@ -134,3 +119,18 @@ def released_decorrelation(z):
 
 
 PENALTIES = dict(mean=decorrelation, sum=released_decorrelation)
+
+# %% ../../nbs/methods/10_contrast.ipynb #cont0030
+@method("feddecorr")
+class FedDecorr(Method):
+    "Decorrelate the features over the batch, against dimensional collapse."
+    paper = "Shi et al., FedDecorr, ICLR 2023"
+    tune = {"beta": (.03, .1, .3)}
+    class Hyper:
+        variant: str = variant()
+        beta: float = hp(.1, "weight of the penalty", low=0., source="released code; FedBR")
+        penalty: str = switch("mean squared correlation; or without the diagonal, times about N", paper="mean",
+                              released="sum", label="gradient times the batch size", source="Eq. 8")
+    def loss(self, model, x, y, client):
+        with outputs_of(model.features) as z: loss = super().loss(model, x, y, client)
+        return loss + self.h.beta*PENALTIES[self.h.penalty](z[0].flatten(1))

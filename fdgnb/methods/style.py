@@ -80,6 +80,32 @@ def make_banked(tag):
         def aggregate(self, server, uploads): super().aggregate(server, note_senders(server, tag, uploads))
     return Banked
 
+# %% ../../nbs/methods/15_style.ipynb #5717e021
+def draw_rows(bank, who, rng):
+    "Random rows of a list of tensors: row i comes from bank[who[i]]."
+    sizes = torch.tensor([len(b) for b in bank], device=who.device)
+    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
+    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
+    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
+
+
+def pool_style(maps, eps):
+    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
+    n = first = second = 0.
+    for x in maps:
+        x = x.double().transpose(0, 1).flatten(1)
+        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
+    mean = first/n
+    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
+
+
+def images_only(name, client, channels=None):
+    "FdgnbError where a client's samples are no images, or have other `channels`."
+    shape = client.splits["train"].shape
+    if len(shape) != 3 or channels not in (None, shape[0]):
+        want = f"images of {channels} channels" if channels else "images (C, H, W)"
+        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
+
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
 class CCST(make_banked("stats.ccst")):
@@ -130,32 +156,6 @@ class CCST(make_banked("stats.ccst")):
         z, style = encode(x, self.h.ccst_space, client), draw_rows(bank, (view - 1).clamp(min=0), rng)
         new = decode(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
         return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
-
-# %% ../../nbs/methods/15_style.ipynb #5717e021
-def draw_rows(bank, who, rng):
-    "Random rows of a list of tensors: row i comes from bank[who[i]]."
-    sizes = torch.tensor([len(b) for b in bank], device=who.device)
-    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
-    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
-    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
-
-
-def pool_style(maps, eps):
-    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
-    n = first = second = 0.
-    for x in maps:
-        x = x.double().transpose(0, 1).flatten(1)
-        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
-    mean = first/n
-    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
-
-
-def images_only(name, client, channels=None):
-    "FdgnbError where a client's samples are no images, or have other `channels`."
-    shape = client.splits["train"].shape
-    if len(shape) != 3 or channels not in (None, shape[0]):
-        want = f"images of {channels} channels" if channels else "images (C, H, W)"
-        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
 
 # %% ../../nbs/methods/15_style.ipynb #5717e051
 FILES = "vgg_normalised.pth", "decoder.pth"
