@@ -133,7 +133,7 @@ def fit(
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
     groups: dict | str | None = None,           # by domain, a name per sample, as of its patient: each group goes into
-                                                # one part; or the loader's option, as an expression r"(.+)_"
+                                                # one part; or the loader's option, as r"([^/]+)_\d+\."
     split: dict | str | None = None,            # your own parts by domain: the rows of train, val and test, or a part's
                                                 # name per sample; or the loader's option
     select: str | list | None = None,           # metrics, by each of which a round is selected too, as macro_f1
