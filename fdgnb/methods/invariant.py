@@ -224,7 +224,7 @@ def mean_head_gradient(model, batches, n):
 @method("fedadg")
 class FedADG(Method):
     "Features that a local discriminator cannot tell, class by class, from those of a shared generator."
-    paper, averages = "Zhang et al., FedADG, arXiv 2109.00487", ("model", "stats.fedadg")
+    paper, averages = "Zhang et al., FedADG, arXiv 2111.10487", ("model", "stats.fedadg")
     tune = {"adg_lam": (.05, .15, .5)}
     single_label = True
     class Hyper:
