@@ -313,7 +313,7 @@ MARK = "<!-- made from studies.toml -->"
 def write_plan(studies, limit=LIMIT):
     "The studies in their order with what they cost, as Markdown."
     lines = ["| order | setting | methods, targets, repetitions | rounds: trial, full | trials | "
-             f"core hours: all, first {FIRST}, their sum | smallest gain |",
+             f"core hours: all, first {FIRST}, running total of these | smallest gain, points |",
              "|---:|---|---|---|---:|---|---|"]
     total = 0.
     for place, study in enumerate(studies, 1):
