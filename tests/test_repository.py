@@ -59,6 +59,7 @@ def test_a_module_gives_a_name_once():
 def test_examples_of_docstrings_run(tmp_path):
     "In an interpreter and a folder of their own, with fdgnb and what their module names; encoders are not asked for."
     shown = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in MODULES if ">>> " in file.read_text()]
+    assert "fdgnb.runs.fit" in shown
     code = f"""
 import doctest, importlib, fdgnb
 for name in {shown}:

@@ -17,7 +17,7 @@ from ..federation.compose import Sum, hyper_of, method_class
 from ..runs.plan import join_hyper
 from .execution import run
 from .grid import grid, parse_methods
-from .store import Store, results
+from .store import Planner, Store, results
 
 # %% ../../nbs/experiments/07_search.ipynb #9e413f61
 def range_of(f):
@@ -137,14 +137,15 @@ def search(
             try: make_grid({name: value})
             except FdgnbError as e: raise FdgnbError(f"range of {name}: {e}") from None
     usual = defaults_of(make_grid({}).plan.iloc[0], space)
-    store = store if isinstance(store, Store) else Store(store)
+    store, planner = store if isinstance(store, Store) else Store(store), Planner()
 
     def play_trial(values):
         "What a trial scores (`summarize_trial`), or {error}."
-        try:
-            runs = make_grid(values)
-            made = run(runs, store, jobs, work, progress=progress) if run_missing else results(runs, store)
-        except FdgnbError as e: return dict(error=str(e))                # values that do not go together, as an even dw
+        runs = make_grid(values)
+        if run_missing:
+            try: planner.check(runs.iloc[0])
+            except FdgnbError as e: return dict(error=str(e))            # FDSE's filters, for one, need odd sides
+        made = run(runs, store, jobs, work, progress=progress) if run_missing else results(runs, store)
         if not made.state.isin(["done", "failed"]).all():
             raise FdgnbError(f"a trial of {method!r} is not there: {echo(values or 'the default')}")
         if (made.state == "done").all(): return summarize_trial(made)

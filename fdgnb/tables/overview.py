@@ -24,12 +24,15 @@ def home(key):
 # %% ../../nbs/tables/03_overview.ipynb #overmeas01
 # {what a verdict or a situation has: what it means}
 WORDS = {"": "*gain*: over FedAvg, both at values that their searches chose; *repetitions*: of those planned",
-         "better": "*better*: after Holm's correction for all methods of the setting, at 5 %",
-         "worse": "*worse*: the same",
+         "better": "*better*: after Holm's correction for all methods tested together, at 5 %",
+         "worse": "*worse*: after Holm's correction for all methods tested together, at 5 %",
          "not shown": "*not shown*: no difference after that correction, even where the interval excludes 0; not the "
                       "same as equal",
          "strong": "*strong*: also in the round that validation selects",
-         "beyond": "*beyond weighting*: better than equal weights (`uniform`), too; *on one target*: not without it",
+         "beyond": "*beyond weighting*: better than equal weights (`uniform`), too; *on one target*: without one of the "
+                   "targets that is not shown",
+         "one target only": "*one target only*: without one of the targets no difference is shown",
+         "replicated": "*replicated*: better on at least two data sets",
          "within": "*within 1 point*: shown to differ by less than a point",
          "same runs": "*same runs*: FedAvg's very runs",
          "received": "*as received*: the model that the server sends, with what a method keeps at the client",
