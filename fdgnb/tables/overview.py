@@ -29,8 +29,8 @@ WORDS = {"": "*gain*: over FedAvg, both at values that their searches chose; *re
          "not shown": "*not shown*: no difference after that correction, even where the interval excludes 0; not the "
                       "same as equal",
          "strong": "*strong*: also in the round that validation selects",
-         "beyond": "*beyond weighting*: better than equal weights (`uniform`), too; *on one target*: without one of the "
-                   "targets that is not shown",
+         "beyond": "*beyond weighting*: better than equal weights (`uniform`), too; *on one target*: without one of "
+                   "the targets that is not shown",
          "one target only": "*one target only*: without one of the targets no difference is shown",
          "replicated": "*replicated*: better on at least two data sets",
          "within": "*within 1 point*: shown to differ by less than a point",
