@@ -133,21 +133,24 @@ def fit(
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
     groups: dict | str | None = None,           # by domain, a name per sample, as of its patient: each group goes into
-                                                # one part; or the loader's option, as r"([^/]+)_\d+\."
+                                                # one part; or the loader's option, as `r"([^/]+)_\d+\."`
     split: dict | str | None = None,            # your own parts by domain: the rows of train, val and test, or a part's
                                                 # name per sample; or the loader's option
     select: str | list | None = None,           # metrics, by each of which a round is selected too, as macro_f1
     callbacks: list = (),                       # functions f(run, rows), or of fdgnb.runs.callbacks; after each round
-    hyper: dict | None = None,                  # options; a name may say of which summand: {"fedprox.mu": .1}
-    **options,                                  # fields of `Settings` and of the method's own `Hyper`
+    hyper: dict | None = None,                  # options; a name may say of which summand: `{"fedprox.mu": .1}`
+    **options,                                  # lr, batch_size, local_epochs, backbone and all of `Settings`; those of
+                                                # the method's own `Hyper`
 ) -> Run:                                       # trained: run.table(), run.predict(files), run.save()
     """Run a federated method; bad input is an FdgnbError of one line before any work.
 
     Named data sets have a default target. For your own data, name one, or pass `None` to train in-domain. A folder is
     resumed with the same arguments and versions, or with more rounds. A callback that returns True stops the run and
     prints why (`run.reason`); if the run is already finished, callbacks are not called.
-    >>> fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
-    Run(fedavg on digits, target blended, seed 0, 1 of 1 rounds)"""
+    >>> run = fdgnb.fit("fedprox", "digits", target="blended", rounds=1, limit=100, lr=.05, hyper=dict(mu=.1))
+    >>> run
+    Run(fedprox on digits, target blended, seed 0, 1 of 1 rounds)
+    >>> table = run.table()"""
     how = read_playing(dict(out=out, engine=engine, workers=workers, checkpoint_every=checkpoint_every,
                             progress=progress, resume=resume, select=select, callbacks=callbacks))
     made = plan(method, dataset, target, rounds, seed, protocol=protocol, scale=scale, device=device, groups=groups,
