@@ -137,7 +137,8 @@ def search(
             try: make_grid({name: value})
             except FdgnbError as e: raise FdgnbError(f"range of {name}: {e}") from None
     usual = defaults_of(make_grid({}).plan.iloc[0], space)
-    store, planner = store if isinstance(store, Store) else Store(store), Planner()
+    store = store if isinstance(store, Store) else Store(store)
+    planner = Planner()
 
     def play_trial(values):
         "What a trial scores (`summarize_trial`), or {error}."

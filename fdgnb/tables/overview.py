@@ -22,10 +22,9 @@ def home(key):
     return page[1] if page else ""
 
 # %% ../../nbs/tables/03_overview.ipynb #overmeas01
-# {what a verdict or a situation has: what it means}
-WORDS = {"": "*gain*: over FedAvg, both at values that their searches chose; *repetitions*: of those planned",
-         "better": "*better*: after Holm's correction for all methods tested together, at 5 %",
-         "worse": "*worse*: after Holm's correction for all methods tested together, at 5 %",
+GAIN = "*gain*: over FedAvg, both at values that their searches chose; *repetitions*: of those planned"
+DIFFER = "*better*, *worse*: after Holm's correction for all methods tested together, at 5 %"
+WORDS = {"better": DIFFER, "worse": DIFFER,
          "not shown": "*not shown*: no difference after that correction, even where the interval excludes 0; not the "
                       "same as equal",
          "strong": "*strong*: also in the round that validation selects",
@@ -52,7 +51,8 @@ def measured(*methods):
     shown["by target"] = rows.by_target
     repetitions = rows.stands_on.str.removesuffix(" repetitions")
     said = " ".join([*rows.verdict, *rows.situation])
-    words = "\n".join(f"- {text}" for word, text in WORDS.items() if word in said)
+    meant = [GAIN, *dict.fromkeys(text for word, text in WORDS.items() if word in said)]
+    words = "\n".join(f"- {text}" for text in meant)
     display(Markdown(f"<details><summary>The words of this table</summary>\n\n{words}\n\n</details>"))
     return shown.assign(verdict=rows.verdict, repetitions=repetitions).reset_index(drop=True)
 
