@@ -32,7 +32,7 @@ class ByLoss(Method):
         uploads = clip_losses(server, uploads)
         return share_out(server, uploads, self._shares(server, uploads))
 
-
+# %% ../../nbs/methods/08_reweighting.ipynb #bylosshlp1
 def clip_losses(server, uploads, key="scalars.reweighting.loss"):
     """The uploads, their losses at most `FAR` times the others' median, or ln C and 1 where these are more.
 
@@ -183,7 +183,7 @@ def direction_masks(server, uploads, name, moves, tau):
         masks.append((agrees > tau).to(d.dtype))
     return torch.stack(masks)
 
-# %% ../../nbs/methods/08_reweighting.ipynb #healfn01
+
 def own_weights(server, uploads):
     "{k: weight} that FedHEAL keeps for who sent an upload."
     kept = server.state["fedheal.clients"][0]
