@@ -144,8 +144,8 @@ def fit(
 ) -> Run:                                       # trained: run.table(), run.predict(files), run.save()
     """Train a federated method on a data set and return the `Run`: scores, models and costs.
 
-    For your own data name a `target`, or `None` to train in-domain, on all domains. The same call, or more rounds,
-    resumes the folder `out`. Raises `FdgnbError` on bad input, before any work, and if the loss diverges.
+    For your own data name a `target`, or `None` to train in-domain, on all domains. The same call resumes the
+    folder `out`, also to more rounds. Raises `FdgnbError` on bad input, before any work, and if the loss diverges.
     >>> run = fdgnb.fit("fedprox", "digits", target="blended", rounds=1, limit=100, lr=.05, hyper=dict(mu=.1))
     >>> run
     Run(fedprox on digits, target blended, seed 0, 1 of 1 rounds)
