@@ -30,7 +30,7 @@ html_favicon = "static/favicon.svg"
 html_context = {"default_mode": "auto"}
 html_title = html_short_title = "fdgnb"
 html_static_path = ["static", "../_docs/source/_static"]             # the second: MathJax, DataTables
-html_css_files = ["site.css"]
+html_css_files, html_js_files = ["site.css"], [("phone.js", {"defer": "defer"})]
 html_search_scorer = str(Path(__file__).resolve().parent/"static"/"scorer.js")
 html_theme_options = {
     "home_page_in_toc": False, "show_navbar_depth": 1, "collapse_navbar": True, "show_toc_level": 2,

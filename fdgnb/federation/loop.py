@@ -27,11 +27,10 @@ class Method:
 
     - `model`: the client's network, an nn.Module
     - `client`, `server`: a `Client`, a `Server`; what is to last goes into their `state`, never onto the method
-    - `k`: the id of a client
+    - `k`: the id of a client; `rng`: the torch.Generator from which alone a hook draws
     - `download`, `upload`: a payload, {key: tensor}; `tagged` makes keys like stats.mine.c, `part` takes them out
     - `uploads`: pairs (k, upload), to be read once: list(uploads) keeps them
     - `x`, `y`: a batch, float32 (B, C, H, W) or (B, D), and its labels, int64 (B,) or float32 (B, C)
-    - `rng`: the torch.Generator from which alone a hook draws
 
     `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the code does not.
     >>> class Equal(fdgnb.Method):
@@ -39,7 +38,8 @@ class Method:
     >>> fdgnb.fit(Equal, "digits", target="blended", rounds=1, limit=100)
     Run(equal on digits, target blended, seed 0, 1 of 1 rounds)"""
     version = 1                                    # raised when what it computes changes, so that old records are stale
-    name, paper, kinds = "", "", {}
+    paper = ""                                     # whose it is: authors, venue and year, as `list_methods()` shows
+    name, kinds = "", {}
     averages = ("model",)                          # the parts of an upload that `aggregate` averages
     uses_rounds = ""                               # why rounds cannot be added to a run
     uses_target = False                            # needs unlabeled target samples: `server.public`
