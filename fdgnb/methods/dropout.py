@@ -15,46 +15,6 @@ from fdgnb.models import Dropout
 from fdgnb.federation.loop import Method
 from fdgnb.federation.compose import method
 
-# %% ../../nbs/methods/12_dropout.ipynb #drop0008
-DENSE = nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Dropout, Dropout, nn.Identity
-
-
-def hidden_units(model):
-    """[(names of the layers whose rows are hidden units, name of the linear layer that reads them)].
-
-    Of the network itself: features and head, where it has these, without what a method put beside them."""
-    own = [n for n, _ in model.named_children() if n in ("features", "head")]
-    mine = lambda n: not own or n.split(".")[0] in own
-    leaves = [(n, m) for n, m in model.named_modules() if not len(list(m.children())) and mine(n)]
-    end = []
-    while leaves and isinstance(leaves[-1][1], DENSE): end.insert(0, leaves.pop())
-    at = [i for i, (_, m) in enumerate(end) if isinstance(m, nn.Linear)]
-    rows = lambda i, j: [n for n, m in end[i:j] if isinstance(m, (nn.Linear, nn.BatchNorm1d))]
-    read = lambda i, j: end[i][1].out_features == end[j][1].in_features
-    return [(rows(i, j), end[j][0]) for i, j in zip(at, at[1:]) if read(i, j)]
-
-
-def rates_for(p, K):
-    "FdgnbError where p are not probabilities below 1, one or K of them."
-    if len(p) in (1, K) and all(isinstance(v, (int, float)) and 0 <= v < 1 for v in p): return
-    raise FdgnbError(f"rates={p!r}: wanted one number, or {K}, each at least 0 and below 1")
-
-# %% ../../nbs/methods/12_dropout.ipynb #drop0012
-def drop(model, rows, reader, p, rng):
-    "Drop hidden units with probability p: (handle of the pre-hook that does, mask (n,) of the dropped)."
-    layer = model.get_submodule(reader)
-    keep = torch.rand(layer.in_features, generator=rng) >= p
-    scaled = lambda m, x, mask=keep/(1 - p): (x[0]*mask.to(x[0]),)
-    return layer.register_forward_pre_hook(scaled), ~keep
-
-# %% ../../nbs/methods/12_dropout.ipynb #dropback1
-def put_back(model, before, rows, reader, dropped):
-    "Set a network's dropped units, (n,) bool, back to their values in the state `before`, in place."
-    state = model.state_dict()
-    for k in (k for k in state if k.rpartition(".")[0] in rows and state[k].ndim):
-        state[k][dropped] = before[k][dropped]
-    state[f"{reader}.weight"][:, dropped] = before[f"{reader}.weight"][:, dropped]
-
 # %% ../../nbs/methods/12_dropout.ipynb #dropcls1
 @method("feddrop")
 class FedDrop(Method):
@@ -92,3 +52,43 @@ class FedDrop(Method):
             handle.remove()
             put_back(model, *units)
         super().end(model, client)
+
+# %% ../../nbs/methods/12_dropout.ipynb #drop0012
+def drop(model, rows, reader, p, rng):
+    "Drop hidden units with probability p: (handle of the pre-hook that does, mask (n,) of the dropped)."
+    layer = model.get_submodule(reader)
+    keep = torch.rand(layer.in_features, generator=rng) >= p
+    scaled = lambda m, x, mask=keep/(1 - p): (x[0]*mask.to(x[0]),)
+    return layer.register_forward_pre_hook(scaled), ~keep
+
+# %% ../../nbs/methods/12_dropout.ipynb #drop0008
+DENSE = nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Dropout, Dropout, nn.Identity
+
+
+def hidden_units(model):
+    """[(names of the layers whose rows are hidden units, name of the linear layer that reads them)].
+
+    Of the network itself: features and head, where it has these, without what a method put beside them."""
+    own = [n for n, _ in model.named_children() if n in ("features", "head")]
+    mine = lambda n: not own or n.split(".")[0] in own
+    leaves = [(n, m) for n, m in model.named_modules() if not len(list(m.children())) and mine(n)]
+    end = []
+    while leaves and isinstance(leaves[-1][1], DENSE): end.insert(0, leaves.pop())
+    at = [i for i, (_, m) in enumerate(end) if isinstance(m, nn.Linear)]
+    rows = lambda i, j: [n for n, m in end[i:j] if isinstance(m, (nn.Linear, nn.BatchNorm1d))]
+    read = lambda i, j: end[i][1].out_features == end[j][1].in_features
+    return [(rows(i, j), end[j][0]) for i, j in zip(at, at[1:]) if read(i, j)]
+
+
+def rates_for(p, K):
+    "FdgnbError where p are not probabilities below 1, one or K of them."
+    if len(p) in (1, K) and all(isinstance(v, (int, float)) and 0 <= v < 1 for v in p): return
+    raise FdgnbError(f"rates={p!r}: wanted one number, or {K}, each at least 0 and below 1")
+
+# %% ../../nbs/methods/12_dropout.ipynb #dropback1
+def put_back(model, before, rows, reader, dropped):
+    "Set a network's dropped units, (n,) bool, back to their values in the state `before`, in place."
+    state = model.state_dict()
+    for k in (k for k in state if k.rpartition(".")[0] in rows and state[k].ndim):
+        state[k][dropped] = before[k][dropped]
+    state[f"{reader}.weight"][:, dropped] = before[f"{reader}.weight"][:, dropped]

@@ -162,9 +162,6 @@ class Reference(nn.Module):
         self.raw = nn.Parameter(torch.ones(n_classes, dim))
         self.C = nn.Parameter(torch.ones([]))
 
-# %% ../../nbs/methods/13_invariant.ipynb #invar005
-L2R = dict(squared=.0005, plain=.01)                   # the weight of each norm: about the same penalty at the start
-
 # %% ../../nbs/methods/13_invariant.ipynb #97cad5d2
 @method("fediir")
 class FedIIR(Method):
@@ -359,3 +356,6 @@ def self_challenge(head, z, y, p, b):
         fall = (logits.softmax(1)*y).sum(1) - (head(z*keep).softmax(1)*y).sum(1)
         spared = fall < fall.quantile(1 - b)
         return (keep | spared[:, None]).to(z.dtype)
+
+# %% ../../nbs/methods/13_invariant.ipynb #invar005
+L2R = dict(squared=.0005, plain=.01)                   # the weight of each norm: about the same penalty at the start

@@ -191,8 +191,7 @@ def ensemble(logits):
 # %% ../../nbs/methods/09_personal.ipynb #pers0030
 def first_moments(model, x, normalize, size=256):
     "(name of the first BatchNorm, mean and variance (C,) of its input) over samples x as stored."
-    name, bn = next(iter(batchnorms(model).items()))
-    seen = []
+    (name, bn), seen = next(iter(batchnorms(model).items())), []
     handle = bn.register_forward_pre_hook(lambda m, z: seen.append(z[0].transpose(0, 1).flatten(1)))
     try:
         with torch.no_grad():
@@ -282,22 +281,9 @@ class PartialFed(Method):
 
     def begin(self, model, client, download):
         if self.h.strategy == "adaptive" and part(client.state, "partialfed"):
-            client.state["partialfedgates"] = self._gates(model, client)
+            client.state["partialfedgates"] = descend_gates(self, model, client)
             self.receive(model, client, tagged("model", client.scratch["partialfed"]))
         super().begin(model, client, download)
-
-    def _gates(self, model, client):
-        theta, own = client.scratch["partialfed"], part(client.state, "partialfed")
-        rng, size = client.rng("partialfed"), client.settings.batch_size
-        batches = index_batches(torch.randperm(client.n(), generator=rng), size)
-        def loss(s, idx):
-            x, y = client.take(idx)
-            return self.criterion(functional_call(model.eval(), mix_layers(theta, own, s), (x,)), y, client)
-        layers, a = batchnorms(model).values(), client.state["partialfedgates"]
-        for bn in layers: bn.forward = partial(normalize_by_statistics, bn)
-        try: return learn_gates(a, loss, batches, rng, self.h.gate_lr, self.h.temperature)
-        finally:
-            for bn in layers: del bn.forward
 
     def end(self, model, client):
         super().end(model, client)
@@ -334,3 +320,17 @@ def learn_gates(a, loss, batches, rng, lr, temperature):
         g, = torch.autograd.grad(loss(torch.sigmoid((a + u.logit())/temperature), batch), a)
         a = a - lr*g
     return a.detach()
+
+
+def descend_gates(method, model, client):
+    "Logits (L,) of a client after one pass over its samples, down the loss of the mixed network."
+    theta, own, rng = client.scratch["partialfed"], part(client.state, "partialfed"), client.rng("partialfed")
+    batches = index_batches(torch.randperm(client.n(), generator=rng), client.settings.batch_size)
+    def loss(s, idx):
+        x, y = client.take(idx)
+        return method.criterion(functional_call(model.eval(), mix_layers(theta, own, s), (x,)), y, client)
+    layers, a = batchnorms(model).values(), client.state["partialfedgates"]
+    for bn in layers: bn.forward = partial(normalize_by_statistics, bn)
+    try: return learn_gates(a, loss, batches, rng, method.h.gate_lr, method.h.temperature)
+    finally:
+        for bn in layers: del bn.forward

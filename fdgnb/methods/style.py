@@ -31,27 +31,6 @@ def with_style(x, style, eps):
     own, new = channel_style(x, eps)[..., None, None], style[..., None, None]
     return (x - own[:, 0])/own[:, 1]*new[:, 1] + new[:, 0]
 
-# %% ../../nbs/methods/15_style.ipynb #5717e011
-def center(shape, share):
-    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
-    h, w = shape[-2:]
-    b = int(min(h, w)*share)
-    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
-
-
-def amplitudes(x, share):
-    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
-    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
-
-
-def with_amplitudes(x, low, share, lam=1.):
-    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
-    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
-    a, at = f.abs(), center(x.shape, share)
-    a[at] = (1 - lam)*a[at] + lam*low
-    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
-    return x.contiguous(memory_format=torch.channels_last)
-
 # %% ../../nbs/methods/15_style.ipynb #styleb001
 def make_banked(tag):
     """A base class: each client offers `tag`.bank and finds the others' in `client.scratch[tag]`.
@@ -79,32 +58,6 @@ def make_banked(tag):
 
         def aggregate(self, server, uploads): super().aggregate(server, note_senders(server, tag, uploads))
     return Banked
-
-# %% ../../nbs/methods/15_style.ipynb #5717e021
-def draw_rows(bank, who, rng):
-    "Random rows of a list of tensors: row i comes from bank[who[i]]."
-    sizes = torch.tensor([len(b) for b in bank], device=who.device)
-    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
-    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
-    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
-
-
-def pool_style(maps, eps):
-    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
-    n = first = second = 0.
-    for x in maps:
-        x = x.double().transpose(0, 1).flatten(1)
-        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
-    mean = first/n
-    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
-
-
-def images_only(name, client, channels=None):
-    "FdgnbError where a client's samples are no images, or have other `channels`."
-    shape = client.splits["train"].shape
-    if len(shape) != 3 or channels not in (None, shape[0]):
-        want = f"images of {channels} channels" if channels else "images (C, H, W)"
-        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
 
 # %% ../../nbs/methods/15_style.ipynb #5717e05a
 @method("ccst")
@@ -156,6 +109,32 @@ class CCST(make_banked("stats.ccst")):
         z, style = encode(x, self.h.ccst_space, client), draw_rows(bank, (view - 1).clamp(min=0), rng)
         new = decode(a*with_style(z, style, 1e-5) + (1 - a)*z, x, self.h.ccst_space, client)
         return x.where(view[:, None, None, None] == 0, new).contiguous(memory_format=torch.channels_last), y
+
+# %% ../../nbs/methods/15_style.ipynb #5717e021
+def draw_rows(bank, who, rng):
+    "Random rows of a list of tensors: row i comes from bank[who[i]]."
+    sizes = torch.tensor([len(b) for b in bank], device=who.device)
+    u = torch.rand(len(who), generator=rng, device=rng.device).to(who.device)
+    at = (u*sizes[who]).long().minimum(sizes[who] - 1)
+    return torch.cat(bank)[(sizes.cumsum(0) - sizes)[who] + at]
+
+
+def pool_style(maps, eps):
+    "The channel style (1, 2, C) of all pixels of all of an iterable of maps (N, C, H, W) together."
+    n = first = second = 0.
+    for x in maps:
+        x = x.double().transpose(0, 1).flatten(1)
+        n, first, second = n + x.shape[1], first + x.sum(1), second + x.square().sum(1)
+    mean = first/n
+    return torch.stack([mean, (second/n - mean.square() + eps).sqrt()])[None].float()
+
+
+def images_only(name, client, channels=None):
+    "FdgnbError where a client's samples are no images, or have other `channels`."
+    shape = client.splits["train"].shape
+    if len(shape) != 3 or channels not in (None, shape[0]):
+        want = f"images of {channels} channels" if channels else "images (C, H, W)"
+        raise FdgnbError(f"{name} takes the style of {want}; these samples have the shape {shape}")
 
 # %% ../../nbs/methods/15_style.ipynb #5717e051
 FILES = "vgg_normalised.pth", "decoder.pth"
@@ -286,6 +265,27 @@ def record_statistics(server, owner, uploads):
     for k, upload in uploads:
         server.state |= tagged(f"{owner}.of.{k}", part(upload, f"stats.{owner}"))
         yield k, upload
+
+# %% ../../nbs/methods/15_style.ipynb #5717e011
+def center(shape, share):
+    "Slices of the frequencies up to b = share*min(H, W) of a shifted spectrum (..., H, W)."
+    h, w = shape[-2:]
+    b = int(min(h, w)*share)
+    return ..., slice(h//2 - b, h//2 + b + 1), slice(w//2 - b, w//2 + b + 1)
+
+
+def amplitudes(x, share):
+    "Amplitudes of images (N, C, H, W) on their low frequencies: (N, C, m, m)."
+    return torch.fft.fftshift(torch.fft.fft2(x).abs(), dim=(-2, -1))[center(x.shape, share)]
+
+
+def with_amplitudes(x, low, share, lam=1.):
+    "Images x (N, C, H, W) with (1 - lam) A(x) + lam low on the low frequencies. ELCFS, Eq. 2, corrected."
+    f = torch.fft.fftshift(torch.fft.fft2(x), dim=(-2, -1))
+    a, at = f.abs(), center(x.shape, share)
+    a[at] = (1 - lam)*a[at] + lam*low
+    x = torch.fft.ifft2(torch.fft.ifftshift(torch.polar(a, f.angle()), dim=(-2, -1))).real
+    return x.contiguous(memory_format=torch.channels_last)
 
 # %% ../../nbs/methods/15_style.ipynb #5717e04a
 @method("harmofl")
