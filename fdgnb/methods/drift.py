@@ -145,9 +145,9 @@ class FedDyn(Anchored):
 
 # %% ../../nbs/methods/06_drift.ipynb #6cfa55b8
 def step_reach(steps, momentum=0., eta_mu=0.):
-    """How far SGD carries a gradient of 1 in so many steps, in units of the learning rate: FedNova's ||a||_1.
+    """How far SGD carries a gradient of 1 in so many steps, in units of the learning rate: the sum of FedNova's a.
 
-    eta_mu: learning rate times the strength of a proximal term."""
+    eta_mu: learning rate times the strength of a proximal term. The sum is ||a||_1 while no a is negative."""
     a = v = 0.
     for _ in range(steps):
         v = momentum*v + 1 - eta_mu*a
