@@ -43,18 +43,18 @@ class FedDrop(Method):
     def begin(self, model, client, download):
         super().begin(model, client, download)
         p, rng = float(download["scalars.feddrop.p"]), client.rng("feddrop")
-        before = {k: v.clone() for k, v in model.state_dict().items()}
-        drops = [(*at, *drop(model, *at, p, rng)) for at in hidden_units(model)]
-        client.scratch["feddrop"] = [(handle, before, *at, mask) for *at, handle, mask in drops]
+        units = [(rows, reader, *drop(model, reader, p, rng)) for rows, reader in hidden_units(model)]
+        client.scratch["feddrop"] = {k: v.clone() for k, v in model.state_dict().items()}, units
 
     def end(self, model, client):
-        for handle, *units in client.scratch["feddrop"]:
+        before, units = client.scratch["feddrop"]
+        for rows, reader, handle, dropped in units:
             handle.remove()
-            put_back(model, *units)
+            put_back(model, before, rows, reader, dropped)
         super().end(model, client)
 
 # %% ../../nbs/methods/12_dropout.ipynb #drop0012
-def drop(model, rows, reader, p, rng):
+def drop(model, reader, p, rng):
     "Drop hidden units with probability p: (handle of the pre-hook that does, mask (n,) of the dropped)."
     layer = model.get_submodule(reader)
     keep = torch.rand(layer.in_features, generator=rng) >= p
