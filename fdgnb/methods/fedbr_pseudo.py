@@ -89,9 +89,9 @@ class PseudoHyper:
     proxy: str = hp("noise", "proxy data of a mixture: 'noise' or a data set", source="ours; Section 4.1: CIFAR10")
     refresh: str = switch("pseudo-data new each round, or once", paper="each", released="once",
                           label="pseudo-data once", source="Section 5.1; 4.1: optional")
-    begins: str = switch("clients send their first means: after the first round, or before it",
+    begins: str = switch("clients send their first means: after the first round (ours), or before it",
                          paper="after", released="before", label="pseudo-data from the first step",
-                         source="Algorithm 1; released: made before step 0")
+                         source="Algorithm 1: given before round 1; released: made before step 0")
     means: str = switch("a mean's samples: different ones, of each client in turn, or drawn with "
                         "replacement, of a random client", paper="different", released="replacement",
                         label="means drawn with replacement", source="Algorithm 2")

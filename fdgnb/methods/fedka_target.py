@@ -180,7 +180,7 @@ class Pulled(Ramped):
                                   "a step's batch", paper="many", released="batch",
                                   label="target's features by the step's batch", source="not said")
         exchange: str = hp("down", "the target's features go down, or the sources' features up",
-                           choices=("down", "up"), source="3.2.1")
+                           choices=("down", "up"), source="3.2.2, 3.2.4")
 
     def setup(self, server):
         super().setup(server)
