@@ -50,9 +50,9 @@ GUIDES = {"Write a method": "[Your own method](../add.ipynb), a round in code: [
 MEANT = re.compile(r"(``[^`]+``|`[^`\n]+`|\$[^\s$][^$\n]*\$)")
 FIRST = {}                                             # {class: the class whose entry shows its members}
 SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
-# in a docstring seldom the name
-WORDS = set("run table get results method load search grid show part confusion embedding".split())
-# of a page what holds no name to be linked: code, headings, links
+WORDS = set("run table get results method load search grid show part costs confusion embedding".split())  # seldom names
+# a piece of code that is a name or its call; of a page what holds none to be linked: blocks, headings, links
+NAMED = re.compile(r"(?<![`}])`(?:fdgnb\.(?:\w+\.)*)?(\w+)(?:\([^`<>]*\))?`(?!`)")
 NO_PROSE = re.compile(r"(```.*?```|~~~.*?~~~|^#[^\n]*|^ {4}[^\n]*|\[[^\]\n]*\]\([^)\n]*\))", re.S | re.M)
 
 
@@ -111,12 +111,12 @@ def refer(cells):
     "Link the first mention of each name of users in a page's prose to the reference."
     seen = set()
     def change(m):
-        is_first = m[1] in users() and m[1] not in seen and (m[1] not in WORDS or "fdgnb." in m[0])
-        if is_first: seen.add(m[1])
-        return link(*users()[m[1]], m[0].strip("`")) if is_first else m[0]
+        if m[1] not in users() or m[1] in seen or m[1] in WORDS and "fdgnb." not in m[0]: return m[0]
+        seen.add(m[1])
+        return link(*users()[m[1]], m[0].strip("`"))
     for cell in (c for c in cells if c["cell_type"] == "markdown"):
         parts = NO_PROSE.split(text_of(cell))
-        parts[::2] = [re.sub(r"(?<![`}])`(?:fdgnb\.)?(\w+)(?:\(\))?`(?!`)", change, p) for p in parts[::2]]
+        parts[::2] = [NAMED.sub(change, p) for p in parts[::2]]
         cell["source"] = "".join(parts)
 
 
