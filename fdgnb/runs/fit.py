@@ -123,7 +123,7 @@ def fit(
     seed: int = 0,                              # seed of all random numbers
     out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
     *,
-    protocol: str | None = None,                # of `PROTOCOLS`, beside which explicit arguments hold
+    protocol: str | None = None,                # of `PROTOCOLS`: a paper's values; explicit arguments override it
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
     device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
     engine: str = "threads",                    # what asks the clients: threads, or flower, in processes; the same bits
