@@ -7,17 +7,19 @@ import ast, inspect, json, re, textwrap
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from notebook_pages import ROOT, place, title_of
+from notebook_pages import ROOT, place, text_of, title_of
 
 PACKAGE = ROOT/"fdgnb"
 # {a page's name: (title, what one does with it, {section: "module names; module names"})}
 TASKS = {
     "train": ("Train", "One run: arguments, options, selection rules, records, callbacks.", {
-                  "Run and predict": "runs.fit fit Run",
-                  "Read a run from its folder": "runs.records load; runs.selected Kept; runs.records Saved costs",
+                  "Run and predict": "runs.fit fit Run; runs.records load; settings Settings",
+                  "Read a run from its folder": "runs.selected Kept; runs.records Saved costs",
                   "Fine-tune for a new site": "runs.finetune finetune Tuned",
-                  "Settings and protocols": "settings hp Settings; runs.protocols PROTOCOLS",
-                  "Networks": "models MODELS get",
+                  "Pictures and tables": "runs.metrics show traffic; runs.plots sample_sheet clients_plot "
+                                         "overview_plot curves_plot confusion embedding ledger_plot domain_bars",
+                  "Protocols": "runs.protocols PROTOCOLS",
+                  "Networks": "models MODELS get add_backbone",
                   "Score and select rounds": "runs.metrics METRICS RULES rules_table",
                   "Watch a run": "runs.callbacks Callback Metrics Patience TensorBoard WandB MLflow",
                   "Errors": "core FdgnbError"}),
@@ -29,7 +31,10 @@ TASKS = {
         "Change training images": "data.augment AUGMENTATIONS",
         "Make clients of domains": "data.partitions PARTITIONS"}),
     "methods": ("Methods", "What a method is made of, and the options of every method.", {
-        "Write a method": "federation.loop Method Client Server; federation.compose method helper list_methods",
+        "Write a method": "federation.loop Method Client Server; settings hp; federation.compose method helper "
+                          "list_methods; runs.imports import_modules",
+        "Kit": "models outputs_of change_outputs; vectors tagged part weighted_mean; methods.testtime reestimate; "
+               "methods.personal group_by_layer; methods.style channel_style with_style",
         "The five systems": "methods.fedsb FedSB; methods.ga GA; methods.fedka FedKA; methods.fedbr FedBR; "
                             "methods.fdse FDSE"}),
     "compare": ("Compare", "Grids of runs, stores, tables and statistics.", {
@@ -39,11 +44,16 @@ TASKS = {
     "deploy": ("Deploy", "The same run on other machines, over Flower.", {
         "Set up and run a federation": "flower.commands make_federation make_key start_server start_site "
                                        "run_federated"})}
+GUIDES = {"Write a method": "[Your own method](../add.ipynb), a round in code: [The loop](../federation/01_loop.ipynb)",
+          "Run and predict": "[One run](../run.ipynb), [Your own data](../own_data.ipynb)"}
 # what a docstring means as code or as mathematics, and what Markdown would read into the rest of it
 MEANT = re.compile(r"(``[^`]+``|`[^`\n]+`|\$[^\s$][^$\n]*\$)")
 FIRST = {}                                             # {class: the class whose entry shows its members}
 SPECIAL = re.compile(r"([\\*_<>\[\]$#|~{}^])")
-WORDS = {"run", "table", "get", "results", "method", "load", "search", "grid"}   # in a docstring seldom the name
+WORDS = set("run table get results method load search grid show part costs confusion embedding".split())  # seldom names
+# a piece of code that is a name or its call; of a page what holds none to be linked: blocks, headings, links
+NAMED = re.compile(r"(?<![`}])`(?:fdgnb\.(?:\w+\.)*)?(\w+)(?:\([^`<>]*\))?`(?!`)")
+NO_PROSE = re.compile(r"(```.*?```|~~~.*?~~~|^#[^\n]*|^ {4}[^\n]*|\[[^\]\n]*\]\([^)\n]*\))", re.S | re.M)
 
 
 def value_of(name, module): return getattr(import_module(module), name, None)
@@ -95,6 +105,19 @@ def coded(text):
     "A piece in backquotes, which leads to the name that it is."
     name = re.sub(r"^fdgnb\.|\(\)$", "", text.strip("`"))
     return link(*users()[name], text.strip("`")) if name in users() and name not in WORDS else text
+
+
+def refer(cells):
+    "Link the first mention of each name of users in a page's prose to the reference."
+    seen = set()
+    def change(m):
+        if m[1] not in users() or m[1] in seen or m[1] in WORDS and "fdgnb." not in m[0]: return m[0]
+        seen.add(m[1])
+        return link(*users()[m[1]], m[0].strip("`"))
+    for cell in (c for c in cells if c["cell_type"] == "markdown"):
+        parts = NO_PROSE.split(text_of(cell))
+        parts[::2] = [NAMED.sub(change, p) for p in parts[::2]]
+        cell["source"] = "".join(parts)
 
 
 def public(tree):
@@ -176,15 +199,15 @@ def attributes(found):
 def hooks(node, tree):
     "A table of the hooks of `Method`, each with its return's comment and, at the end of its docstring, who calls it."
     from fdgnb.federation.compose import METHODS
-    five, rows = [n for _, n in chosen("methods")["The five systems"]], []
-    classes = {METHODS.get(k).__name__: METHODS.get(k) for k in METHODS.names()}
-    by_fame = sorted((n for n in classes if not hasattr(classes[n], "parts")), key=lambda n: n not in five)
+    every, rows = [c for c in map(METHODS.get, METHODS.names()) if not hasattr(c, "parts")], []
+    every.sort(key=lambda c: len(inspect.getsource(c)))
     for n in (n for n in node.body if isinstance(n, ast.FunctionDef) and ast.get_docstring(n)):
         does, _, called = ast.get_docstring(n).partition(" Called ")
-        by = [link(classes[c].__module__, c) for c in by_fame if n.name in vars(classes[c])][:3]
+        by = [link(c.__module__, c.__name__) for c in every if n.name in vars(c)]
+        by[3:] = [f"{len(by) - 3} more"]*(len(by) > 3)
         gets = ", ".join(f"`{a.arg}`" for a in n.args.args[1:])
         row = [link(tree.module, f"Method.{n.name}", n.name), plain(does), gets, comment(n.lineno, tree) or "nothing"]
-        rows.append([*row, plain(called).rstrip("."), ", ".join(by)])
+        rows.append([*row, plain(called).rstrip("."), ", ".join(by) or "none here"])
     return table_of(["hook", "what it does", "gets", "returns", "called", "overridden by"], rows)
 
 
@@ -311,9 +334,8 @@ def face():
     return {f"fdgnb.{module}.{name}": f"fdgnb.{name}" for name, module in value_of("_where", "fdgnb").items()}
 
 
-def said_first(doc):
-    text = re.split(r"\n\n|\n>>>", doc)[0].replace("\n", " ")                     # the first sentence of a docstring
-    return plain(re.split(r"(?<=\w[.;]) |(?<=\w:) (?![^{]*})", text)[0]).rstrip(":;")
+def said_first(doc):                                                                # its first sentence
+    return plain(re.split(r"\n\n|\n>>>|(?<=\w[.;])\s", doc)[0].replace("\n", " ")).rstrip(":;")
 
 
 def names_table(names):
@@ -346,7 +368,8 @@ def name_page(task, section, module, name):
     how = "import fdgnb" if full else f"from {module} import {name}"
     also = names_table([pair for pair in chosen(task)[section] if pair != (module, name)])
     mark = mark_of(module)*(not rest_of(module) and next(iter(documented(module))) == name)     # of no module_page
-    return page(full or f"{module}.{name}", f"`{how}` · [{TASKS[task][0]}]({task}.md): {section}", "",
+    guide = f" · How to: {GUIDES[section]}" if section in GUIDES else ""
+    return page(full or f"{module}.{name}", f"`{how}` · [{TASKS[task][0]}]({task}.md): {section}{guide}", "",
                 mark, entry(name, module), "## See also", also, f"The notebook: {said_by(module)}.\n")
 
 

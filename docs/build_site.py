@@ -37,16 +37,17 @@ EXECUTED = {"tables/02_fidelity": "fidelity/fidelity", "tables/16_ours": "compar
             "tables/15_fdse": "papers/fdse/fdse"}
 
 
+def stem_of(page): return page.relative_to(NBS).with_suffix("").as_posix()                  # as methods/05_fdse
+def parts_of(page, pages): return [p for p in pages if whole_of(p, pages) == page]          # in reading order
+def without_suffix(path): return path.removesuffix(".ipynb").removesuffix(".md")
+def room_path(room): return "core.md" if room == "core" else f"{room}/index.md"
+
+
 def notebooks(folder):
     "{path: notebook} of all notebooks below a folder, in reading order."
     found = [p for p in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
     read = {p: read_notebook(p) for p in found}
     return {p: read[p] for p in sorted(found, key=lambda p: reading_order(p, read))}
-
-
-def stem_of(page):
-    "A page below nbs/ without its suffix, as methods/05_fdse."
-    return page.relative_to(NBS).with_suffix("").as_posix()
 
 
 def read_notebook(path):
@@ -95,14 +96,6 @@ def toctree(entries, caption=""):
     return "\n".join([*head, "", *entries, "```", ""])
 
 
-def without_suffix(path): return path.removesuffix(".ipynb").removesuffix(".md")
-
-
-def parts_of(page, pages):
-    "The parts of a page, in reading order."
-    return [p for p in pages if whole_of(p, pages) == page]
-
-
 def contents_of(page, pages):
     "The table of contents of a page with parts; '' of one without."
     parts = [p.stem for p in parts_of(page, pages)]
@@ -129,9 +122,6 @@ def room_page(room, pages, nbs):
         lines += [f"[{title}]({place(p).removeprefix(here)})", f": {quotation}", ""]
     further = [p for p in pages if stem_of(p) not in (*LEARN, *RESULTS)]
     return UNSEARCHED + "\n".join([*lines, toctree([without_suffix(place(p).removeprefix(here)) for p in further])])
-
-
-def room_path(room): return "core.md" if room == "core" else f"{room}/index.md"
 
 
 def internals_page(found):
@@ -162,6 +152,7 @@ def sources():
     "{path below the site's sources: text, or the file to copy} of the whole site."
     nbs, used = notebooks(NBS), set()
     pages = {path: page_of(nb, path, api_pages.modules(), used) for path, nb in nbs.items()}
+    for page in pages.values(): api_pages.refer(page["cells"])
     found = rooms(nbs)
     out = {room_path(r): room_page(r, ps, nbs) for r, ps in found.items()} | {INTERNALS: internals_page(found)}
     out |= {ALL_METHODS: methods_page.page()} | api_pages.pages() | results_page.pages(used=used)

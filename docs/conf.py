@@ -1,6 +1,5 @@
 """Sphinx's settings for the site; build_site.py names the sources (_docs/source) and the result."""
-import re
-import sys
+import re, sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

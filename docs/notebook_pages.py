@@ -4,7 +4,7 @@ Directives (`#| export`) are taken out, `#| hide` cells go, `#| fig-cap` becomes
 display equations stand on lines of their own, and links lead to where the site has their target. Code that is
 exported, that checks and that shows something gets a tag each, which static/site.css tells apart.
 """
-import os, re
+import os, re, textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +17,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def text_of(cell): return "".join(cell["source"])
+def is_picture(output): return any(k.startswith("image/") for k in output.get("data", {}))
+def wrapped(line): return line if "  " in line else textwrap.fill(line, 110, break_long_words=False)     # of no table
 
 
 def outside_code(text, change):
@@ -121,6 +123,7 @@ def shown(output, page=ROOT/"page"):
     data = output.get("data", {})
     if WIDGET in data:
         return dict(output, data={k: v for k, v in data.items() if k != WIDGET}) if is_picture(output) else None
+    if "text" in output: output = dict(output, text="\n".join(map(wrapped, "".join(output["text"]).split("\n"))))
     if "text/html" not in data: return output
     html = re.sub(r'<table id="T_', '<table class="dataframe" id="T_', "".join(data["text/html"]))
     def to_page(m):
@@ -128,9 +131,6 @@ def shown(output, page=ROOT/"page"):
         return m[0] if found is None else f'href="{re.sub(r"[.](ipynb|md)(?=#|$)", ".html", to)}"'
     html = re.sub(r'href="([^"]+\.ipynb(?:#[^"]*)?)"', to_page, html)
     return dict(output, data=data | {"text/html": html})
-
-
-def is_picture(output): return any(k.startswith("image/") for k in output.get("data", {}))
 
 
 def folded_title(source):

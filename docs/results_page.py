@@ -18,12 +18,14 @@ STATES = ("reproduced", "not reproduced", "not run")
 
 # ---- files
 
+def as_written(file, used): return linked(file.read_text(), file, used) if file.exists() else ""
+def read_if(file): return read(file) if file.exists() else pd.DataFrame()
+def on_site(file, folder): return f"/{FILES}/reports/{file.relative_to(folder).as_posix()}"
+
+
 def read(file):
     "A table as it is written; a first column without a name holds the methods."
     return pd.read_csv(file, dtype=str, keep_default_na=False).rename(columns={"Unnamed: 0": "method"})
-
-
-def read_if(file): return read(file) if file.exists() else pd.DataFrame()
 
 
 def studies(folder):
@@ -38,9 +40,6 @@ def beside(stem, folder, suffixes=(".csv", ".md", ".tex", ".ipynb", ".json")):
     return " · ".join(f"{{download}}`{f.name} <{on_site(f, folder)}>`" for f in there)
 
 
-def on_site(file, folder): return f"/{FILES}/reports/{file.relative_to(folder).as_posix()}"
-
-
 def copies(folder=REPORTS):
     "{place below the site's sources: file} of all that the pages link to or show; single records are left out."
     found = [p for p in sorted(folder.rglob("*")) if p.suffix in (".csv", ".md", ".tex", ".png", ".json", ".ipynb")]
@@ -52,6 +51,10 @@ def copies(folder=REPORTS):
 # ---- text
 
 def raw(html): return f"```{{raw}} html\n{html}\n```\n"
+def caption(text): return f":::{{container}} caption\n{text}\n:::"
+def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) for stem in stems)))
+def counted(n, one, many=""): return f"{n:,} {one if n == 1 else many or one + 's'}"
+def identifier(path): return re.sub(r"\W+", "-", path).strip("-")
 
 
 def words(name):
@@ -65,12 +68,6 @@ def listed(items, most=8):
     items = [str(i) for i in items]
     if len(items) > most: items = [*items[:most - 1], f"{len(items) - most + 1} more"]
     return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
-
-
-def counted(n, one, many=""): return f"{n:,} {one if n == 1 else many or one + 's'}"
-
-
-def identifier(path): return re.sub(r"\W+", "-", path).strip("-")
 
 
 def table(frame, name, filters=(), length=10, code=(), hidden=()):
@@ -118,11 +115,6 @@ def picture(file, folder, alt):
     "A figure, if it is there."
     return f"```{{image}} {on_site(file, folder)}\n:alt: {alt}\n:class: figure\n```\n" if file.exists() else ""
 
-
-def caption(text): return f":::{{container}} caption\n{text}\n:::"
-
-
-def links(stems, folder): return " · ".join(filter(None, (beside(stem, folder) for stem in stems)))
 
 # ---- fidelity
 
@@ -381,11 +373,6 @@ def measured(folder, used):
         parts += [f"### {title}", raw(small(read(file))), beside(file.with_suffix(""), folder)]
     quotation = "What was run, on which data and machine, and how a number is chosen."
     return page("How it was measured", quotation, *parts)
-
-
-def as_written(file, used):
-    "A page of reports/ that is Markdown already."
-    return linked(file.read_text(), file, used) if file.exists() else ""
 
 
 def pages(folder=REPORTS, used=None):

@@ -140,7 +140,7 @@ def get(
     size: int = None,  # pixels a side, for networks that are built for one; None: the usual one
     **options,  # the builder's own
 ) -> Net:
-    """Build a backbone; inside `seeded` its first weights are those of a seed.
+    """Build a backbone by its name; inside `seeded` its first weights are those of a seed.
 
     Takes (N, in_channels, size, size), or (N, in_channels) of vectors, and gives logits (N, n_classes). FdgnbError on
     an unknown name, and on weights that are not here; a batch of a size that it cannot take is refused.

@@ -27,7 +27,7 @@ def hp(
     also: type | tuple = (),  # further types that a value may have
     added: bool = False,  # whether records were published before the field came: args leave it out at its default
 ) -> Field:  # a field of a dataclass, what is said here in its `metadata`
-    """Declare an option: a dataclass field with its meaning, its allowed values and its source.
+    """Declare a hyper-parameter of a method (its `Hyper`) with default, meaning, allowed values and source.
     >>> class Pull(fdgnb.Method):
     ...     class Hyper: mu: float = fdgnb.hp(.01, "weight of the pull", low=0.)
     >>> Pull(mu=.1).h.mu
@@ -268,7 +268,7 @@ class LocalSettings:
 # %% ../nbs/02_settings.ipynb #fba32c72
 @dataclass(frozen=True)
 class Settings(DataSettings, LocalSettings):
-    """Say how a run is run: what a protocol fixes for all methods alike.
+    """Learning rate, batch size, network, splits: all options of `fit` that are no method's.
 
     A data set may bring defaults of its own: your own data train with batch_size=16, join_last=.5 and bn_warmup=True;
     a folder of pictures, which is encoded, also with lr=.1 and 50 rounds. FdgnbError on values that do not go together;

@@ -15,7 +15,7 @@ from ..settings import arg, check_value
 # %% ../../nbs/data/01_domain.ipynb #e15e453d
 @dataclass
 class Domain:
-    """One domain: samples and labels in memory, one way in which the classes look.
+    """Samples and labels of one domain in memory, such as those of one hospital.
 
     FdgnbError if x, y and groups differ in length, are empty, or have other types.
     >>> import torch

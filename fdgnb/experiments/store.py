@@ -121,7 +121,7 @@ def read_folder(folder):
 
 # %% ../../nbs/experiments/02_store.ipynb #storecls01
 class Store:
-    """Records of runs: a folder of files, one a run, which several processes may fill at once, and studies.
+    """A folder with a record of each finished run, which several processes may fill at once, and studies.
 
     One goes over all of them. Of a run that is in both places the better record is taken
     (`choose`), the folder's where they are equal."""

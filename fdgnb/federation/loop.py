@@ -23,13 +23,13 @@ from fdgnb.federation.uploads import pack
 
 # %% ../../nbs/federation/01_loop.ipynb #2fd082aa
 class Method:
-    """The hooks of a federated method; the defaults are FedAvg. Register a subclass by `@method(name)`.
+    """The hooks of a federated method, FedAvg's where not overridden. Register a subclass by `@method(name)`.
 
     - `model`: the client's network, an nn.Module
     - `client`, `server`: a `Client`, a `Server`; what is to last goes into their `state`, never onto the method
     - `k`: the id of a client; `rng`: the torch.Generator from which alone a hook draws
     - `download`, `upload`: a payload, {key: tensor}; `tagged` makes keys like stats.mine.c, `part` takes them out
-    - `uploads`: pairs (k, upload), to be read once: list(uploads) keeps them
+    - `uploads`: pairs (k, upload), which can be read once; to read them again, begin `aggregate` by list(uploads)
     - `x`, `y`: a batch, float32 (B, C, H, W) or (B, D), and its labels, int64 (B,) or float32 (B, C)
 
     `self.h` has the options that its class `Hyper` declares by `hp`. Class attributes say what the code does not.
@@ -44,7 +44,7 @@ class Method:
     uses_rounds = ""                               # why rounds cannot be added to a run
     uses_target = False                            # needs unlabeled target samples: `server.public`
     offers_each = False                            # clients offer before each round, not only before the first
-    replays = False                                # `aggregate` reads the uploads more than once
+    replays = False                                # `aggregate` gets a list of all uploads, weighed before it
     single_label = False                           # its formulas need one class a sample
     replaces = ()                                  # hooks overridden without super(), for sums
     varying = ()                                   # entries of payloads that only some clients send
@@ -108,8 +108,8 @@ class Method:
         numbers = {"scalars.n": scalar(client.n()), "scalars.loss": scalar(client.scratch["loss"])}
         return tagged("model", model.state_dict()) | numbers
     # at the server
-    def weight(self, server, k, upload):          # a number, not normalized; FedAvg's: training samples, or 1
-        "Weigh one upload in the average. Called by the server, each upload, unless `decide` takes its place."
+    def weight(self, server, k, upload):          # a number, not normalized; FedAvg's: training samples
+        "Weigh one upload (1 with `client_weights` uniform). Called by the server, each upload, unless `decide` does."
         return read_samples(k, upload) if server.settings.client_weights == "samples" else 1.
     def decide(self, server, uploads):            # {k: weight}; FedAvg's: each by `weight`
         "Weigh all uploads together. Called by the server, each round, where it is overridden or the method `replays`."
@@ -132,7 +132,7 @@ HOOKS = tuple(k for k, v in vars(Method).items() if callable(v) and not k.starts
 
 # %% ../../nbs/federation/01_loop.ipynb #71a8dcd8
 class Client:
-    """One participant: data by split, as a dict of `Split`s.
+    """A participant with its data by split, a dict of `Split`s.
 
     - `state`, `scratch`: dicts for what a method keeps, from round to round and within one
     - `settings`, `round`: the run's `Settings`; the round, counted from 0
@@ -190,7 +190,7 @@ class Client:
 
 # %% ../../nbs/federation/01_loop.ipynb #bce9f1bc
 class Server:
-    """The coordinator. `clients` lists all ids.
+    """The coordinator with the global model and `clients`, the ids of all.
 
     - `state`: the global model and what a method keeps, {key: tensor}
     - `weights`: {k: weight} of this round's uploads

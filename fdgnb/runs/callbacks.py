@@ -24,7 +24,7 @@ HISTORY_COLUMNS = ["round", "client", "split", "point", "metric", "value"]
 
 
 class Callback:
-    """What is told of a run; override what is needed. TensorBoard, WandB and MLflow only override these functions.
+    """Functions called at a run's start, rounds and end, for you to override. TensorBoard, WandB and MLflow do so.
     >>> class Say(Callback):
     ...     def round(self, run, rows): print(run.round, "of", run.fed.rounds)
     >>> run = fdgnb.fit("fedavg", "digits", rounds=2, limit=100, callbacks=[Say()])

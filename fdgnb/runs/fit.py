@@ -38,7 +38,7 @@ from .selected import (Deployable, about_of, file_of, has_own, keep_weights, nam
 
 # %% ../../nbs/runs/05_fit.ipynb #runclass01
 class Run(Reported, Deployable):
-    """What `fit` returns: a run, its measurements and its models.
+    """A trained run: its scores by `table()`, its models, its report and its record.
 
     `table()` has the scores, `predict(files)` gives logits with `classes` as their columns, `save(folder)` writes what
     `load` reads. `fed` has method, server and clients, `reason` says why the run was stopped.
@@ -123,8 +123,7 @@ def fit(
     seed: int = 0,                              # seed of all random numbers
     out: str | Path | None = None,              # a folder for checkpoints, from which the same call goes on
     *,
-    protocol: str | None = None,                # of `PROTOCOLS`; explicit arguments override the protocol,
-                                                # and the protocol overrides the defaults
+    protocol: str | None = None,                # of `PROTOCOLS`: a paper's values; explicit arguments override it
     scale: str | None = None,                   # of a protocol: smoke, cpu; None: the paper's
     device: str = "cpu",                        # cpu, cuda, mps, or auto: what is here
     engine: str = "threads",                    # what asks the clients: threads, or flower, in processes; the same bits
@@ -132,20 +131,21 @@ def fit(
     progress: bool | None = None,               # show a bar; None: unless CI is set
     checkpoint_every: int = 1,                  # rounds from one checkpoint to the next
     resume: bool = True,                        # False: start the folder again, and delete what a run had written there
-    groups: dict | str | None = None,           # by domain, a name per sample, as of its patient: each group goes into
-                                                # one part; or the loader's option, as `r"([^/]+)_\d+\."`
-    split: dict | str | None = None,            # your own parts by domain: the rows of train, val and test, or a part's
-                                                # name per sample; or the loader's option
-    select: str | list | None = None,           # metrics, by each of which a round is selected too, as macro_f1
+    groups: dict | str | None = None,           # what stays in one part, as a patient: of a folder what `from_folder`
+                                                # takes, as `r"([^/]+)_\d+\."`; else {domain: a name per sample}
+    split: dict | str | None = None,            # your own parts: {domain: {part: rows}}; of a folder as `from_folder`
+    select: str | list | None = None,           # further selection rules, a row each in the table: metrics, as macro_f1
     callbacks: list = (),                       # f(run, rows) after each round, or of fdgnb.runs.callbacks; True: stop
     hyper: dict | None = None,                  # options; a name may say of which summand: `{"fedprox.mu": .1}`
-    **options,                                  # lr, batch_size, local_epochs, backbone and all of `Settings`; those of
-                                                # the method's own `Hyper`
+    **options,                                  # lr=.05, batch_size=32, local_epochs=1, backbone, size, load and all of
+                                                # `Settings` (data may bring other defaults); those of its `Hyper`
 ) -> Run:                                       # trained: run.table(), run.predict(files), run.save()
     """Train a federated method on a data set and return the `Run`: scores, models and costs.
 
-    For your own data name a `target`, or `None` to train in-domain, on all domains. The same call resumes the
-    folder `out`, also to more rounds. Raises `FdgnbError` on bad input, before any work, and if the loss diverges.
+    For your own data name a `target`, or `None` to train in-domain, on all domains. A folder's pictures are encoded by
+    a frozen network: `fdgnb.fit("fedavg", "./hospitals", target="st_mary", out="runs/st_mary").save()`; `size=96` or
+    `backbone="small"` trains on pixels. The same call resumes the folder `out`, also to more rounds. Raises
+    `FdgnbError` on bad input, before any work, and if the loss diverges.
     >>> run = fdgnb.fit("fedprox", "digits", target="blended", rounds=1, limit=100, lr=.05, hyper=dict(mu=.1))
     >>> run
     Run(fedprox on digits, target blended, seed 0, 1 of 1 rounds)

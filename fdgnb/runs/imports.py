@@ -43,7 +43,7 @@ def import_word(word):
 
 
 def import_modules(words):
-    """Import modules; returns their names.
+    """Import modules by name or .py file; returns their names.
 
     words: names or paths of .py files, parted by commas, or a list of such; '' or None: none.
     FdgnbError of one line on what is missing, raises, or has the name of another module."""

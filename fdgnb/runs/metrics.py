@@ -252,7 +252,7 @@ def rules_table(
     metric: str = "accuracy",               # accuracy, loss, or what the history has at the point
     rules: tuple | str | None = None,       # the selection rules, a row each; None: all
 ) -> pd.DataFrame:                          # by rule; of both points by (point, rule)
-    """Lay out what a run scored: selection rules by domains, in fractions (accuracy) or nats (loss).
+    """Make a run's table of scores, selection rules by domains, in fractions (accuracy) or nats (loss).
 
     Columns: target, each source domain's test samples, ALL, AVG, the rounds selected, what the rule uses. A row
     `adapted` is the last round after label-free adaptation, where there is one. Rules go by accuracy, of

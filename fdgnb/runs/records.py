@@ -376,7 +376,7 @@ def read_frame(data):
 
 # %% ../../nbs/runs/03_records.ipynb #savedcls01
 class Saved(Reported, Kept):
-    """What `load` reads where a run was saved: its results and models, without its data.
+    """A saved run as `load` reads it, with results and models but without its data.
 
     Attributes: history, sizes, ledger, args, domains, classes, round, record, arrays, as of a `Run`.
     >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100, out="runs/saved")
