@@ -12,7 +12,7 @@ from notebook_pages import ROOT, place, text_of, title_of
 PACKAGE = ROOT/"fdgnb"
 # {a page's name: (title, what one does with it, {section: "module names; module names"})}
 TASKS = {
-    "train": ("Train", "One run: arguments, options, selection rules, records, callbacks.", {
+    "train": ("Train", "One run: arguments, options, rules, records, callbacks, pictures.", {
                   "Run and predict": "runs.fit fit Run; runs.records load; settings Settings",
                   "Read a run from its folder": "runs.selected Kept; runs.records Saved costs",
                   "Fine-tune for a new site": "runs.finetune finetune Tuned",
@@ -30,7 +30,7 @@ TASKS = {
         "Look into a data set": "data.domain Dataset Domain",
         "Change training images": "data.augment AUGMENTATIONS",
         "Make clients of domains": "data.partitions PARTITIONS"}),
-    "methods": ("Methods", "What a method is made of, and the options of every method.", {
+    "methods": ("Methods", "What a method is made of, what methods share (kit), and all options.", {
         "Write a method": "federation.loop Method Client Server; settings hp; federation.compose method helper "
                           "list_methods; runs.imports import_modules",
         "Kit": "models outputs_of change_outputs; vectors tagged part weighted_mean; methods.testtime reestimate; "
@@ -198,12 +198,12 @@ def attributes(found):
 
 def hooks(node, tree):
     "A table of the hooks of `Method`, each with its return's comment and, at the end of its docstring, who calls it."
-    from fdgnb.federation.compose import METHODS
+    from fdgnb.federation.compose import METHODS, own_classes
     every, rows = [c for c in map(METHODS.get, METHODS.names()) if not hasattr(c, "parts")], []
     every.sort(key=lambda c: len(inspect.getsource(c)))
     for n in (n for n in node.body if isinstance(n, ast.FunctionDef) and ast.get_docstring(n)):
         does, _, called = ast.get_docstring(n).partition(" Called ")
-        by = [link(c.__module__, c.__name__) for c in every if n.name in vars(c)]
+        by = [link(c.__module__, c.__name__) for c in every if any(n.name in vars(k) for k in own_classes(c))]
         by[3:] = [f"{len(by) - 3} more"]*(len(by) > 3)
         gets = ", ".join(f"`{a.arg}`" for a in n.args.args[1:])
         row = [link(tree.module, f"Method.{n.name}", n.name), plain(does), gets, comment(n.lineno, tree) or "nothing"]

@@ -4,8 +4,9 @@ Directives (`#| export`) are taken out, `#| hide` cells go, `#| fig-cap` becomes
 display equations stand on lines of their own, and links lead to where the site has their target. Code that is
 exported, that checks and that shows something gets a tag each, which static/site.css tells apart.
 """
-import os, re, textwrap
+import os, re
 from pathlib import Path
+from textwrap import fill
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, REPORTS, FILES = ROOT/"nbs", ROOT/"reports", "files"
@@ -18,7 +19,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 def text_of(cell): return "".join(cell["source"])
 def is_picture(output): return any(k.startswith("image/") for k in output.get("data", {}))
-def wrapped(line): return line if "  " in line else textwrap.fill(line, 110, break_long_words=False)     # of no table
+def wrapped(line): return line if "  " in line else fill(line, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def outside_code(text, change):

@@ -2,7 +2,7 @@
 for (const table of document.querySelectorAll("table.table:not(.results)")) {
   const names = [...table.tHead?.rows[0].cells ?? []].map(cell => cell.textContent.replace(/\\[()]/g, "").trim());
   const cells = [...table.tBodies].flatMap(body => [...body.rows]).flatMap(row => [...row.cells]);
-  if (names.length < 2 || !cells.some(cell => cell.textContent.length > 20)) continue;
+  if (names.length < 2 || names.some(name => name.includes("{")) || !cells.some(cell => cell.textContent.length > 20)) continue;
   table.classList.add("stacked");
   for (const cell of cells) {
     if (!cell.textContent.trim()) cell.classList.add("blank");

@@ -61,7 +61,7 @@ def gain_of(
     label: str,                             # whose gain
     base: str,                              # over which label
 ) -> np.ndarray:                            # gain, low and high of its 95 % interval, p
-    """Compare a label with a base over the seeds of which both have all columns; NaN where there are none.
+    """Gain of a method over a base, with interval and p, over the seeds of which both have all columns; else NaN.
     >>> import pandas as pd
     >>> blocks = pd.MultiIndex.from_product([["photo"], range(3)], names=["column", "seed"])
     >>> wide = pd.DataFrame(dict(fedavg=[.5, .6, .4], mine=[.6, .7, .6]), blocks)
@@ -88,7 +88,7 @@ def mean_ranks(
     wide: pd.DataFrame,                # scores of blocks (column, seed) by label
     lower: bool = False,               # less is better
 ) -> pd.Series:                        # mean place by label, 1: best
-    """Mean over targets of a label's place by its mean over seeds, of the `rankable` labels over the seeds they share.
+    """Mean rank of each method over the targets, 1 the best, of the `rankable` ones over the seeds that they share.
 
     Ties to a thousandth of a point share their place, as records are rounded. Labels that are the same in
     every block (FedAvg, and what differs from it at test time alone) take one.

@@ -87,7 +87,7 @@ def adjust_weights(
     absolute: bool = False,                    # scale by the largest |deviation|, not the largest deviation
     capped: bool = False,                      # clip to [0, 1] before normalizing, not at 0 only
 ) -> torch.Tensor:                             # (K,), float64, at least 0, sums to 1
-    """Adjust weights by the generalization gaps. If all gaps are equal (without `center`: zero), `a` is returned.
+    """Adjust weights by the generalization gaps. Where no gap moves them, as equal ones with `center`, `a` is returned.
 
     For accuracies, the gap is before minus after. The defaults are GA's (5), their opposites (6)."""
     a, gaps = (torch.as_tensor(v, dtype=torch.float64) for v in (a, gaps))
