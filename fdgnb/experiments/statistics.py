@@ -154,7 +154,7 @@ def verdicts(
     t: object,                  # a `Table` (fdgnb.experiments.table)
     level: float = .05,         # of significance, after Holm's correction
 ) -> str:                       # a Markdown list
-    """Say what beats a table's base, what does not, what loses (`judge`).
+    """Say which methods beat a table's base, which lose, and which are not shown to differ.
 
     In-domain, also what of it holds by the seeds' means alone (`p_by_seeds`).
     >>> from fdgnb.experiments import execution, grid, table

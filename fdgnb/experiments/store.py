@@ -183,7 +183,7 @@ def results(
     plan: Planner | None = None,                # one that knows the lines already
     metrics: str | list = (),                   # names: runs whose record lacks one are `unmeasured`, and not read in
 ) -> pd.DataFrame:
-    """The grid with `state` (done, failed, stale, unmeasured, missing), `record` of what is done, `error` of failures.
+    """The runs of a grid, each with its `state` (done, failed, stale, unmeasured, missing), and `record` or `error`.
     >>> from fdgnb.experiments.grid import grid
     >>> plan = grid("fedavg", "digits", "blended", seed=0, rounds=1, limit=100)
     >>> results(plan, "runs/new").state.tolist()
