@@ -88,7 +88,7 @@ def mean_ranks(
     wide: pd.DataFrame,                # scores of blocks (column, seed) by label
     lower: bool = False,               # less is better
 ) -> pd.Series:                        # mean place by label, 1: best
-    """Mean rank of each method over the targets, 1 the best, of the `rankable` ones over the seeds that they share.
+    """Mean rank over the targets, 1 the best, of each method that has all targets, over the seeds that they share.
 
     Ties to a thousandth of a point share their place, as records are rounded. Labels that are the same in
     every block (FedAvg, and what differs from it at test time alone) take one.
