@@ -227,7 +227,8 @@ def report(
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     files: Annotated[list[str], typer.Argument(help="Images.", show_default=False)],
-    rule: Annotated[Optional[str], typer.Option(help="Whose model: last (usual), source_val, target (oracle).")] = None,
+    rule: Annotated[Optional[str], typer.Option(help="Of which round: last, source_val, target (oracle).")] = None,
+    domain: Annotated[Optional[str], typer.Option(help="Whose model: a client's; else an unseen domain's.")] = None,
     adapt: Annotated[bool, typer.Option("--adapt", help="Adapt the model to these images first, as the run's method "
                                         "does.")] = False,
     calibrated: Annotated[bool, typer.Option("--calibrated", help="By its temperature.")] = False,
@@ -249,8 +250,8 @@ def predict(
     there = {i: file for i, file in enumerate(files) if i not in errors}
     if not there: raise FdgnbError(f"no file can be read: {errors[0]}")
     several = list(there.values())
-    if adapt: logits = kept.adapt(several, rule).predict(several, calibrated=calibrated)
-    else: logits = kept.predict(several, rule=rule, calibrated=calibrated)
+    if adapt: logits = kept.adapt(several, rule).predict(several, domain=domain, calibrated=calibrated)
+    else: logits = kept.predict(several, rule, domain, calibrated)
     p = logits.sigmoid() if kept.multilabel else logits.softmax(1)
     p = pd.DataFrame(p.numpy(), there, kept.classes)
     found = pd.DataFrame(dict(file=list(map(one_line, files))))

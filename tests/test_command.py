@@ -143,6 +143,13 @@ def test_predictions_are_those_of_the_run(tmp_path, files, capsys):
     assert "single image" in capsys.readouterr().err
 
 
+def test_predict_asks_whose_model_where_clients_trained_alone(tmp_path, files, capsys):
+    own = train("local", tmp_path/"run").predict(files[:1], domain="optical").argmax().item()
+    words = ["predict", tmp_path/"run", files[0], "--csv"]
+    assert main(words) == 1 and "say whose (domain; optical" in capsys.readouterr().err
+    assert main([*words, "--domain", "optical"]) == 0 and f",{own}," in capsys.readouterr().out
+
+
 def test_predictions_go_on_after_a_file_that_is_no_image_and_may_be_calibrated(tmp_path, files, capsys):
     kept = train("fedavg", tmp_path/"run")
     (tmp_path/"torn.png").write_text("no image")

@@ -266,6 +266,13 @@ class Deployable:
     multilabel: bool = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
     temperatures = {}                                            # {round: temperature} of what a run's own data say
 
+    def refuse_untrained(self, domain):
+        "FdgnbError where no client is named, and the run trained a model at each client alone."
+        args, clients = self.about["args"], self.about["clients"]
+        if self.made or domain not in (None, args["target"]) or "local" not in args["method"].split("+"): return
+        whose = f"say whose (domain; {', '.join(clients)})"
+        raise FdgnbError(f"{args['method']} trains no model for an unseen domain: {whose}")
+
     def round_of(self, rule: str) -> int:
         "The round that a rule names, from 1."
         return chosen_rounds(self.history, self.sizes, self.round)[check_rule(rule)]
@@ -289,6 +296,7 @@ class Deployable:
         >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
         >>> run.predict(fdgnb.get_dataset("digits")["blended"].x[:2]).softmax(1).shape
         torch.Size([2, 10])"""
+        self.refuse_untrained(domain)
         x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
         scaling = self.about["args"]["settings"]["normalize"]
         net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
@@ -310,6 +318,7 @@ class Deployable:
         if path.suffix not in WRITERS:
             raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
         if self.batchwise: raise FdgnbError(f"{path.name}: the model adapts with every batch: there is no fixed one")
+        self.refuse_untrained(domain)
         write, play = WRITERS[path.suffix]
         net = copy.deepcopy(self.model_of(domain, rule)).cpu()
         if self.about["args"]["settings"]["precision"] != "float32": to_float32(net)
@@ -464,7 +473,8 @@ class Adapted(OfSite):
         x = as_batch(images, self.about)
         asked = Split(x.to(self.device), torch.zeros(len(x), dtype=torch.int64))
         self.client.splits["asked"] = self.client._scored["asked"] = asked
-        answer = lambda x: self.method.predict(self.net, x, self.client)
+        net = self.model_of(domain, rule)
+        answer = lambda x: self.method.predict(net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
 
     def export(self, path, rule=None, floats=False, domain=None):

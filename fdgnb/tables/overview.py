@@ -27,7 +27,8 @@ DIFFER = "*better*, *worse*: after Holm's correction for all methods tested toge
 WORDS = {"better": DIFFER, "worse": DIFFER,
          "not shown": "*not shown*: no difference after that correction, even where the interval excludes 0; not the "
                       "same as equal",
-         "strong": "*strong*: also in the round that validation selects",
+         "strong": "*strong*: also in the round that validation selects; never of adapted models, which are scored in "
+                   "the last round alone",
          "beyond": "*beyond weighting*: better than equal weights (`uniform`), too; *on one target*: without one of "
                    "the targets that is not shown",
          "one target only": "*one target only*: without one of the targets no difference is shown",
@@ -36,6 +37,12 @@ WORDS = {"better": DIFFER, "worse": DIFFER,
          "same runs": "*same runs*: FedAvg's very runs",
          "received": "*as received*: the model that the server sends, with what a method keeps at the client",
          "own models": "*own models*: each client's after its last local training, FedAvg's too"}
+
+
+def explain_words(said):
+    "What the words of some verdicts and situations mean, as a list in Markdown."
+    meant = dict.fromkeys(text for word, text in WORDS.items() if word in said)
+    return "\n".join(f"- {text}" for text in meant)
 
 
 def measured(*methods):
@@ -50,10 +57,8 @@ def measured(*methods):
     shown["gain, points [95 %]"] = gains
     shown["by target"] = rows.by_target
     repetitions = rows.stands_on.str.removesuffix(" repetitions")
-    said = " ".join([*rows.verdict, *rows.situation])
-    meant = [GAIN, *dict.fromkeys(text for word, text in WORDS.items() if word in said)]
-    words = "\n".join(f"- {text}" for text in meant)
-    display(Markdown(f"<details><summary>The words of this table</summary>\n\n{words}\n\n</details>"))
+    words = explain_words(" ".join([*rows.verdict, *rows.situation]))
+    display(Markdown(f"<details><summary>The words of this table</summary>\n\n- {GAIN}\n{words}\n\n</details>"))
     return shown.assign(verdict=rows.verdict, repetitions=repetitions).reset_index(drop=True)
 
 
