@@ -242,6 +242,7 @@ def predict(
     from fdgnb.runs.imports import import_modules
     from fdgnb.runs.metrics import write_csv
     import_modules(imports)
+    if adapt and domain: raise FdgnbError("--adapt with --domain: the model that adapts is an unseen domain's")
     kept = fdgnb.load(run)
     errors = {}
     for i, file in enumerate(files if on_error == "skip" else ()):
@@ -250,7 +251,7 @@ def predict(
     there = {i: file for i, file in enumerate(files) if i not in errors}
     if not there: raise FdgnbError(f"no file can be read: {errors[0]}")
     several = list(there.values())
-    if adapt: logits = kept.adapt(several, rule).predict(several, domain=domain, calibrated=calibrated)
+    if adapt: logits = kept.adapt(several, rule).predict(several, calibrated=calibrated)
     else: logits = kept.predict(several, rule, domain, calibrated)
     p = logits.sigmoid() if kept.multilabel else logits.softmax(1)
     p = pd.DataFrame(p.numpy(), there, kept.classes)
@@ -299,7 +300,8 @@ def methods(
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     file: Annotated[Path, typer.Argument(help="What is written: .onnx, or .pt2 for torch.", show_default=False)],
-    rule: Annotated[Optional[str], typer.Option(help="Whose model, as in predict.")] = None,
+    rule: Annotated[Optional[str], typer.Option(help="Of which round, as in predict.")] = None,
+    domain: Annotated[Optional[str], typer.Option(help="Whose model, as in predict.")] = None,
     calibrated: Annotated[bool, typer.Option("--calibrated", help="Probabilities at the run's temperature.")] = False,
     imports: Annotated[str, typer.Option(help="Your own modules, whose method the run is of.")] = "",
 ):
@@ -309,7 +311,7 @@ def export(
     from fdgnb.runs.selected import input_of
     import_modules(imports)
     kept = fdgnb.load(run)
-    print(f"made: {kept.export(file, rule, calibrated)}")
+    print(f"made: {kept.export(file, rule, calibrated, domain)}")
     print(f"takes {input_of(kept.about)}; gives the probabilities of {', '.join(kept.classes)}")
 
 # %% ../nbs/command.ipynb #cmd0000f02

@@ -1,5 +1,6 @@
 """The command line: the same calls as in Python, an exit code and one line on what is wrong; a page by papermill."""
 import json, re, subprocess, sys
+from io import StringIO
 from pathlib import Path
 from shutil import which
 import pandas as pd
@@ -85,7 +86,8 @@ def test_one_line_from_a_shell(tmp_path):
     (["run", "fedavg", "--config", "none.yaml"], 1, "No such file"), (["methods", "zzzz"], 1, "no method"),
     (["compare", "--methods", "fedavg zzzz"], 1, "unknown method 'zzzz'"),
     (["compare", "--rule", "lats"], 1, "did you mean 'last'"), (["compare", "--seeds", "0"], 1, "seeds=0"),
-    (["predict", "nowhere", "a.png"], 1, "nowhere")])
+    (["predict", "nowhere", "a.png"], 1, "nowhere"),
+    (["predict", "nowhere", "a.png", "--adapt", "--domain", "a"], 1, "--adapt with --domain")])
 def test_what_a_command_refuses(words, code, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words) == code
@@ -143,11 +145,18 @@ def test_predictions_are_those_of_the_run(tmp_path, files, capsys):
     assert "single image" in capsys.readouterr().err
 
 
-def test_predict_asks_whose_model_where_clients_trained_alone(tmp_path, files, capsys):
-    own = train("local", tmp_path/"run").predict(files[:1], domain="optical").argmax().item()
-    words = ["predict", tmp_path/"run", files[0], "--csv"]
-    assert main(words) == 1 and "say whose (domain; optical" in capsys.readouterr().err
-    assert main([*words, "--domain", "optical"]) == 0 and f",{own}," in capsys.readouterr().out
+@pytest.mark.parametrize("method", ["local", "local+bnstats"])
+def test_where_clients_trained_alone_one_says_whose_model(tmp_path, files, capsys, method):
+    kept = train(method, tmp_path/"run")
+    for words in ["predict", files[0]], ["predict", files[0], "--adapt"], ["export", tmp_path/"no.pt2"]:
+        assert main([words[0], tmp_path/"run", *words[1:]]) == 1 and "name the client" in capsys.readouterr().err
+    for domain in "optical", "rendered":
+        assert main(["predict", tmp_path/"run", files[0], "--csv", "--domain", domain]) == 0
+        found = pd.read_csv(StringIO(capsys.readouterr().out))
+        own = kept.predict(files[:1], domain=domain).softmax(1)[0]
+        assert found[kept.classes].iloc[0].tolist() == pytest.approx(own.tolist(), abs=1e-5)
+    assert not kept.predict(files[:1], domain="optical").equal(kept.predict(files[:1], domain="rendered"))
+    assert main(["export", tmp_path/"run", tmp_path/"its.pt2", "--domain", "optical"]) == 0
 
 
 def test_predictions_go_on_after_a_file_that_is_no_image_and_may_be_calibrated(tmp_path, files, capsys):

@@ -49,7 +49,8 @@ def assert_same(run, whole):
     assert rows[0] == rows[1] and run.ledger.equals(whole.ledger)
 
 
-@pytest.mark.parametrize("method, more", [("scaffold", {}), ("fedbn", {}), ("fedbr", {}), ("fedka", dict(mmd_batch=8))])
+@pytest.mark.parametrize("method, more", [("scaffold", {}), ("fedbn", {}), ("fedbr", {}), ("local", {}),
+                                          ("fedka", dict(mmd_batch=8))])
 def test_a_deployment_is_the_run_over_the_joined_folders(hospitals, tmp_path, method, more):
     more = more | dict(eval_every=1)
     nodes, public = nodes_that_allow(hospitals, tmp_path, "images"), hospitals/"blended" if method == "fedka" else None
@@ -57,9 +58,12 @@ def test_a_deployment_is_the_run_over_the_joined_folders(hospitals, tmp_path, me
     whole = serial(hospitals, method, 2, **more)
     assert_same(run, whole)
     kept = fdgnb.load(tmp_path/"server")
-    assert kept.predict(sorted(hospitals.glob("inked/*/*.png"))[:4]).shape == (4, 3)
+    files, at_site = sorted(hospitals.glob("inked/*/*.png"))[:4], next((tmp_path/"inked").glob(f"{method}-*"))
+    if method == "local": says(lambda: kept.predict(files), "at a site")
+    else: assert kept.predict(files).shape == (4, 3)
     says(lambda: kept.model_of("inked"), "at its site")
-    at_site = fdgnb.load(next((tmp_path/"inked").glob(f"{method}-*"))).model_of().state_dict()
+    assert fdgnb.load(at_site).predict(files).equal(whole.predict(files, domain="inked"))
+    at_site = fdgnb.load(at_site).model_of().state_dict()
     assert all(torch.equal(v, at_site[k]) for k, v in whole.model_of("inked").state_dict().items())
 
 

@@ -267,11 +267,12 @@ class Deployable:
     temperatures = {}                                            # {round: temperature} of what a run's own data say
 
     def refuse_untrained(self, domain):
-        "FdgnbError where no client is named, and the run trained a model at each client alone."
-        args, clients = self.about["args"], self.about["clients"]
-        if self.made or domain not in (None, args["target"]) or "local" not in args["method"].split("+"): return
-        whose = f"say whose (domain; {', '.join(clients)})"
-        raise FdgnbError(f"{args['method']} trains no model for an unseen domain: {whose}")
+        "FdgnbError where clients trained alone, and the model of an unseen one is asked for."
+        args, is_of_site = self.about["args"], not self.about["own"]
+        if self.made or is_of_site or not issubclass(method_class(args["method"]), method_class("local")): return
+        if not (domain is None or isinstance(domain, str) and domain == args["target"]): return
+        whose = "load the folder of the run at a site" if self.about.get("sites") else "name the client whose is meant"
+        raise FdgnbError(f"{args['method']} trains each client alone, and no model for an unseen domain: {whose}")
 
     def round_of(self, rule: str) -> int:
         "The round that a rule names, from 1."
@@ -451,6 +452,7 @@ class Adapted(OfSite):
     made = "adapted"
 
     def __init__(self, run, images, rule=None):
+        run.refuse_untrained(None)
         super().__init__(run.about, copy.deepcopy(run.model_of(rule=rule)), run.device)
         args, x = self.about["args"], as_batch(images, self.about)
         cls, settings = method_class(args["method"]), make(Settings, args["settings"], "setting")
