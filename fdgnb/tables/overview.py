@@ -29,8 +29,8 @@ WORDS = {"better": DIFFER, "worse": DIFFER,
                       "same as equal",
          "strong": "*strong*: also in the round that validation selects; never of adapted models, which are scored in "
                    "the last round alone",
-         "beyond": "*beyond weighting*: better than equal weights (`uniform`), too; *on one target*: without one of "
-                   "the targets that is not shown",
+         "beyond": "*beyond weighting*: better than equal weights (`uniform`), too, which are FedAvg's where sites "
+                   "have one size; *on one target*: without one of the targets that is not shown",
          "one target only": "*one target only*: without one of the targets no difference is shown",
          "replicated": "*replicated*: better on at least two data sets",
          "within": "*within 1 point*: shown to differ by less than a point",
@@ -42,7 +42,7 @@ WORDS = {"better": DIFFER, "worse": DIFFER,
 def explain_words(said):
     "What the words of some verdicts and situations mean, as a list in Markdown."
     meant = dict.fromkeys(text for word, text in WORDS.items() if word in said)
-    return "\n".join(f"- {text}" for text in meant)
+    return "\n".join(f"- {text}." for text in meant)
 
 
 def measured(*methods):
@@ -58,7 +58,7 @@ def measured(*methods):
     shown["by target"] = rows.by_target
     repetitions = rows.stands_on.str.removesuffix(" repetitions")
     words = explain_words(" ".join([*rows.verdict, *rows.situation]))
-    display(Markdown(f"<details><summary>The words of this table</summary>\n\n- {GAIN}\n{words}\n\n</details>"))
+    display(Markdown(f"<details><summary>The words of this table</summary>\n\n- {GAIN}.\n{words}\n\n</details>"))
     return shown.assign(verdict=rows.verdict, repetitions=repetitions).reset_index(drop=True)
 
 
