@@ -208,11 +208,10 @@ def finetune(
     call = make(TuneCall, dict(which=which, epochs=epochs, lr=lr, batch_size=batch_size, test=test, seed=seed),
                 "argument of finetune")
     models, method = open_models(run), Tuning()
-    models.refuse_untrained(domain)
     samples, y = read_site(models, data, site)
     x = as_batch(samples, models.about).to(models.device)
     rows = part_site(samples, y, call.test, call.seed)
-    net = copy.deepcopy(models.model_of(domain, rule)).to(models.device)
+    net = copy.deepcopy(models.trained_model(domain, rule)).to(models.device)
     method.which = which
     method.params(net)                                                 # refused here where it has no such part
     if which == "bn" and len(rows["train"]) < 2:

@@ -266,11 +266,12 @@ class Deployable:
     multilabel: bool = property(lambda self: self.about["multilabel"], doc="Whether a sample has several labels.")
     temperatures = {}                                            # {round: temperature} of what a run's own data say
 
-    def refuse_untrained(self, domain):
-        "FdgnbError where clients trained alone, and the model of an unseen one is asked for."
-        args, is_of_site = self.about["args"], not self.about["own"]
-        if self.made or is_of_site or not issubclass(method_class(args["method"]), method_class("local")): return
-        if not (domain is None or isinstance(domain, str) and domain == args["target"]): return
+    def trained_model(self, domain=None, rule=None):
+        "`model_of`; FdgnbError where clients trained alone, and the model of an unseen one is asked for."
+        args, has_own = self.about["args"], self.about["own"] and not self.made
+        is_alone = has_own and issubclass(method_class(args["method"]), method_class("local"))
+        is_unseen = domain is None or isinstance(domain, str) and domain == args["target"]
+        if not (is_alone and is_unseen): return self.model_of(domain, rule)
         whose = "load the folder of the run at a site" if self.about.get("sites") else "name the client whose is meant"
         raise FdgnbError(f"{args['method']} trains each client alone, and no model for an unseen domain: {whose}")
 
@@ -297,10 +298,9 @@ class Deployable:
         >>> run = fdgnb.fit("fedavg", "digits", target="blended", rounds=1, limit=100)
         >>> run.predict(fdgnb.get_dataset("digits")["blended"].x[:2]).softmax(1).shape
         torch.Size([2, 10])"""
-        self.refuse_untrained(domain)
         x, heat = as_batch(images, self.about), self.temperature(rule) if calibrated else 1.
         scaling = self.about["args"]["settings"]["normalize"]
-        net = Deployed(self.model_of(domain, rule), scaling).to(self.device)
+        net = Deployed(self.trained_model(domain, rule), scaling).to(self.device)
         if x.ndim == 4: x = x.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(), one_thread():
             return torch.cat([net(b.to(self.device)) for b in x.split(256)]).cpu()/heat
@@ -319,9 +319,8 @@ class Deployable:
         if path.suffix not in WRITERS:
             raise FdgnbError(f"export to {path}: the suffix says the kind{nearest(path, WRITERS)}")
         if self.batchwise: raise FdgnbError(f"{path.name}: the model adapts with every batch: there is no fixed one")
-        self.refuse_untrained(domain)
         write, play = WRITERS[path.suffix]
-        net = copy.deepcopy(self.model_of(domain, rule)).cpu()
+        net = copy.deepcopy(self.trained_model(domain, rule)).cpu()
         if self.about["args"]["settings"]["precision"] != "float32": to_float32(net)
         program = Program(self.about, net, self.temperature(rule) if calibrated else 1.).eval()
         source = self.made or rule or "last"
@@ -452,8 +451,7 @@ class Adapted(OfSite):
     made = "adapted"
 
     def __init__(self, run, images, rule=None):
-        run.refuse_untrained(None)
-        super().__init__(run.about, copy.deepcopy(run.model_of(rule=rule)), run.device)
+        super().__init__(run.about, copy.deepcopy(run.trained_model(rule=rule)), run.device)
         args, x = self.about["args"], as_batch(images, self.about)
         cls, settings = method_class(args["method"]), make(Settings, args["settings"], "setting")
         if not can_adapt(cls):
