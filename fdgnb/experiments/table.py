@@ -197,7 +197,15 @@ def describe_divergence(results):
     return ", ".join(f"{n} DIVERGED run{'s'*(n > 1)} {where}" for where, n in counts.items() if n)
 
 
-def describe_table(tidy, cells, how, gaps, results, metric="accuracy", is_spread=True):
+def list_informed(results, adapting=()):
+    "The labels that saw unlabeled samples of a held-out target: in training, or to adapt, as those `adapting`."
+    held = results.dropna(subset=["target"])
+    saw = held.label.astype(str).str.endswith(ADAPTED) | held.label.isin(adapting)
+    if "plan" in held: saw |= held["plan"].map(lambda made: made.method.uses_target).astype(bool)
+    return list(dict.fromkeys(held.label[saw]))
+
+
+def describe_table(tidy, cells, how, gaps, results, adapting=(), metric="accuracy", is_spread=True):
     "What a table shows, in a sentence; how many cells have no score, why, and how the table shows it."
     what = "Accuracy" if metric == "accuracy" else metric
     held_out = tidy.target.notna().all()
@@ -216,6 +224,8 @@ def describe_table(tidy, cells, how, gaps, results, metric="accuracy", is_spread
                      "over fewer seeds, bold is of methods with every target and no fewer seeds, ranks of those with "
                      "most seeds, over the seeds that they share")
     versions = {r["provenance"]["libraries"]["torch"] for r in results.record if r and "provenance" in r}
+    informed = list_informed(results, adapting)
+    if informed: parts.append(f"with unlabeled samples of the target: {', '.join(map(str, informed))}")
     parts += [describe_divergence(results), f"torch {' and '.join(sorted(versions))}" if len(versions) > 1 else ""]
     return "; ".join(filter(None, parts))
 
@@ -313,6 +323,7 @@ def table(
         hint = "run it first" if scores(results, "last", point, metric).empty else "rule='last' has some"
         if point == "adapted": hint = "no method adapts to a target"
         raise FdgnbError(f"no run of the grid has {metric} under {rule!r} at {point!r}: {hint}")
+    adapting = {*tidy.label} if point == "adapted" else ()
     if point == "adapted":
         others = scores(results, rule, metric=metric)
         tidy = pd.concat([tidy, others[~others.label.isin(tidy.label)]], ignore_index=True)
@@ -339,7 +350,7 @@ def table(
     ranks = mean_ranks(wide.drop(columns=POOLED, errors="ignore"), lower_is_better(metric)).reindex(list(wide))
     extra = extra.assign(rank=ranks, same=[is_copy(wide, label, base) for label in wide])
     return Table(*summarize_cells(cells, averages, labels, names), extra=extra,
-                 caption=describe_table(tidy, cells, how, gaps, results, metric, extra.low.notna().any()),
+                 caption=describe_table(tidy, cells, how, gaps, results, adapting, metric, extra.low.notna().any()),
                  base=base, runs=list_scores(cells, names, rule, point, metric), metric=metric,
                  inside=columns == "target" and bool(tidy.target.isna().all()),
                  costs=mean_costs(results.assign(label=results[rows].map(target_name)), labels) if costs else None)
