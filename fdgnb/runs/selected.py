@@ -477,11 +477,6 @@ class Adapted(OfSite):
         answer = lambda x: self.method.predict(net, x, self.client)
         with one_thread(): return collect_logits(answer, self.client, "asked")[0].cpu()
 
-    def export(self, path, rule=None, floats=False, domain=None):
-        "Write the adapted model as a program, as `Deployable.export` does."
-        if not self.batchwise: return super().export(path, rule, floats, domain)
-        raise FdgnbError(f"{self.method.name} adapts with every batch: there is no fixed model to export")
-
 # %% ../../nbs/runs/09_selected.ipynb #4e22f87e
 class NoResults(FdgnbError, AttributeError): "Results are asked of a folder that holds models alone."
 
