@@ -40,6 +40,7 @@ class Study:
         self.lacking = missing_data(declared)
         self.runs = dict(declared["repeated"])
         self.options = declared.get("options", {})
+        self.is_control = declared.get("control", False)          # asked after a table was read, and in no list
         self.rounds = self.runs["rounds"]
         self.is_in_domain = self.runs["target"] == "none"
         if self.is_in_domain:

@@ -263,7 +263,8 @@ def compare_study(study, scores):
 
 def mark_replicated(lines, studies):
     "Lines of all studies with `replicated`, better on two data sets, held out, and with their `words`."
-    data = {study.name: study.runs["dataset"] for study in studies if not study.is_in_domain}
+    counted = [study for study in studies if not (study.is_in_domain or study.is_control)]
+    data = {study.name: study.runs["dataset"] for study in counted}
     better = lines[lines.verdict.eq("better") & lines.study.isin(data)]
     counts = better.study.map(data).groupby(better.label).nunique()
     is_often = lines.label.map(counts).fillna(0) >= 2
