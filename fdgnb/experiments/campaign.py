@@ -34,6 +34,7 @@ class Study:
         self.repetitions = declared["repetitions"]
         self.trial_rounds = declared["trial_rounds"]
         self.further_trials = declared["further_trials"]
+        self.rates = RATES + FURTHER if declared.get("all_rates", False) else RATES      # tried by every method
         self.classes = declared["classes"]
         self.hours = declared["hours"]
         self.smallest_gain = declared["smallest_gain"]
@@ -77,7 +78,7 @@ class Study:
 
     def count_trials(self):
         "How many trials a method has on a target in a repetition."
-        return len(RATES) + len(FURTHER) if self.further_trials else len(RATES)
+        return len(self.rates) + len(FURTHER) if self.further_trials else len(self.rates)
 
 
 def read_comparison(name=None):
@@ -138,7 +139,7 @@ def rank_target(trials, target):
 def play_repetition(study, method, s, play):
     "Search and report of a method in repetition s, on all targets; {target: values of its report}."
     usual = study.usual_values(method)
-    rates = [(target, values) for values in list_rates(usual["lr"], RATES) for target in study.targets]
+    rates = [(target, values) for values in list_rates(usual["lr"], study.rates) for target in study.targets]
     trials = play_trials(study, method, s, rates, play)
     further = []
     for target in study.targets if study.further_trials else ():
