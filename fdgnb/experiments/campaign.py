@@ -320,11 +320,13 @@ def write_plan(studies, limit=LIMIT):
     total = 0.
     for place, study in enumerate(studies, 1):
         first = study.hours*min(1., FIRST/study.repetitions)
-        total += first
-        setting = f"{study.what} (blank)" if total - first >= limit else study.what
+        setting, hours = study.what, f"{study.hours}, {first:.1f}"
+        if not study.is_control:
+            if total >= limit: setting += " (blank)"
+            total += first
+            hours += f", {total:.1f}"
         rounds = f"{study.trial_rounds}, {study.rounds}"
         counts = f"{len(study.methods)} × {len(study.targets)} × {study.repetitions}"
-        hours = f"{study.hours}, {first:.1f}, {total:.1f}"
         values = place, setting, counts, rounds, study.count_trials(), hours, study.smallest_gain
         lines.append(f"| {' | '.join(map(str, values))} |")
     methods = [f"- *{study.what}*: {', '.join(study.methods)}." for study in studies]
