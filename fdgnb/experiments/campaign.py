@@ -77,8 +77,11 @@ class Study:
         return defaults_of(made, ["lr", *method_class(method).tune])
 
     def count_trials(self):
-        "How many trials a method has on a target in a repetition."
-        return len(self.rates) + len(FURTHER) if self.further_trials else len(self.rates)
+        "How many trials a method has on a target in a repetition; '5 or 7': without an option or with one."
+        first = len(self.rates)
+        if not self.further_trials: return first
+        both = first + len(FURTHER)
+        return both if self.rates == RATES else f"{first} or {both}"
 
 
 def read_comparison(name=None):
