@@ -78,10 +78,8 @@ class Study:
 
     def count_trials(self):
         "How many trials a method has on a target in a repetition; '5 or 7': without an option or with one."
-        first = len(self.rates)
-        if not self.further_trials: return first
-        both = first + len(FURTHER)
-        return both if self.rates == RATES else f"{first} or {both}"
+        count = len(self.rates) + len(FURTHER)*self.further_trials
+        return count if self.rates == RATES else f"{len(self.rates)} or {count}"
 
 
 def read_comparison(name=None):
